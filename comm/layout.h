@@ -11,6 +11,7 @@ How a model is cut over ranks, and a step into micro-batches; and that from the 
 #include "comm/mesh_shape.h"         // MeshShape
 #include "comm/pipeline_schedule.h"  // pipeline_capacity
 #include "data/base/error.h"
+#include "data/base/figures.h"       // counted
 #include "data/options/cut_rules.h"  // Options, parse_split
 #include "data/options/schedule.h"   // tokens_of_step
 
@@ -187,7 +188,7 @@ inline Layout make_layout(const Options& o, const LayerBytes& bytes) {
 // "3 4 4 3 layers", or "4 layers each".
 inline std::string layers_text(const std::vector<int>& split) {
     auto [least, most] = std::ranges::minmax(split);
-    if (least == most) return text("%d layer%s each", most, most == 1 ? "" : "s");
+    if (least == most) return counted(most, "layer") + " each";
     std::string layers;
     for (int of_part : split) layers += text("%d ", of_part);
     return layers + "layers";

@@ -20,6 +20,7 @@ disagree, and each split is one exchange: no barriers.
 #include "comm/world.h"
 #include "data/base/deadlines.h"
 #include "data/base/error.h"
+#include "data/base/figures.h"  // counted
 #include "kernels/common.cuh"
 
 // The most numbers that a connection is tried with: NCCL chooses its ways by size, messages over MPI do not.
@@ -135,12 +136,12 @@ public:
     // Lines for the header of the run: what the ranks are, and who talks to whom.
     std::string picture() const {
         std::string result =
-            text("%d rank%s = %d replica%s x %d shard%s (tensor %d, pipeline %d)", shape.ranks(),
-                 plural(shape.ranks()), shape.replicas(), plural(shape.replicas()), shape.shard,
-                 plural(shape.shard), shape.tp, shape.pp);
+            text("%s = %s x %s (tensor %d, pipeline %d)", counted(shape.ranks(), "rank").c_str(),
+                 counted(shape.replicas(), "replica").c_str(), counted(shape.shard, "shard").c_str(),
+                 shape.tp, shape.pp);
         if (groups_built) {
-            result += text("; %d group%s built in %.0f ms", groups_built, plural(groups_built),
-                           build_seconds * 1e3);
+            result +=
+                text("; %s built in %.0f ms", counted(groups_built, "group").c_str(), build_seconds * 1e3);
             if (memory > 0) result += text(", which take %s", size_text(memory).c_str());
         }
         for (Axis axis : every_axis)
@@ -150,8 +151,6 @@ public:
     }
 
 private:
-    static const char* plural(int count) { return count == 1 ? "" : "s"; }
-
     // The group of this rank; who is not one of its members joins in the split.
     Communicator split(const GroupRow& row) const {
         int rank = rank_of(position, shape);

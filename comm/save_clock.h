@@ -65,7 +65,7 @@ public:
             return "in " + rough_duration(std::max(0., last_ + seconds_ - now));
         int left = every_.count ? (every_.count - step % every_.count) % every_.count : steps;
         if (step + left >= steps) return "";
-        return left == 0 ? "after this step" : text("in %d step%s", left, left == 1 ? "" : "s");
+        return left == 0 ? "after this step" : "in " + counted(left, "step");
     }
 
     // A save begins.
@@ -88,10 +88,10 @@ public:
     // The chosen interval, and why; empty if the options set it.
     std::string summary() const {
         if (every_.unit != Interval::best) return "";
-        std::string failures = std::isinf(between_failures_) ? "no failures"
-                                                             : text("a failure every %s of %d device%s",
-                                                                    long_time(between_failures_).c_str(),
-                                                                    devices_, devices_ == 1 ? "" : "s");
+        std::string failures = std::isinf(between_failures_)
+                                   ? "no failures"
+                                   : text("a failure every %s of %s", long_time(between_failures_).c_str(),
+                                          counted(devices_, "device").c_str());
         std::string stall = saves_ ? text("training waits %.3f s for one, which is written in %.1f s",
                                           stalls_ / saves_, written_)
                                    : "until one has been measured";

@@ -225,7 +225,7 @@ private:
 
     // The rate that a list of them stands for.
     static double rate_of_device(std::vector<double> rates) {
-        if (has_own_memory) return middle_of(rates, rates.size() / 2);
+        if (has_own_memory) return value_at(rates, rates.size() / 2);
         return *std::ranges::max_element(rates);
     }
 
@@ -507,8 +507,8 @@ inline void selftest(const SelftestOptions& o, const World& world) {
     }
     suspects = world.largest(suspects);
     if (suspects > 0)
-        world.fail_on_all(
-            text("selftest: %d suspect%s; look at what is named above, or leave it out of runs%s", suspects,
-                 suspects == 1 ? "" : "s", o.measure.empty() ? "" : "; --measure has written nothing"),
-            exit_failed_part);
+        world.fail_on_all(text("selftest: %s; look at what is named above, or leave it out of runs%s",
+                               counted(suspects, "suspect").c_str(),
+                               o.measure.empty() ? "" : "; --measure has written nothing"),
+                          exit_failed_part);
 }

@@ -138,11 +138,6 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankFindings, place, host, device, rates, pai
 // ----------------------------------------------------------------------------
 // the rule
 
-inline double middle_of(std::vector<double> values, size_t at) {
-    std::ranges::nth_element(values, values.begin() + (ptrdiff_t)at);
-    return values[at];
-}
-
 // The bounds that rates are judged by: their median, and the least rate that is not suspect.
 struct RateBounds {
     double median, least;
@@ -155,9 +150,9 @@ inline RateBounds rate_bounds(const std::vector<double>& rates, double usual) {
     const size_t n = rates.size();
     std::vector<double> logarithms, distances;
     for (double rate : rates) logarithms.push_back(std::log(std::max(rate, almost_none)));
-    double median = middle_of(logarithms, n / 2);
+    double median = value_at(logarithms, n / 2);
     for (double one : logarithms) distances.push_back(std::fabs(one - median));
-    double spread = of_normal * middle_of(distances, (n - 1) / 2);
+    double spread = of_normal * value_at(distances, (n - 1) / 2);
     return {std::exp(median), std::exp(median - std::max(std::log(usual), deviations * spread))};
 }
 
@@ -210,7 +205,7 @@ public:
                 if (*value > row.most) row.most = *value, row.fastest = (int)rank;
             }
             if (values.empty()) continue;
-            row.median = middle_of(values, values.size() / 2);
+            row.median = value_at(values, values.size() / 2);
             rows.push_back(row);
         }
         return rows;
@@ -329,9 +324,8 @@ inline std::string findings_place(const SelftestVerdict& verdict) {
     std::string kinds;
     for (auto& [device, count] : devices)
         kinds += (kinds.empty() ? "" : ", ") + (devices.size() > 1 ? text("%d ", count) : "") + device;
-    size_t ranks = verdict.findings().size();
-    return text("%zu rank%s on %zu host%s (%s)", ranks, ranks == 1 ? "" : "s", hosts.size(),
-                hosts.size() == 1 ? "" : "s", kinds.c_str());
+    return text("%s on %s (%s)", counted(verdict.findings().size(), "rank").c_str(),
+                counted(hosts.size(), "host").c_str(), kinds.c_str());
 }
 
 inline std::string verdict_text(const SelftestVerdict& verdict) {

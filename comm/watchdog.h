@@ -92,11 +92,11 @@ inline std::string stall_text(const std::string& run_dir, double limit) {
     // Whoever noticed it first has waited for so long, and others a little less.
     const std::vector<RankState> states = read_rank_states(run_dir);
     if (states.empty()) return "";
-    const Verdict verdict = find_culprit(states, limit / 2, false, true);
+    const HangDiagnosis diagnosis = diagnose_hang(states, limit / 2, false, true);
     const int elsewhere = states[0].ranks - (int)states.size();
-    std::string lines =
-        text("culprit      %s\n", verdict.kind == Fault::nobody ? ("not known: " + verdict.sentence).c_str()
-                                                                : verdict.sentence.c_str());
+    std::string lines = text("culprit      %s\n", diagnosis.kind == Fault::nobody
+                                                      ? ("not known: " + diagnosis.sentence).c_str()
+                                                      : diagnosis.sentence.c_str());
     if (elsewhere > 0)
         lines += text("             (%d of %d ranks are on other machines)\n", elsewhere, states[0].ranks);
     char when[32] = "";

@@ -3,13 +3,33 @@ Numbers and times as people read them, and the clock behind them.
 */
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <ctime>
 #include <string>
+#include <vector>
 
 #include "data/base/error.h"
+
+// The value at this place, from 0, of values in order.
+inline double value_at(std::vector<double> values, size_t at) {
+    std::ranges::nth_element(values, values.begin() + (std::ptrdiff_t)at);
+    return values[at];
+}
+
+// The mean of the two in the middle, where there are two; 0 of no values.
+inline double median_of(const std::vector<double>& values) {
+    size_t n = values.size();
+    return n == 0 ? 0 : (value_at(values, n / 2) + value_at(values, (n - 1) / 2)) / 2;
+}
+
+// "1 line", "2 lines".
+inline std::string counted(uint64_t count, const char* what) {
+    return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
 
 // 59s, 12m05s, 30h02m.
 inline std::string duration(double seconds) {

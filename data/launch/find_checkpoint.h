@@ -16,6 +16,7 @@ Finds the checkpoint that a run goes on from: the newest that can be used, or th
 #include "data/checkpoint/folder.h"
 #include "data/checkpoint/verification.h"
 #include "data/base/error.h"
+#include "data/base/figures.h"  // counted
 #include "data/launch/resume.h"
 #include "data/run/run_log.h"
 
@@ -111,6 +112,6 @@ inline std::optional<StoredRun> find_checkpoint(const std::string& place) {
         }
     }
     if (unusable.empty()) return std::nullopt;
-    fail("%s: it has %zu checkpoint%s, and none can be used, the newest because of %s", place.c_str(),
-         unusable.size(), unusable.size() == 1 ? "" : "s", unusable[0].c_str());
+    fail("%s: it has %s, and none can be used, the newest because of %s", place.c_str(),
+         counted(unusable.size(), "checkpoint").c_str(), unusable[0].c_str());
 }

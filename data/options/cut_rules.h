@@ -16,6 +16,7 @@ write a number as a product of three.
 #include <vector>
 
 #include "data/base/error.h"
+#include "data/base/figures.h"  // counted
 #include "data/options/schedule.h"
 #include "data/options/table.h"
 #include "data/options/values.h"
@@ -142,9 +143,9 @@ inline std::vector<int> parse_split(const std::string& list, int layers, int par
         sum += number;
     }
     if (split.size() != (size_t)parts) {
-        fail("--pp-layers %s: %zu number%s, and --pp with --pp-chunks makes %d part%s; give one for each",
-             printable(list).c_str(), split.size(), split.size() == 1 ? "" : "s", parts,
-             parts == 1 ? "" : "s");
+        fail("--pp-layers %s: %s, and --pp with --pp-chunks makes %s; give one for each",
+             printable(list).c_str(), counted(split.size(), "number").c_str(),
+             counted(parts, "part").c_str());
     }
     if (sum != layers) {
         fail("--pp-layers %s: %lld layers in all, and the model has %d; change the list or --layers",
@@ -235,8 +236,8 @@ inline void complete_shard_group(Options& options) {
     }
     if (options.shard_group == 0) options.shard_group = options.dp;  // until it is chosen
     if (options.dp % options.shard_group) {
-        fail("--shard-group %d: does not divide the %d data rank%s; give %s", options.shard_group, options.dp,
-             options.dp == 1 ? "" : "s",
+        fail("--shard-group %d: does not divide the %s; give %s", options.shard_group,
+             counted(options.dp, "data rank").c_str(),
              nearest_divisors(options.shard_group, options.dp, options.dp).c_str());
     }
 }

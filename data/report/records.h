@@ -18,14 +18,10 @@ written.
 #include <vector>
 
 #include "data/base/error.h"
+#include "data/base/figures.h"  // counted
 #include "data/base/file.h"
 #include "data/base/json.h"
 #include "data/base/strings.h"
-
-// "1 line", "2 lines"
-inline std::string counted(uint64_t count, const char* what) {
-    return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
-}
 
 // The outcome of reading a file.
 struct Reading {

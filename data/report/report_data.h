@@ -64,9 +64,7 @@ inline OrderedJson clock_json(const Series& series) {
 inline double middle_of_known(std::vector<double> values) {
     std::erase_if(values, [](double value) { return !std::isfinite(value); });
     if (values.empty()) return NAN;
-    auto middle = values.begin() + (int64_t)(values.size() / 2);
-    std::nth_element(values.begin(), middle, values.end());
-    return *middle;
+    return value_at(values, values.size() / 2);
 }
 
 // Ranks by phase, each cell the greatest of its ranks and the rank that it is of. `told`: ranks that cells

@@ -36,14 +36,14 @@ It ends when its input or its output does, or the process that has started it.
 inline std::string agent_line(const std::string& host, const std::string& run_dir, double hang_timeout = 0) {
     constexpr double gets_on = 1;  // seconds since the last sign of life
     std::vector<RankState> ranks = read_rank_states(run_dir);
-    Verdict verdict;
-    if (hang_timeout > 0) verdict = find_culprit(ranks, hang_timeout, false);
+    HangDiagnosis diagnosis;
+    if (hang_timeout > 0) diagnosis = diagnose_hang(ranks, hang_timeout, false);
     for (RankState& rank : ranks) {
         if (rank.quiet_seconds < gets_on)
             std::erase_if(rank.groups, [](const GroupState& group) { return group.issued == group.done; });
     }
     nlohmann::ordered_json line = {{"agent", host}, {"time", unix_seconds()}};
-    if (verdict.kind != Fault::nobody) line["verdict"] = nlohmann::json(verdict);
+    if (diagnosis.kind != Fault::nobody) line["verdict"] = nlohmann::json(diagnosis);
     line["ranks"] = nlohmann::json(ranks);
     return json_line(line);
 }

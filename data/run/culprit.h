@@ -40,12 +40,12 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Fault, {{Fault::nobody, "nobody"},
                                      {Fault::absent, "absent"},
                                      {Fault::link, "link"}})
 
-struct Verdict {
+struct HangDiagnosis {
     Fault kind = Fault::nobody;
     std::vector<int> ranks;  // accused
     std::string sentence;    // for people; of nobody, why not
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Verdict, kind, ranks, sentence)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(HangDiagnosis, kind, ranks, sentence)
 
 // ----------------------------------------------------------------------------
 // groups
@@ -107,11 +107,11 @@ inline std::string whereabouts(const RankState& rank) {
 }
 
 // ----------------------------------------------------------------------------
-// the verdict
+// the diagnosis
 
-class CulpritSearch {
+class HangDiagnoser {
 public:
-    CulpritSearch(const std::vector<RankState>& states, double limit, bool all_known, bool stands_still)
+    HangDiagnoser(const std::vector<RankState>& states, double limit, bool all_known, bool stands_still)
         : limit_(limit), all_known_(all_known), stands_still_(stands_still) {
         for (const RankState& state : states) states_.emplace(state.rank, &state);
         if (!states.empty())
@@ -119,9 +119,9 @@ public:
                 if (!states_.contains(rank)) missing_.push_back(rank);
     }
 
-    Verdict verdict() {
+    HangDiagnosis diagnosis() {
         if (states_.empty()) return nobody("no record of a rank is here");
-        if (Verdict dead =
+        if (HangDiagnosis dead =
                 among([](const RankState& rank) { return !rank.alive; }, Fault::dead,
                       [](const RankState& rank) {
                           return text("is dead (process %d); its last sign of life is from step %d",
@@ -129,14 +129,14 @@ public:
                       });
             !dead.ranks.empty())
             return dead.ranks.size() < states_.size() ? dead : nobody("no rank lives any more");
-        Verdict moving = somebody_gets_on();
+        HangDiagnosis moving = somebody_gets_on();
         if (!stands_still_ && !moving.sentence.empty()) return moving;
-        Verdict found = among([](const RankState& rank) { return rank.state == "T" || rank.state == "t"; },
-                              Fault::stopped,
-                              [](const RankState& rank) {
-                                  return text("is stopped (process %d), in the phase `%s` of step %d",
-                                              rank.process, rank.phase.c_str(), rank.step);
-                              });
+        HangDiagnosis found = among(
+            [](const RankState& rank) { return rank.state == "T" || rank.state == "t"; }, Fault::stopped,
+            [](const RankState& rank) {
+                return text("is stopped (process %d), in the phase `%s` of step %d", rank.process,
+                            rank.phase.c_str(), rank.step);
+            });
         if (!found.ranks.empty()) return found;
         found =
             among([&](const RankState& rank) { return !rank.work.empty() && rank.work_seconds >= limit_; },
@@ -150,7 +150,7 @@ public:
         if (all_known_ && !missing_.empty())
             return {Fault::dead, missing_, "nothing is heard of ranks " + text_of_ranks(missing_)};
         bool detailed = std::ranges::all_of(states_, [](auto& each) { return each.second->detailed; });
-        return detailed ? verdict_of_groups() : verdict_of_passes();
+        return detailed ? diagnosis_of_groups() : diagnosis_of_passes();
     }
 
 private:
@@ -162,7 +162,7 @@ private:
     };
 
     // Without a sentence: nobody does.
-    Verdict somebody_gets_on() const {
+    HangDiagnosis somebody_gets_on() const {
         for (auto& [rank, state] : states_) {
             if (state->quiet_seconds < limit_) return nobody(name_of(*state) + " gets on");
             if (!state->work.empty() && state->work_seconds < limit_ && state->state != "T")
@@ -171,21 +171,22 @@ private:
         return {};
     }
 
-    static Verdict nobody(std::string why) { return {Fault::nobody, {}, std::move(why)}; }
+    static HangDiagnosis nobody(std::string why) { return {Fault::nobody, {}, std::move(why)}; }
 
     // Those of whom that is true, and how it is said of them.
     template <typename Is, typename Says>
-    Verdict among(Is&& is, Fault kind, Says&& says) {
-        Verdict verdict = {kind, {}, ""};
+    HangDiagnosis among(Is&& is, Fault kind, Says&& says) {
+        HangDiagnosis diagnosis = {kind, {}, ""};
         for (auto& [rank, state] : states_) {
             if (!is(*state)) continue;
-            if (verdict.ranks.size() < 4)
-                verdict.sentence +=
-                    (verdict.ranks.empty() ? "" : "; ") + name_of(*state) + " " + says(*state);
-            verdict.ranks.push_back(rank);
+            if (diagnosis.ranks.size() < 4)
+                diagnosis.sentence +=
+                    (diagnosis.ranks.empty() ? "" : "; ") + name_of(*state) + " " + says(*state);
+            diagnosis.ranks.push_back(rank);
         }
-        if (verdict.ranks.size() > 4) verdict.sentence += text("; and %zu more", verdict.ranks.size() - 4);
-        return verdict;
+        if (diagnosis.ranks.size() > 4)
+            diagnosis.sentence += text("; and %zu more", diagnosis.ranks.size() - 4);
+        return diagnosis;
     }
 
     // Its device computes.
@@ -200,7 +201,7 @@ private:
         return nullptr;
     }
 
-    Verdict verdict_of_groups() {
+    HangDiagnosis diagnosis_of_groups() {
         std::map<int, std::vector<Wait>> waits_for;  // a rank that has not come: who waits for it
         std::map<int, std::vector<Wait>> all_came;   // a rank inside a call that all have begun
         std::set<int> excused;                       // who waits for somebody
@@ -227,7 +228,7 @@ private:
                 if (all) all_came[rank].push_back(wait);
             }
         }
-        Verdict absent = {Fault::absent, {}, ""};
+        HangDiagnosis absent = {Fault::absent, {}, ""};
         for (auto& [rank, waits] : waits_for) {
             const RankState& state = *states_.at(rank);
             if (excused.contains(rank) || all_came.contains(rank)) continue;
@@ -237,10 +238,11 @@ private:
             absent.ranks.push_back(rank);
         }
         if (!absent.ranks.empty()) return absent;
-        if (!all_came.empty()) return link_verdict(all_came);
+        if (!all_came.empty()) return link_diagnosis(all_came);
         if (unknown) return nobody("the ranks of this machine wait for some of another");
-        Verdict busy = among([](const RankState& rank) { return is_busy(rank); }, Fault::absent,
-                             [](const RankState& rank) { return "gets no further; " + whereabouts(rank); });
+        HangDiagnosis busy =
+            among([](const RankState& rank) { return is_busy(rank); }, Fault::absent,
+                  [](const RankState& rank) { return "gets no further; " + whereabouts(rank); });
         if (!busy.ranks.empty() && busy.ranks.size() < states_.size()) return busy;
         return nobody(excused.empty() ? "no rank is in a call, and none computes"
                                       : "ranks wait for each other");
@@ -259,7 +261,7 @@ private:
     }
 
     // The groups whose calls all have begun have somebody in common, as a rule.
-    Verdict link_verdict(const std::map<int, std::vector<Wait>>& all_came) {
+    HangDiagnosis link_diagnosis(const std::map<int, std::vector<Wait>>& all_came) {
         std::map<int, std::set<std::vector<int>>> groups_of;  // the groups that a member is in
         std::set<std::vector<int>> groups;
         const Wait* first = nullptr;
@@ -272,24 +274,26 @@ private:
         }
         size_t most = 0;
         for (auto& [rank, of] : groups_of) most = std::max(most, of.size());
-        Verdict verdict = {Fault::link, {}, ""};
+        HangDiagnosis diagnosis = {Fault::link, {}, ""};
         for (auto& [rank, of] : groups_of)
-            if (of.size() == most) verdict.ranks.push_back(rank);
+            if (of.size() == most) diagnosis.ranks.push_back(rank);
         for (auto& [rank, waits] : all_came)
             for (const Wait& wait : waits)
-                if (std::ranges::includes(sorted(wait.members), verdict.ranks)) first = &wait;
-        verdict.sentence =
+                if (std::ranges::includes(sorted(wait.members), diagnosis.ranks)) first = &wait;
+        diagnosis.sentence =
             text("all ranks have entered the %s in %s %s, and it gets no further: look at the "
                  "links and devices of ",
                  call_text(first->group->next).c_str(), words_for(*first->who, *first->group).c_str(),
                  text_of_ranks(first->members).c_str());
-        for (size_t i = 0; i < std::min<size_t>(verdict.ranks.size(), 4); i++) {
-            auto state = states_.find(verdict.ranks[i]);
-            verdict.sentence += (i ? ", " : "") + (state == states_.end() ? text("rank %d", verdict.ranks[i])
-                                                                          : name_of(*state->second));
+        for (size_t i = 0; i < std::min<size_t>(diagnosis.ranks.size(), 4); i++) {
+            auto state = states_.find(diagnosis.ranks[i]);
+            diagnosis.sentence +=
+                (i ? ", " : "") +
+                (state == states_.end() ? text("rank %d", diagnosis.ranks[i]) : name_of(*state->second));
         }
-        if (verdict.ranks.size() > 4) verdict.sentence += text(" and %zu more", verdict.ranks.size() - 4);
-        return verdict;
+        if (diagnosis.ranks.size() > 4)
+            diagnosis.sentence += text(" and %zu more", diagnosis.ranks.size() - 4);
+        return diagnosis;
     }
     static std::vector<int> sorted(std::vector<int> ranks) {
         std::ranges::sort(ranks);
@@ -298,8 +302,8 @@ private:
 
     // In a step without details no call is known to have begun. A rank whose pass has begun, where others
     // wait before theirs or have done them all, is behind.
-    Verdict verdict_of_passes() {
-        Verdict behind = among(
+    HangDiagnosis diagnosis_of_passes() {
+        HangDiagnosis behind = among(
             [](const RankState& rank) {
                 return !rank.pass.operation.empty() && rank.begun && rank.pass.operation != "optimizer";
             },
@@ -319,7 +323,7 @@ private:
 // so far; otherwise it is on a machine that nothing is known of.
 // stands_still: somebody has waited in vain for so long that whoever is stopped or blocked is to blame,
 // though others may have begun to wait later.
-inline Verdict find_culprit(const std::vector<RankState>& states, double limit, bool all_known = true,
-                            bool stands_still = false) {
-    return CulpritSearch(states, limit, all_known, stands_still).verdict();
+inline HangDiagnosis diagnose_hang(const std::vector<RankState>& states, double limit, bool all_known = true,
+                                   bool stands_still = false) {
+    return HangDiagnoser(states, limit, all_known, stands_still).diagnosis();
 }

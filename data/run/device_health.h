@@ -23,6 +23,7 @@ the beginning of the run.
 #include <vector>
 
 #include "data/base/error.h"
+#include "data/base/figures.h"  // counted
 
 // ----------------------------------------------------------------------------
 // NVML: the part of its interface that is used, as its documentation has it
@@ -150,8 +151,7 @@ public:
         };
         auto add_errors = [&](const char* name, const char* kind, const std::string& of) {
             uint64_t more = rise(name);
-            if (more)
-                add(text("%llu %s%s%s", (unsigned long long)more, kind, more == 1 ? "" : "s", of.c_str()));
+            if (more) add(counted(more, kind) + of);
         };
         add_errors("xids", "critical error",
                    text(" of the driver, the last one XID %llu", (unsigned long long)now.value("xid", 0ull)));

@@ -28,6 +28,7 @@ found its slow machines, half a percent of them, by such a comparison.
 #include <vector>
 
 #include "data/base/error.h"
+#include "data/base/figures.h"  // median_of
 #include "data/run/axes.h"
 #include "data/run/step_times.h"
 
@@ -50,14 +51,6 @@ struct Spread {
     double least = 0, median = 0, most = 0;
     int rank = 0;  // the one with the largest value
 };
-
-inline double median_of(std::vector<double> values) {
-    if (values.empty()) return 0;
-    auto middle = values.begin() + (ptrdiff_t)(values.size() / 2);
-    std::ranges::nth_element(values, middle);
-    if (values.size() % 2) return *middle;
-    return (*middle + *std::max_element(values.begin(), middle)) / 2;
-}
 
 inline Spread spread_of(const std::vector<double>& values) {
     auto [least, most] = std::ranges::minmax_element(values);

@@ -80,10 +80,10 @@ public:
     }
 
     // Who holds the others up, who have been quiet for so many seconds.
-    Verdict verdict(double seconds) const {
+    HangDiagnosis diagnosis(double seconds) const {
         std::vector<RankState> states;
         for (const auto& [rank, state] : seen_) states.push_back(state);
-        return find_culprit(states, seconds);
+        return diagnose_hang(states, seconds);
     }
 
 private:

@@ -263,7 +263,7 @@ private:
         stepped_ = false;
         stops_passed_on_ = 0;
         ending_ = 0;
-        verdict_ = {};
+        diagnosis_ = {};
     }
 
     JobEnd follow() {
@@ -341,9 +341,9 @@ private:
     void look_for_a_hang() {
         double now = seconds_now();
         if (ending_ == 0 && now - last_sign_ > hang_limit()) {
-            verdict_ = agents_.verdict(hang_limit() / 2);
+            diagnosis_ = agents_.diagnosis(hang_limit() / 2);
             tell(text("no progress for %.0f s: %s; the job is ended", now - last_sign_,
-                      verdict_.sentence.c_str()));
+                      diagnosis_.sentence.c_str()));
             job_->end(SIGTERM);
             ending_ = now;
         } else if (ending_ > 0 && now - ending_ > o_.grace) {
@@ -403,7 +403,7 @@ private:
     }
 
     std::string why(JobEnd end) const {
-        if (end == JobEnd::hung) return verdict_.sentence;
+        if (end == JobEnd::hung) return diagnosis_.sentence;
         if (!words_.reason().empty()) return words_.reason();
         if (!words_.launcher_reason().empty()) return words_.launcher_reason();
         if (end == JobEnd::killed) return text("signal %d ended a process of the job", attempt_.code - 128);
@@ -412,7 +412,7 @@ private:
 
     // The rank that is held to be the cause, and its host; empty: nobody.
     std::string who() const {
-        std::vector<int> ranks = ending_ > 0 ? verdict_.ranks : std::vector<int>();
+        std::vector<int> ranks = ending_ > 0 ? diagnosis_.ranks : std::vector<int>();
         if (ranks.empty() && words_.rank() >= 0) ranks = {words_.rank()};
         std::string names;
         for (int rank : ranks) {
@@ -553,7 +553,7 @@ private:
     Agents agents_;
     JobWords words_;
     Attempt attempt_;
-    Verdict verdict_;
+    HangDiagnosis diagnosis_;
     double last_sign_ = 0;       // seconds_now()
     double last_step_time_ = 0;  // unix_seconds()
     double ending_ = 0;          // since when the job is being ended; 0: it is not

@@ -23,6 +23,7 @@ complete: a run that fails leaves none.
 
 #include "data/text/document_split.h"
 #include "data/base/error.h"
+#include "data/base/figures.h"  // counted
 #include "data/base/file.h"
 #include "data/options/options.h"
 #include "data/base/ordered_work.h"
@@ -70,9 +71,8 @@ public:
     void print_counts() const {
         if (bad_.count > 0) print("tokenize: skipped, bad lines: %s\n", bad_.text().c_str());
         if (lone_surrogates_ > 0)
-            print("tokenize: %llu lone surrogate%s (\\ud800 to \\udfff), half a character each, became "
-                  "U+FFFD\n",
-                  (unsigned long long)lone_surrogates_, lone_surrogates_ == 1 ? "" : "s");
+            print("tokenize: %s (\\ud800 to \\udfff), half a character each, became U+FFFD\n",
+                  counted(lone_surrogates_, "lone surrogate").c_str());
     }
 
 private:
@@ -261,9 +261,8 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
               "--val-fraction, or make a set of other text with --val-fraction 1\n",
               (unsigned long long)record.val_tokens);
     }
-    print("tokenize: %llu document%s, %llu bytes, %llu tokens: %s\n", (unsigned long long)documents,
-          documents == 1 ? "" : "s", (unsigned long long)bytes, (unsigned long long)tokens,
-          splitter.summary().c_str());
+    print("tokenize: %s, %llu bytes, %llu tokens: %s\n", counted(documents, "document").c_str(),
+          (unsigned long long)bytes, (unsigned long long)tokens, splitter.summary().c_str());
     print("tokenize: %.2f bytes per token, %.1f MB/s, tokenizer: %s\n", (double)bytes / (double)tokens,
           (double)bytes * 1e-6 / std::max(seconds, 1e-9), printable(record.tokenizer).c_str());
 }

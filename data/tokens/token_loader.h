@@ -75,9 +75,9 @@ public:
         for (size_t i = 0; i < sources_.size() && sources_.size() > 1; i++) {
             const Source& source = sources_[i];
             double share = (double)order_.blend().draws_in_round(i) / (double)order_.blend().round();
-            size_t files = source.tokens.size();
-            lines.push_back(text("%7.4g%%  %s: %zu file%s, %s tokens of %d bytes, %s samples", 100 * share,
-                                 printable(source.tokens.list()).c_str(), files, files == 1 ? "" : "s",
+            lines.push_back(text("%7.4g%%  %s: %s, %s tokens of %d bytes, %s samples", 100 * share,
+                                 printable(source.tokens.list()).c_str(),
+                                 counted(source.tokens.size(), "file").c_str(),
                                  human((double)source.tokens.total_tokens()).c_str(), source.tokens.width(),
                                  human((double)source.samples).c_str()));
         }

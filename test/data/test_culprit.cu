@@ -150,8 +150,8 @@ std::vector<RankState> stuck(const Shape& shape, const std::vector<Broken>& brok
 const Shape shapes[] = {{1, 1, 8, 1}, {1, 8, 1, 1}, {1, 2, 4, 1}, {8, 1, 1, 1}, {2, 4, 1, 1},  {1, 1, 1, 8},
                         {1, 2, 1, 4}, {2, 1, 1, 4}, {2, 2, 1, 2}, {2, 2, 2, 2}, {1, 32, 1, 1}, {2, 4, 2, 2}};
 
-bool accuses(const Verdict& verdict, int rank) {
-    return std::ranges::find(verdict.ranks, rank) != verdict.ranks.end();
+bool accuses(const HangDiagnosis& diagnosis, int rank) {
+    return std::ranges::find(diagnosis.ranks, rank) != diagnosis.ranks.end();
 }
 
 size_t random_below(size_t bound) {
@@ -175,10 +175,10 @@ TEST_CASE("a device that gets no further is found in every layout, and nobody el
     for (const Shape& shape : shapes) {
         for (int tries = 0; tries < 20; tries++) {
             int rank = (int)random_below((size_t)shape.ranks());
-            Verdict verdict = find_culprit(stuck(shape, {{rank, moment_of(shape, rank)}}), 5);
-            CAPTURE(verdict.sentence);
-            CHECK(verdict.kind == Fault::absent);
-            CHECK(verdict.ranks == std::vector<int>{rank});
+            HangDiagnosis diagnosis = diagnose_hang(stuck(shape, {{rank, moment_of(shape, rank)}}), 5);
+            CAPTURE(diagnosis.sentence);
+            CHECK(diagnosis.kind == Fault::absent);
+            CHECK(diagnosis.ranks == std::vector<int>{rank});
         }
     }
 }
@@ -187,11 +187,11 @@ TEST_CASE("of two devices that get no further, at least one is found, and nobody
     for (const Shape& shape : shapes) {
         for (int tries = 0; tries < 20; tries++) {
             int a = (int)random_below((size_t)shape.ranks()), b = (int)random_below((size_t)shape.ranks());
-            Verdict verdict =
-                find_culprit(stuck(shape, {{a, moment_of(shape, a)}, {b, moment_of(shape, b)}}), 5);
-            CAPTURE(verdict.sentence);
-            CHECK(!verdict.ranks.empty());
-            for (int rank : verdict.ranks) CHECK((rank == a || rank == b));
+            HangDiagnosis diagnosis =
+                diagnose_hang(stuck(shape, {{a, moment_of(shape, a)}, {b, moment_of(shape, b)}}), 5);
+            CAPTURE(diagnosis.sentence);
+            CHECK(!diagnosis.ranks.empty());
+            for (int rank : diagnosis.ranks) CHECK((rank == a || rank == b));
         }
     }
 }
@@ -200,10 +200,10 @@ TEST_CASE("a rank whose messages do not arrive is among those whose links are na
     for (const Shape& shape : shapes) {
         for (int tries = 0; tries < 20; tries++) {
             int rank = (int)random_below((size_t)shape.ranks());
-            Verdict verdict = find_culprit(stuck(shape, {{rank, random_below(6), true}}), 5);
-            CAPTURE(verdict.sentence);
-            CHECK(verdict.kind == Fault::link);
-            CHECK(accuses(verdict, rank));
+            HangDiagnosis diagnosis = diagnose_hang(stuck(shape, {{rank, random_below(6), true}}), 5);
+            CAPTURE(diagnosis.sentence);
+            CHECK(diagnosis.kind == Fault::link);
+            CHECK(accuses(diagnosis, rank));
         }
     }
 }
@@ -215,59 +215,60 @@ TEST_CASE("who is dead, stopped or blocked is named as such, and the others are 
         auto verdict_if = [&](std::function<void(RankState&)> is) {
             auto changed = states;
             is(changed[(size_t)rank]);
-            return find_culprit(changed, 5);
+            return diagnose_hang(changed, 5);
         };
         const std::vector<int> it = {rank};
-        Verdict verdict = verdict_if([](RankState& state) { state.alive = false; });
-        CHECK(verdict.kind == Fault::dead);
-        CHECK(verdict.ranks == it);
-        verdict = verdict_if([](RankState& state) { state.state = "T"; });
-        CHECK(verdict.kind == Fault::stopped);
-        CHECK(verdict.ranks == it);
-        verdict = verdict_if([](RankState& state) { state.work = "writing a.bin", state.work_seconds = 9; });
-        CHECK(verdict.kind == Fault::disk);
-        CHECK(verdict.ranks == it);
-        CHECK(verdict.sentence.find("writing a.bin") != std::string::npos);
+        HangDiagnosis diagnosis = verdict_if([](RankState& state) { state.alive = false; });
+        CHECK(diagnosis.kind == Fault::dead);
+        CHECK(diagnosis.ranks == it);
+        diagnosis = verdict_if([](RankState& state) { state.state = "T"; });
+        CHECK(diagnosis.kind == Fault::stopped);
+        CHECK(diagnosis.ranks == it);
+        diagnosis =
+            verdict_if([](RankState& state) { state.work = "writing a.bin", state.work_seconds = 9; });
+        CHECK(diagnosis.kind == Fault::disk);
+        CHECK(diagnosis.ranks == it);
+        CHECK(diagnosis.sentence.find("writing a.bin") != std::string::npos);
 
         auto rest = states;
         rest.erase(rest.begin() + rank);
-        CHECK(find_culprit(rest, 5).ranks == it);
-        CHECK(find_culprit(rest, 5, false).ranks.empty());  // it may be on another machine
+        CHECK(diagnose_hang(rest, 5).ranks == it);
+        CHECK(diagnose_hang(rest, 5, false).ranks.empty());  // it may be on another machine
     }
 }
 
 TEST_CASE("nobody is accused while anybody gets on, or where no rank is") {
     for (const Shape& shape : shapes) {
         auto states = stuck(shape, {{0, 0}});
-        CHECK(find_culprit(states, 11).kind == Fault::nobody);
+        CHECK(diagnose_hang(states, 11).kind == Fault::nobody);
         states.back().quiet_seconds = 1;
-        CHECK(find_culprit(states, 5).kind == Fault::nobody);
+        CHECK(diagnose_hang(states, 5).kind == Fault::nobody);
         states.back().quiet_seconds = 10;
         states.back().work = "writing a.bin", states.back().work_seconds = 1;
-        CHECK(find_culprit(states, 5).kind == Fault::nobody);
-        CHECK(find_culprit(states, 5, true, true).kind == Fault::nobody);
+        CHECK(diagnose_hang(states, 5).kind == Fault::nobody);
+        CHECK(diagnose_hang(states, 5, true, true).kind == Fault::nobody);
         states.front().work = "writing b.bin", states.front().work_seconds = 6;
-        CHECK(find_culprit(states, 5).kind == Fault::nobody);
-        CHECK(find_culprit(states, 5, true, true).kind == Fault::disk);  // somebody has waited for it
-        CHECK(find_culprit(states, 5, true, true).ranks == std::vector<int>{0});
+        CHECK(diagnose_hang(states, 5).kind == Fault::nobody);
+        CHECK(diagnose_hang(states, 5, true, true).kind == Fault::disk);  // somebody has waited for it
+        CHECK(diagnose_hang(states, 5, true, true).ranks == std::vector<int>{0});
         states.front().work = "";
         for (RankState& state : states) state.alive = false;
-        CHECK(find_culprit(states, 5).kind == Fault::nobody);
+        CHECK(diagnose_hang(states, 5).kind == Fault::nobody);
     }
-    CHECK(find_culprit({}, 5).kind == Fault::nobody);
+    CHECK(diagnose_hang({}, 5).kind == Fault::nobody);
 }
 
 TEST_CASE("a step without details tells by its passes") {
     auto states = stuck({1, 8, 1, 1}, {{3, 0}});
     for (RankState& state : states) state.detailed = false;
-    CHECK(find_culprit(states, 5).ranks == std::vector<int>{3});
+    CHECK(diagnose_hang(states, 5).ranks == std::vector<int>{3});
     for (RankState& state : states) state.begun = true, state.pass.operation = "backward";
-    CHECK(find_culprit(states, 5).kind == Fault::nobody);
+    CHECK(diagnose_hang(states, 5).kind == Fault::nobody);
 }
 
 TEST_CASE("the sentence names the rank, the call, the group and what the rank is at") {
     auto states = stuck({1, 4, 1, 1}, {{2, 5}});
-    CHECK(find_culprit(states, 5).sentence ==
+    CHECK(diagnose_hang(states, 5).sentence ==
           "rank 2 (node0, GPU 2) has not entered the reduce-scatter of gradients of unit 1 in data group "
           "{0, 1, 2, 3}; it is in the forward pass of micro-batch 1");
 }

@@ -617,9 +617,9 @@ TEST_CASE("what agents say makes the newest state of each rank, and the one that
     CHECK(agents.last_step() == 7);
     CHECK(agents.last_sign() <= seconds_now());
     CHECK(agents.last_sign() > seconds_now() - 20);
-    Verdict verdict = agents.verdict(5);
-    CHECK(verdict.ranks == std::vector<int>{1});
-    CHECK(verdict.sentence.find("rank 1") != std::string::npos);
+    HangDiagnosis diagnosis = agents.diagnosis(5);
+    CHECK(diagnosis.ranks == std::vector<int>{1});
+    CHECK(diagnosis.sentence.find("rank 1") != std::string::npos);
     agents.stop();
 }
 

@@ -203,7 +203,7 @@ TEST_CASE("records that another user has left or could write are none, and impos
     CHECK(state.last.operation.empty());
     record.entry_count = UINT64_MAX;
     CHECK(is_there());
-    CHECK(find_culprit(read_rank_states(folder.path), 1).sentence.size() > 10);
+    CHECK(diagnose_hang(read_rank_states(folder.path), 1).sentence.size() > 10);
     record.sign_of_life = INT64_MIN;
     CHECK(!is_there());
 }

@@ -54,7 +54,7 @@ static int test_one_input(const uint8_t* data, size_t size) {
     else if (RankState state = state_of(damaged_record(bytes)); is_possible(state))
         states.push_back(state);
     for (bool known : {true, false})
-        if (find_culprit(states, 0.5, known).sentence.empty()) abort();
+        if (diagnose_hang(states, 0.5, known).sentence.empty()) abort();
     // They get through as a line to whoever reads it.
     if (!states.empty() &&
         states_in_line(json_line(nlohmann::json{{"ranks", states}})).size() != states.size())

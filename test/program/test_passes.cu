@@ -228,8 +228,8 @@ bool is_fill_of(const Pass& pass, double bytes) {
 
 // Predictions are no measurements: this holds that no change makes steps longer by what the table knows.
 TEST_CASE("predicted shares of an H200's published FLOP/s") {
-    CHECK(h200().products == doctest::Approx(720e12).epsilon(0.01));
-    CHECK(h200().streams == doctest::Approx(4.3e12).epsilon(0.01));
+    CHECK(h200().gemm_flops == doctest::Approx(720e12).epsilon(0.01));
+    CHECK(h200().memory_bandwidth == doctest::Approx(4.3e12).epsilon(0.01));
     for (const Step& step : {gpt2_124m, gpt2_1558m, llama3_8b}) {
         CAPTURE(step.model);
         double share = step.predicted_share();
