@@ -379,23 +379,6 @@ public:
         return least / events;
     }
 
-    // The call of communication that this process issued last, for messages: "reduce-scatter of gradients of
-    // unit 12 in the group `shard`"; empty: none. For any thread.
-    std::string last_call() const {
-        std::unique_lock lock(mutex_, std::try_to_lock);
-        if (!lock || !on()) return "";
-        const FlightRecord& record = **record_;
-        uint64_t count = record.entry_count, oldest = count - std::min<uint64_t>(count, 64);
-        while (count-- > oldest) {
-            const FlightEntry& entry = record.entry(count);
-            if (!is_communication(entry.operation) || entry.group < 0) continue;
-            std::string unit = entry.unit < 0 ? "" : text(" of unit %d", entry.unit);
-            return text("%s of %s%s in the group `%s`", name_of(entry.operation),
-                        traffic_names[entry.traffic], unit.c_str(), record.groups[entry.group].name);
-        }
-        return "";
-    }
-
     // The folder of the run; empty: nothing is recorded, or a thread that is stuck keeps it. For any thread.
     std::string run_dir() const {
         for (int tries = 0; on() && tries < 100; tries++) {

@@ -5,15 +5,15 @@ it waits. That thread may itself be stuck, in a launch or a call of a library, a
 
     the rank that gets no further   asks the first rank
     the first rank                  calls the roll: asks all what they are at
-    all                             answer, whatever their other threads do; a process that is stopped, or a
-                                    machine that hangs, does not
+    all                             answer, whatever their other threads do, with their flight records; a
+                                    process that is stopped, or a machine that hangs, does not
     the first rank                  blames, in this order, who does not answer, whose disk does not, who has
                                     not come to what the others wait in, or whose device takes no more work;
                                     and ends the job. Or, where such a rank gets on with its work, lets the
                                     others wait
 
-Above that line stands what the flight records of the ranks on this machine say: often
-that is more exact, for they tell what devices are at.
+The line that ends the job names whom the flight records of all ranks name (data/run/culprit.h), for they tell
+what devices are at; and whom the roll names where records do not tell, as before the first step.
 
 A rank that hears nothing of its question blames the first rank. So a job ends within the time limit and some
 ten seconds, and its last line names the rank to look at.
@@ -36,6 +36,7 @@ that are stopped.
 #include <functional>
 #include <future>
 #include <list>
+#include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -60,8 +61,7 @@ that are stopped.
 // ----------------------------------------------------------------------------
 // the report of a run that stands still
 //
-// Before a watchdog ends the job it names the rank that holds up the others, by the flight records of the
-// ranks on this machine (data/run/culprit.h). The records are kept as files of the run,
+// Before a watchdog ends the job it keeps the flight records of the ranks as files of the run,
 //
 //     RUN/stall-20261125-054200/rank-3.json
 //
@@ -85,27 +85,24 @@ inline bool write_states(const std::string& folder, const std::vector<RankState>
     return result.wait_for(patience) == std::future_status::ready && result.get();
 }
 
-// Lines for the screen about the run in this folder, in which a wait has taken longer than `limit` seconds;
-// empty: there are no records.
-inline std::string stall_text(const std::string& run_dir, double limit) {
-    if (run_dir.empty()) return "";
+// Names who holds up a run in which a wait has taken longer than `limit` seconds: by the records of its ranks
+// if they tell, and else by what their watchdogs have said. all_known: these are the records of all ranks.
+inline std::string named_by_records(const std::vector<RankState>& states, double limit, bool all_known,
+                                    const std::string& said) {
     // Whoever noticed it first has waited for so long, and others a little less.
-    const std::vector<RankState> states = read_rank_states(run_dir);
-    if (states.empty()) return "";
-    const HangDiagnosis diagnosis = diagnose_hang(states, limit / 2, false, true);
-    const int elsewhere = states[0].ranks - (int)states.size();
-    std::string lines = text("culprit      %s\n", diagnosis.kind == Fault::nobody
-                                                      ? ("not known: " + diagnosis.sentence).c_str()
-                                                      : diagnosis.sentence.c_str());
-    if (elsewhere > 0)
-        lines += text("             (%d of %d ranks are on other machines)\n", elsewhere, states[0].ranks);
+    const HangDiagnosis diagnosis = diagnose_hang(states, limit / 2, all_known, true);
+    return diagnosis.kind == Fault::nobody ? said : diagnosis.sentence;
+}
+
+// Keeps the records in the run's folder. Returns a line that says where; empty: there are none.
+inline std::string keep_records(const std::string& run_dir, const std::vector<RankState>& states) {
+    if (run_dir.empty() || states.empty()) return "";
     char when[32] = "";
     time_t now = time(nullptr);
     tm local;
     strftime(when, sizeof when, "%Y%m%d-%H%M%S", localtime_r(&now, &local));
     std::string folder = run_dir + "/stall-" + when;
-    if (write_states(folder, states)) lines += text("             their records are in %s\n", folder.c_str());
-    return lines;
+    return write_states(folder, states) ? text("the records of the ranks are in %s\n", folder.c_str()) : "";
 }
 
 // ----------------------------------------------------------------------------
@@ -176,14 +173,15 @@ class LoneWatchdog : public RankWatch {
 // A rank's answer to the roll call.
 struct RollAnswer {
     bool answered = false;
-    std::string phase;      // its first thread's
-    std::string last_call;  // the last one to other ranks: "all-gather of parameters of unit 3 ..."
+    std::string phase;  // its first thread's
     struct Doing {
         Activity activity;
         std::string phase, what;
         double seconds;
     };
     std::vector<Doing> doing;
+    // Its own, if it has one by now, and those of ranks of its machine that cannot answer.
+    std::vector<RankState> records = {};
 
     const Doing* longest_in(const std::string& in_phase) const {
         return longest([&](const Doing& each) { return each.phase == in_phase; });
@@ -207,18 +205,37 @@ private:
     }
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RollAnswer::Doing, activity, phase, what, seconds)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RollAnswer, answered, phase, last_call, doing)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RollAnswer, answered, phase, doing, records)
 
-inline RollAnswer state_of_process() {
-    RollAnswer state = {true, Phase::of_process(), recorder.last_call(), {}};
-    for (const BusyState& each : BusyScope::all())
-        state.doing.push_back({each.activity, each.phase, each.what, each.seconds()});
-    return state;
+// The records of the run's ranks on this machine; none before it records.
+inline std::vector<RankState> records_here() {
+    const std::string run_dir = recorder.run_dir();
+    return run_dir.empty() ? std::vector<RankState>() : read_rank_states(run_dir);
 }
 
-// Says behind which call a rank is, for messages.
-inline std::string behind(const std::string& last_call) {
-    return last_call.empty() ? "" : ", behind its " + last_call;
+inline RollAnswer answer_to_roll() {
+    RollAnswer answer = {true, Phase::of_process(), {}};
+    for (const BusyState& each : BusyScope::all())
+        answer.doing.push_back({each.activity, each.phase, each.what, each.seconds()});
+    answer.records = records_here();
+    std::erase_if(answer.records, [](const RankState& rank) {
+        return rank.process != getpid() && rank.alive && rank.state != "T";
+    });
+    return answer;
+}
+
+// The records that came with the answers, each rank's own if it answered.
+inline std::vector<RankState> records_of(const std::vector<RollAnswer>& roll) {
+    std::map<size_t, RankState> by_rank;
+    for (size_t rank = 0; rank < roll.size(); rank++) {
+        for (const RankState& record : roll[rank].records) {
+            auto of = (size_t)record.rank;
+            if (of == rank || (of < roll.size() && !roll[of].answered)) by_rank[of] = record;
+        }
+    }
+    std::vector<RankState> records;
+    for (auto& [rank, record] : by_rank) records.push_back(std::move(record));
+    return records;
 }
 
 // Who keeps rank `asker` from getting further in `phase`, and how; empty: nobody who does not get on with his
@@ -238,7 +255,7 @@ inline std::string blame(const std::vector<RollAnswer>& roll, int asker, const s
             silent.push_back(name_of(rank) + " does not answer");
         else if (work && work->seconds >= limit)
             stuck.push_back(
-                text("%s is %s since %.4g s", name_of(rank).c_str(), work->what.c_str(), work->seconds));
+                text("%s has been %s for %.4g s", name_of(rank).c_str(), work->what.c_str(), work->seconds));
         else if (work)
             someone_works = true;
         else if (wait)
@@ -249,8 +266,8 @@ inline std::string blame(const std::vector<RollAnswer>& roll, int asker, const s
         else if (gives)
             someone_works = true;
         else
-            absent.push_back(text("%s has not come (it is in the phase `%s`%s)", name_of(rank).c_str(),
-                                  state.phase.c_str(), behind(state.last_call).c_str()));
+            absent.push_back(text("%s has not come (it is in the phase `%s`)", name_of(rank).c_str(),
+                                  state.phase.c_str()));
     }
     std::vector<std::string>& guilty = !silent.empty()   ? silent
                                        : !stuck.empty()  ? stuck
@@ -370,8 +387,10 @@ private:
                 send(question, each.phase, 0);
                 asked_ = Clock::now();
             } else if (seconds_since(*asked_) > 2 * answer_time) {
-                end_job(blame_line(name_of_(0) + " does not answer", name_of_(rank_), each.seconds(),
-                                   each.phase));
+                records_ = records_here();
+                end_job(blame_line(
+                    named_by_records(records_, time_limit, false, name_of_(0) + " does not answer"),
+                    name_of_(rank_), each.seconds(), each.phase));
             }
             return;
         }
@@ -390,7 +409,7 @@ private:
     void call_roll(int asker, const std::string& phase) {
         if (roll_) return;
         roll_ = {asker, phase, Clock::now(), std::vector<RollAnswer>((size_t)size_)};
-        roll_->answers[0] = state_of_process();
+        roll_->answers[0] = answer_to_roll();
         for (int rank = 1; rank < size_; rank++) send(roll_call, "", rank);
     }
 
@@ -399,6 +418,11 @@ private:
         if (!all && seconds_since(roll_->since) < answer_time) return;
         std::string reason = blame(roll_->answers, roll_->asker, roll_->phase, time_limit, name_of_);
         if (!reason.empty()) {
+            records_ = records_of(roll_->answers);
+            bool all_record = std::ranges::all_of(roll_->answers, [](const RollAnswer& each) {
+                return !each.answered || !each.records.empty();
+            });
+            reason = named_by_records(records_, time_limit, all_record, reason);
             const RollAnswer::Doing& asked = *roll_->answers[(size_t)roll_->asker].longest_in(roll_->phase);
             end_job(asked.activity == Activity::waits
                         ? blame_line(reason, name_of_(roll_->asker), asked.seconds, roll_->phase)
@@ -446,7 +470,7 @@ private:
             return call_roll(from, text);
         case roll_call:
             if (asked_) asked_ = Clock::now();  // it is at work on the question
-            return send(answer, json_line(nlohmann::json(state_of_process())), from);
+            return send(answer, json_line(nlohmann::json(answer_to_roll())), from);
         case answer:
             if (roll_) roll_->answers[(size_t)from] = nlohmann::json::parse(text).get<RollAnswer>();
             return;
@@ -481,8 +505,8 @@ private:
     // Ends the job without the other threads of this process, which may be stuck.
     [[noreturn]] void end_job(const std::string& line) {
         screen.give_up();
-        const std::string stall = visible(stall_text(recorder.run_dir(), time_limit));
-        fprintf(stderr, "%strain_gpt: %s\n", stall.c_str(), one_line(line).c_str());
+        const std::string kept = visible(keep_records(recorder.run_dir(), records_));
+        fprintf(stderr, "%strain_gpt: %s\n", kept.c_str(), one_line(line).c_str());
         for (int tries = 0; tries < 1000; tries++) {
             if (mpi_mutex.try_lock()) {
                 if (size_ > 1) MPI_Abort(MPI_COMM_WORLD, exit_failed_part);
@@ -507,6 +531,7 @@ private:
     std::list<Sent> sent_;
     OwnPauses pauses_;
     std::optional<Roll> roll_;                // on the first rank, while it calls the roll
+    std::vector<RankState> records_;          // by which a rank is blamed
     std::optional<Clock::time_point> asked_;  // when this rank put its question, which has no answer yet
     Clock::time_point ask_again_ = Clock::time_point::min();
     // Declared last: the thread starts when all other members exist, and is joined before MPI ends. Other

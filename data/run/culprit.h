@@ -142,7 +142,7 @@ public:
             among([&](const RankState& rank) { return !rank.work.empty() && rank.work_seconds >= limit_; },
                   Fault::disk,
                   [](const RankState& rank) {
-                      return text("is blocked on a disk: it is %s since %.4g s", rank.work.c_str(),
+                      return text("is blocked on a disk: it has been %s for %.4g s", rank.work.c_str(),
                                   rank.work_seconds);
                   });
         if (!found.ranks.empty()) return found;

@@ -590,7 +590,7 @@ TEST_CASE("an abort ends what is on the links and between the ends") {
 }
 
 static RollAnswer at(std::vector<RollAnswer::Doing> doing, const std::string& phase = "step") {
-    return {true, phase, "", std::move(doing)};
+    return {true, phase, std::move(doing)};
 }
 
 TEST_CASE("the watchdog blames who keeps the others waiting, and nobody who gets on with his work") {
@@ -606,15 +606,10 @@ TEST_CASE("the watchdog blames who keeps the others waiting, and nobody who gets
     RollAnswer silent;
     CHECK(of({at({wait}), silent, at({})}) == "rank 1 does not answer");
     CHECK(of({at({wait}), at({wait}), at({}, "load")}) == "rank 2 has not come (it is in the phase `load`)");
-    RollAnswer behind_a_call = at({}, "step");
-    behind_a_call.last_call = "all-gather of parameters of unit 3 in the group `shard`";
-    CHECK(of({at({wait}), behind_a_call}) ==
-          "rank 1 has not come (it is in the phase `step`, behind its all-gather of parameters of unit 3 in "
-          "the group `shard`)");
     CHECK(of({at({wait}), at({saves}), at({wait})}).starts_with("rank 1 has not come"));
     CHECK(of({at({wait}), at({wait}), at({wait, writes})}) == "");  // one of these is at work
     CHECK(of({at({saves}), at({saves}), at({writes})}, "save") == "");
-    CHECK(of({at({saves}), at({saves}), at({hangs})}, "save") == "rank 2 is writing a.bin since 12 s");
+    CHECK(of({at({saves}), at({saves}), at({hangs})}, "save") == "rank 2 has been writing a.bin for 12 s");
     CHECK(of({at({wait}), at({wait}), at({wait})}) == "all ranks wait for each other");
     CHECK(of({at({wait}), at({wait}), at({wait_since_lately})}) == "");
     CHECK(of({at({wait_since_lately}), silent}) == "");  // its request is over, and it waits again
@@ -625,7 +620,28 @@ TEST_CASE("the watchdog blames who keeps the others waiting, and nobody who gets
     CHECK(of({at({cannot_give}), silent}) == "rank 1 does not answer");
     CHECK(of({at({cannot_give}), at({}, "load")}).starts_with("rank 1 has not come"));
     CHECK(of({at({cannot_give}), at({gives})}) == "");  // the work that fills its queue may be this one's
-    CHECK(of({at({hangs}), at({})}, "save") == "rank 0 is writing a.bin since 12 s");
+    CHECK(of({at({hangs}), at({})}, "save") == "rank 0 has been writing a.bin for 12 s");
     CHECK(of({at({wait}), silent, silent, silent, silent, silent})
               .ends_with("rank 4 does not answer and 1 more"));
+}
+
+TEST_CASE("whom the records name is blamed, of ranks that do not answer too") {
+    auto record = [](int rank, const char* state) {
+        RankState of;
+        of.rank = rank, of.ranks = 3, of.host = "a", of.process = 100 + rank;
+        of.alive = true, of.state = state, of.phase = "step", of.quiet_seconds = 12;
+        return of;
+    };
+    std::vector<RollAnswer> roll(3);  // the third is silent, and of another run before it a record is there
+    for (int rank = 0; rank < 2; rank++) {
+        roll[rank] = at({{Activity::waits, "step", "", 11}});
+        roll[rank].records = {record(rank, "S"), record(2, "T"), record(1 - rank, "X"), record(7, "T")};
+    }
+    std::vector<RankState> records = records_of(roll);
+    REQUIRE(records.size() == 3);
+    for (int rank = 0; rank < 3; rank++) CHECK(records[rank].rank == rank);
+    CHECK(records[1].state == "S");
+    CHECK(named_by_records(records, 10, true, "").starts_with("rank 2 (a) is stopped (process 102)"));
+    for (RollAnswer& answer : roll) answer.records.clear();
+    CHECK(named_by_records(records_of(roll), 10, true, "rank 2 does not answer") == "rank 2 does not answer");
 }

@@ -33,17 +33,19 @@ layouts=("--zero 1" "--tp 2 --zero 2" "--pp 4 --zero 1" "--tp 2 --pp 2 --zero 1 
     "--pp 2 --pp-schedule zero-bubble --zero 1" "--zero 2 --shard-group 4" "--zero 0" "--tp 2 --pp 2 --zero 1 --shard-group 2")
 kinds=(stopped endless lost write dead two read)
 
-# named WORDS RANK...    the line of the culprit has these words, and one of these ranks
+# named WORDS RANK...    the line that ends the job has these words, and one of these ranks
 named() {
     local words=$1 line rank
     shift
-    line=$(grep -m 1 '^culprit ' "$name.err") || return 1
+    line=$(sentence) && [ -n "$line" ] || return 1
     for rank in "$@"; do
         # a link's line lists a group, too
         if grep -qE "$words" <<<"$line" && grep -qE "(rank $rank \(|[{ ]$rank[,}])" <<<"$line"; then return; fi
     done
     return 1
 }
+# prints what the line that ends the job says, without who has waited for it
+sentence() { grep -m 1 -oP '^train_gpt: communication: \K.*(?=[;,] (rank|in the phase) )' "$name.err"; }
 signal() { kill -"$1" "$(rank_pids "$name" | sed -n "$(($2 + 1))p")"; }
 
 # one KIND RANK OTHER OPTIONS...    a run in which that goes wrong; true if its watchdogs, or the agent, name it
@@ -90,12 +92,12 @@ for ((i = 0; i < cases; i++)); do
     [ "$kind" != two ] || also=" and $other"
     if one "$kind" "$victim" "$other" "${layout[@]}"; then
         right=$((right + 1)) says=right
-        [ "$(grep -m 1 '^culprit' "$name.err" | grep -oE 'rank [0-9]+ \(' | sort -u | wc -l)" -gt 1 ] || alone=$((alone + 1))
+        [ "$(sentence | grep -oE 'rank [0-9]+ \(' | sort -u | wc -l)" -gt 1 ] || alone=$((alone + 1))
     else
         says=WRONG
-        grep -E '^(train_gpt: |culprit )' "$name.err" | tail -n 3
+        grep '^train_gpt: ' "$name.err" | tail -n 3
     fi
-    echo "$says: $kind: rank $victim${also:-} of ${layout[*]}: $(grep -m 1 '^culprit' "$name.err" | cut -c 14-)"
+    echo "$says: $kind: rank $victim${also:-} of ${layout[*]}: $(sentence)"
     [ "$kind" != two ] || also=
     kill_job "$name"
     [ $i != 0 ] || [ "$kind" != stopped ] || check "the records are files of the run" eval "test \$(cat $name/stall-*/rank-*.json | grep -c '\"groups\"') = 8"

@@ -139,8 +139,8 @@ blamed() { ended "$1" 40 && [ "$code" = 75 ] && one_line "$1" && grep -qE "^trai
 # A micro-batch of 40 layers is more than 1,024 launches, and three follow each other: what the host gives of them finds no
 # room behind a product that never ends.
 faulty full 3 product 8000 --zero 1 --layers 40 --channels 16 --global-batch $((18 * 48))
-check "a rank that is stuck inside a launch ends the job, and is named" \
-    blamed full 'communication: rank 2 of 3 on [^,;]* is giving work to its device, which has taken none for [0-9.]+ s(; rank|, in the phase)'
+check "a rank whose device takes no more work ends the job, and is named" \
+    blamed full 'communication: rank 2 \([^)]*\) (has not entered [^;]*|gets no further); it is in the [a-z]+ pass of micro-batch [0-9]+(; rank|, in the phase)'
 check "in a step" has_steps full 1
 for call in create write sync rename mkdir; do
     faulty alone_$call 1 $call 1 --steps 2
@@ -157,7 +157,7 @@ check "a process that was stopped itself blames nobody for that" eval 'ended pau
 for call in write sync; do
     faulty disk_$call 3 $call 1 --zero 1 --save-every 2
     check "a rank whose disk does not return from $call ends the job, and is named with the file" \
-        blamed disk_$call "communication: rank 2 of 3 on [^,;]* is [a-z ]+ $work/disk_$call/checkpoints/step_00000002.partial/data_00002.bin since"
+        blamed disk_$call "communication: rank 2 \([^)]*\) is blocked on a disk: it has been [a-z ]+ $work/disk_$call/checkpoints/step_00000002.partial/data_00002.bin for"
 done
 
 # ----------------------------------------------------------------------------------------------------------

@@ -37,9 +37,9 @@ same() {
         "$repo/$build/compare_runs" patched_run plain_run $how
 }
 begin() {
-    patch -s -p1 -d patched <"$repo/test/patches/$1.patch" && make -s -C patched DEVICE=cpu PRECISION=fp32 $build/train_gpt
+    patch -s -p1 --no-backup-if-mismatch -d patched <"$repo/test/patches/$1.patch" && make -s -C patched DEVICE=cpu PRECISION=fp32 $build/train_gpt
 }
-end() { patch -s -R -p1 -d patched <"$repo/test/patches/$1.patch"; }
+end() { patch -s -R -p1 --no-backup-if-mismatch -d patched <"$repo/test/patches/$1.patch"; }
 
 check "the program builds with an axis inside" begin context
 check "2 contexts are a rank" same context --bitwise -- 2 --cp 2 --micro-batch 2 -- 1 --micro-batch 2
