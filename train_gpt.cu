@@ -162,9 +162,9 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
 // layers
 // ----------------------------------------------------------------------------
 //
-// A block as each of t tensor ranks makes it. Between products a rank has n of the N rows, its own; a product
-// works on all of them. C, the width of the stream, is whole; heads and the MLP are the rank's part (Dims in
-// comm/stage.h has all letters).
+// A block as each of t tensor ranks makes it. Between products a rank has n of the N rows, its own (drawn in
+// comm/tensor_parallel.h); a product works on all of them. C, the width of the stream, is whole; heads and
+// the MLP are the rank's part (Dims in comm/stage.h has all letters).
 //
 //     stream_norm      residual (n, C)    -> norm1 (n, C)
 //     qkv              all_norm1 (N, C)   -> qkv (N, QKV)              the own rows of all ranks are gathered
@@ -327,7 +327,7 @@ struct Attention : Sublayer {
     void recompute(Recompute kind) const override {
         if (is_recomputed(SublayerKind::attention, kind)) {
             hidden();
-            keep_input(g.tp, attproj);
+            keep_input(g.tp, attproj);  // in fp8, as the product does that is not made again
         } else if (g.config.qk_norm) {
             finish_qkv();
         }
@@ -733,8 +733,11 @@ inline void head_backward(Gpt& g, const Batch& batch) {
 // stage
 // ----------------------------------------------------------------------------
 
-// The part of the forward pass that a task stands for: from tokens, or the stream that the part before sent,
-// to the stream for the next part, or to normf.
+// The layers are cut into parts, of which a stage has one, or one for each of its chunks. A task is a pass of
+// one micro-batch through one part.
+
+// Makes the forward pass of a task: from tokens, or the stream that the part before sent, to the stream for
+// the next part, or to normf.
 inline void stage_forward(Gpt& g, const Batch& batch, const PipelineTask& task) {
     Dims d = g.dims(batch);
     int begin = g.stage.first_layer(task.chunk), end = g.stage.end_layer(task.chunk);
@@ -762,10 +765,10 @@ inline void measure_stream_gradient(Gpt& g, const floatX* gradient, const Dims& 
     matmul_backward_bias(a.dresidual_sums, a.scratch, gradient, d.n, d.C, g.stream);
 }
 
-// The part of the backward pass that a task stands for: from the loss, or from the gradient that the next
-// part sent, to the gradients of the blocks and what the part before is sent, or to those of the tables.
-// After the last micro-batch of a step the gradients of each unit are summed over the ranks as soon as they
-// are there.
+// Makes the backward pass of a task: from the loss, or from the gradient that the next part sent, to the
+// gradients of the blocks and of the stream, which the part before is sent; or to those of the tables. After
+// the last micro-batch of a step the gradients of each unit are summed over the ranks as soon as they are
+// there.
 inline void stage_backward(Gpt& g, const Batch& batch, const PipelineTask& task, float dloss,
                            bool last_micro_batch) {
     bool now = task.work == PipelineWork::backward;

@@ -19,6 +19,7 @@ why the second lost, what to look out for, and the command line that trains so; 
 #include "comm/save_clock.h"           // best_interval
 #include "data/base/figures.h"         // human
 #include "data/base/json.h"            // json_line
+#include "data/base/strings.h"         // name_of_words
 #include "data/launch/command_line.h"  // PlanLine
 #include "data/options/help.h"         // terminal_width, wrapped
 #include "data/run/meter.h"            // flops_per_token
@@ -250,11 +251,7 @@ inline nlohmann::ordered_json layout_to_json(Planner& planner, const PlanLine& l
     nlohmann::ordered_json memory, parts;
     BytesSent sent = planner.sent(cut);
     for (const MemoryClass& one : f.step.memory) memory[one.name] = one.bytes;
-    for (auto [name, seconds] : named_parts(f.parts)) {
-        std::string key = name;
-        std::replace(key.begin(), key.end(), ' ', '_');
-        parts[key] = seconds;
-    }
+    for (auto [name, seconds] : named_parts(f.parts)) parts[name_of_words(name)] = seconds;
     nlohmann::ordered_json json = {
         {"tp", cut.tp},
         {"pp", cut.pp},

@@ -21,6 +21,7 @@ than a two-hundredth of a step, waits and communication are recorded in one step
 #include <utility>
 #include <vector>
 
+#include "data/base/strings.h"  // name_of_words
 #include "data/run/device_health.h"
 #include "comm/mesh.h"
 #include "comm/pipeline_schedule.h"
@@ -95,24 +96,19 @@ inline nlohmann::ordered_json pipeline_record(std::vector<StagePasses> stages, P
         return nlohmann::ordered_json::array(
             {name, micro_batch, chunk, short_number(1e3 * begin), short_number(1e3 * end)});
     };
-    auto log_name = [](Operation operation) {
-        std::string name = name_of(operation);
-        std::ranges::replace(name, ' ', '_');
-        return name;
-    };
     nlohmann::ordered_json measured = nlohmann::ordered_json::array(), planned = measured;
     for (const StagePasses& stage : stages) {
         nlohmann::ordered_json actions = nlohmann::ordered_json::array();
         for (const FlightEntry& pass : stage.passes)
-            actions.push_back(
-                action(log_name(pass.operation), pass.micro_batch, pass.chunk, pass.begin, pass.end));
+            actions.push_back(action(name_of_words(name_of(pass.operation)), pass.micro_batch, pass.chunk,
+                                     pass.begin, pass.end));
         measured.push_back({{"stage", stage.stage}, {"actions", actions}});
     }
     for (int stage = 0; stage < shape.stages; stage++) {
         nlohmann::ordered_json actions = nlohmann::ordered_json::array();
         for (auto& [what, begin, end] : ideal.actions[(size_t)stage])
-            actions.push_back(
-                action(log_name(recorded_as(what.work)), what.micro_batch, what.chunk, begin, end));
+            actions.push_back(action(name_of_words(name_of(recorded_as(what.work))), what.micro_batch,
+                                     what.chunk, begin, end));
         planned.push_back({{"stage", stage}, {"actions", actions}});
     }
     return {{"measured", measured},

@@ -25,7 +25,6 @@ that are stopped.
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -40,7 +39,6 @@ that are stopped.
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <stop_token>
 #include <string>
 #include <thread>
 #include <unistd.h>
@@ -53,6 +51,7 @@ that are stopped.
 #include "data/base/error.h"
 #include "data/base/file.h"
 #include "data/base/json.h"  // json_line
+#include "data/base/periodic.h"
 #include "data/base/screen.h"
 #include "data/base/this_machine.h"  // process_status
 #include "data/run/culprit.h"
@@ -112,6 +111,8 @@ inline std::string keep_records(const std::string& run_dir, const std::vector<Ra
 // as long as it likes, but a disk that does not answer is noticed, and ends the run with a line that names
 // the file, so that whoever started it learns of it.
 
+constexpr std::chrono::milliseconds between_looks{100};
+
 // A process that was stopped itself (Ctrl-Z, a scheduler) finds everything older than it is when it goes on:
 // time is counted anew from then.
 class OwnPauses {
@@ -141,30 +142,21 @@ inline std::string alone_line(const BusyState& work) {
 }
 
 class LoneWatchdog : public RankWatch {
-    static constexpr std::chrono::milliseconds between_looks{100};
-
-    void watch(std::stop_token stop) {
-        OwnPauses pauses;
-        std::unique_lock lock(mutex_);
-        while (!wake_.wait_for(lock, stop, between_looks, [&] { return stop.stop_requested(); })) {
-            pauses.look();
-            recorder.poll();
-            recorder.look_at_threads();
-            double limit = time_limit;
-            if (limit <= 0 || pauses.seconds_since() < limit) continue;
-            for (const BusyState& each : BusyScope::all()) {
-                if (each.activity != Activity::works || each.seconds() < limit) continue;
-                print_error(alone_line(each));
-                _exit(exit_failed_part);  // the thread itself does not come back
-            }
+    void look() {
+        pauses_.look();
+        recorder.poll();
+        recorder.look_at_threads();
+        double limit = time_limit;
+        if (limit <= 0 || pauses_.seconds_since() < limit) return;
+        for (const BusyState& each : BusyScope::all()) {
+            if (each.activity != Activity::works || each.seconds() < limit) continue;
+            print_error(alone_line(each));
+            _exit(exit_failed_part);  // the thread itself does not come back
         }
     }
 
-    std::mutex mutex_;
-    std::condition_variable_any wake_;
-    std::jthread thread_{[this](std::stop_token stop) {
-        watch(stop);
-    }};  // last: it starts running when everything above exists
+    OwnPauses pauses_;
+    Periodic looks_{between_looks, [this] { look(); }};
 };
 
 // ----------------------------------------------------------------------------
@@ -342,7 +334,6 @@ public:
 
 private:
     using Seconds = std::chrono::duration<double>;
-    static constexpr std::chrono::milliseconds between_looks{100};
     static constexpr double answer_time = 4;    // how many seconds a rank may take
     static constexpr double longest_delay = 4;  // until a rank that is told to wait asks again
     static constexpr int tag = 0;
@@ -357,16 +348,14 @@ private:
 
     static double seconds_since(Clock::time_point time) { return Seconds(Clock::now() - time).count(); }
 
-    void watch(std::stop_token stop) {
-        std::unique_lock lock(mutex_);
-        while (!wake_.wait_for(lock, stop, between_looks, [&] { return stop.stop_requested(); })) {
-            pauses_.look();
-            recorder.poll();
-            recorder.look_at_threads();
-            if (size_ > 1) take_messages();
-            if (roll_) look_at_roll();
-            look_at_waits();
-        }
+    void look() {
+        std::lock_guard lock(mutex_);
+        pauses_.look();
+        recorder.poll();
+        recorder.look_at_threads();
+        if (size_ > 1) take_messages();
+        if (roll_) look_at_roll();
+        look_at_waits();
     }
 
     void look_at_waits() {
@@ -524,7 +513,6 @@ private:
 
     const std::string host_;
     std::mutex mutex_;
-    std::condition_variable_any wake_;
     MPI_Comm mpi_ = MPI_COMM_NULL;
     int rank_ = 0, size_ = 1;
     NameOfRank name_of_ = [this](int rank) { return text("rank %d of %d", rank, size_); };
@@ -534,9 +522,9 @@ private:
     std::vector<RankState> records_;          // by which a rank is blamed
     std::optional<Clock::time_point> asked_;  // when this rank put its question, which has no answer yet
     Clock::time_point ask_again_ = Clock::time_point::min();
-    // Declared last: the thread starts when all other members exist, and is joined before MPI ends. Other
-    // ranks get no answer after that, but by then none of them waits for one.
-    std::jthread thread_{[this](std::stop_token stop) { watch(stop); }};
+    // Its thread is joined before MPI ends. Other ranks get no answer after that, but by then none of them
+    // waits for one.
+    Periodic looks_{between_looks, [this] { look(); }};
 };
 
 #endif

@@ -12,6 +12,16 @@ one.
 #include "data/base/error.h"
 #include "data/base/print.h"
 
+// The name of a field of a file for such words, "input gradient": input_gradient; and the words for the name.
+inline std::string name_of_words(std::string words) {
+    std::ranges::replace(words, ' ', '_');
+    return words;
+}
+inline std::string words_of_name(std::string name) {
+    std::ranges::replace(name, '_', ' ');
+    return name;
+}
+
 // The items of "a,b,c"; empty ones too.
 inline std::vector<std::string> comma_separated(std::string_view list) {
     std::vector<std::string> items;

@@ -29,6 +29,7 @@ found its slow machines, half a percent of them, by such a comparison.
 
 #include "data/base/error.h"
 #include "data/base/figures.h"  // median_of
+#include "data/base/strings.h"  // words_of_name
 #include "data/run/axes.h"
 #include "data/run/step_times.h"
 
@@ -121,8 +122,7 @@ public:
 
     // "rank 5 on HOST: 1.31 times its peers, most in forward"
     std::string slow_text(const SlowRank& slow) const {
-        std::string phase = step_phase_names[(size_t)slow.phase];
-        std::ranges::replace(phase, '_', ' ');
+        const std::string phase = words_of_name(step_phase_names[(size_t)slow.phase]);
         return text("rank %d on %s: %.2f times its peers, most in %s", slow.rank,
                     places_[(size_t)slow.rank].host.c_str(), slow.ratio, phase.c_str());
     }
@@ -130,8 +130,7 @@ public:
     // "slowest rank 5 (backward 1.3x)" of the last interval; empty: no rank was slow.
     std::string slowest_text() const {
         if (slow_.empty()) return "";
-        std::string phase = step_phase_names[(size_t)slow_[0].phase];
-        std::ranges::replace(phase, '_', ' ');
+        const std::string phase = words_of_name(step_phase_names[(size_t)slow_[0].phase]);
         return text("slowest rank %d (%s %.1fx)", slow_[0].rank, phase.c_str(), slow_[0].ratio);
     }
 

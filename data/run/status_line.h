@@ -11,17 +11,16 @@ fits it anew into the columns there are. What does not fit is left out, the leas
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <mutex>
-#include <stop_token>
+#include <optional>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "data/base/error.h"
 #include "data/base/figures.h"
+#include "data/base/periodic.h"
 #include "data/base/screen.h"
 #include "data/base/stop_signals.h"
 
@@ -139,7 +138,7 @@ public:
     // It is gone, and does not come back.
     void end() {
         started_ = true;
-        thread_ = {};
+        drawing_.reset();
         screen_.remove_line();
     }
 
@@ -161,31 +160,21 @@ private:
         started_ = true;
         screen_.keep_below([this](int width) { return drawn(width - 1, screen_.has_colour()); });
         try {
-            thread_ = std::jthread([this](std::stop_token stop) { keep_drawing(stop); });
+            screen_.refresh();
+            drawing_.emplace(std::chrono::milliseconds(200), [this] { draw_again(); });
         } catch (const std::system_error&) {
             // The system has no thread left; the line moves when others are printed.
         }
     }
 
     // A run that was asked to stop may be killed soon, and leaves a clean screen.
-    void keep_drawing(std::stop_token stop) {
-        std::unique_lock lock(mutex_);
-        while (!stop.stop_requested() && !stop_requested) {
-            lock.unlock();
-            screen_.refresh();
-            lock.lock();
-            wake_.wait_for(lock, stop, std::chrono::milliseconds(200), [&] { return stop.stop_requested(); });
-        }
-        lock.unlock();
-        screen_.remove_line();
-    }
+    void draw_again() { stop_requested ? screen_.remove_line() : screen_.refresh(); }
 
     Screen& screen_;
     const std::function<PassProgress()> progress_;
     mutable std::mutex mutex_;
-    std::condition_variable_any wake_;
     RunStatus status_;
     bool counted_ = false, in_step_ = false, started_ = false;
     double told_ = 0;  // when seconds_left was
-    std::jthread thread_;
+    std::optional<Periodic> drawing_;
 };

@@ -8,7 +8,6 @@ always the run as it stands.
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <string_view>
 #include <unistd.h>
@@ -82,21 +81,20 @@ private:
     }
 
     void add(std::string_view line) {
-        if (line.find("\"start\"") != line.npos)
-            started_after_ = integer_of(number_behind(line, "\"step\":"), 0);
-        if (line.find("\"loss\"") == line.npos && line.find("\"skipped\"") == line.npos) return;
-        int64_t step = integer_of(number_behind(line, "\"step\":"), -1);
-        double ms = number_behind(line, "\"ms\":");
-        if (step < 0) return;
+        const nlohmann::json record = try_json(line);
+        if (!record.is_object()) return;
+        auto number = [&](const char* name) {
+            auto value = record.find(name);
+            return value != record.end() && value->is_number() ? value->get<double>() : -1;
+        };
+        const int64_t step = integer_of(number("step"), -1);
+        const double ms = number("ms");
+        if (record.contains("start")) started_after_ = std::max<int64_t>(step, 0);
+        if (step < 0 || (!record.contains("loss") && !record.contains("skipped"))) return;
         last_step_ = step;
         if (ms < 0) return;
         if (last_step_ > since_) trained_ += ms / 1e3;
         recent_[count_++ % recent_.size()] = ms / 1e3;
-    }
-
-    static double number_behind(std::string_view line, std::string_view name) {
-        size_t at = line.find(name);
-        return at == line.npos ? -1 : strtod(std::string(line.substr(at + name.size(), 32)).c_str(), nullptr);
     }
 
     const std::string run_dir_;

@@ -1,0 +1,31 @@
+/*
+Work that a thread of its own does again and again.
+*/
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+// Calls work() every `pause` until it is destroyed, which waits for the last call. The first one may come
+// before other members of its owner exist, unless it is the last of them. Throws std::system_error if the
+// system has no thread left.
+class Periodic {
+public:
+    Periodic(std::chrono::milliseconds pause, std::function<void()> work)
+        : thread_([this, pause, work = std::move(work)](std::stop_token stop) {
+              std::unique_lock lock(mutex_);
+              while (!wake_.wait_for(lock, stop, pause, [&] { return stop.stop_requested(); })) work();
+          }) {}
+    Periodic(const Periodic&) = delete;
+    Periodic& operator=(const Periodic&) = delete;
+
+private:
+    std::mutex mutex_;  // taken by nobody else: the thread only sleeps by it
+    std::condition_variable_any wake_;
+    std::jthread thread_;
+};
