@@ -44,7 +44,7 @@ inline std::string cut_refusal(const Options& model, int tp, int pp) {
                             size);
         }
     }
-    // Every rank has a part of the rows of the stream.
+    // What lies between the matrices is divided too.
     for (auto [option, size] :
          {std::pair{"--channels", model.channels}, {"--sequence-length", model.sequence_length}}) {
         if (size % tp) return text("--tp %d: does not divide %s %d", tp, option, size);
