@@ -94,7 +94,7 @@ inline Machine machine_from_json(const nlohmann::json& json, const std::string& 
     machine.measured = object.boolean("measured", false);
     object.done("leave it out, or see comm/plan_machine.h for those that are");
     if (machine.element_bytes != 2 && machine.element_bytes != 4)
-        fail("%s: element_bytes is %d; it must be 2 or 4", file.c_str(), machine.element_bytes);
+        fail("%s: number_bytes is %d; it must be 2 or 4", file.c_str(), machine.element_bytes);
     if (machine.gemm_flops > machine.flops)
         fail("%s: products is %g, more than flops, %g; correct one of them", file.c_str(), machine.gemm_flops,
              machine.flops);

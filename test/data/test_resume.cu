@@ -208,18 +208,18 @@ TEST_CASE("every option of train has been given a thought") {
     for (const OptionRow& row : option_table()) {
         INFO(row.field);
         std::string group = row.group;
-        if (!row.belongs_to(command_train)) CHECK(row.resume == Resume::override);
+        if (!row.belongs_to(command_train)) CHECK(row.resume == Resume::overridable);
         if (group == "Model" && row.belongs_to(command_train)) CHECK(row.resume == Resume::shape);
         if (group == "Optimizer" && row.field != std::string("optimizer"))
-            CHECK(row.resume == Resume::override_noted);
-        if (group == "Evaluation" || group == "Sampling") CHECK(row.resume == Resume::override);
+            CHECK(row.resume == Resume::overridable_noted);
+        if (group == "Evaluation" || group == "Sampling") CHECK(row.resume == Resume::overridable);
     }
     for (const char* name : {"--seed", "--sequence-length", "--optimizer"})
         CHECK(policy(name) == Resume::fixed);
     for (const char* name :
          {"--train-data", "--val-data", "--val-tokens", "--steps", "--global-batch", "--master-weights",
           "--stochastic-rounding", "--tp", "--pp", "--zero", "--pp-schedule"})
-        CHECK(policy(name) == Resume::override_noted);
+        CHECK(policy(name) == Resume::overridable_noted);
     for (const char* name : {"--tokenizer", "--document-end"}) CHECK(policy(name) == Resume::tokens);
     for (const char* name : {"--dp", "--shard-group", "--tp-overlap", "--pp-chunks", "--pp-layers"})
         CHECK(policy(name) == Resume::layout);
