@@ -44,7 +44,7 @@ inline std::string cut_refusal(const Options& model, int tp, int pp) {
                             size);
         }
     }
-    // What lies between the matrices is divided too.
+    // Rows and channels between the matrices are divided too.
     for (auto [option, size] :
          {std::pair{"--channels", model.channels}, {"--sequence-length", model.sequence_length}}) {
         if (size % tp) return text("--tp %d: does not divide %s %d", tp, option, size);

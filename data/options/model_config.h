@@ -177,7 +177,7 @@ struct TensorRow {
     std::vector<Section> sections = {};  // divide the rows; empty: there is one section
     size_t pad_to = 1;  // a rank's rows are padded to a multiple of it: always zero, not in files
     bool uniform = false;
-    std::vector<bool> layers = {};  // whether each layer has it; empty: all have
+    std::vector<bool> layers = {};  // for each layer: it has this tensor; empty: all have
 
     bool is_in(int layer) const { return layers.empty() || layers[layer]; }
     std::vector<int64_t> shape() const {
