@@ -88,6 +88,7 @@ struct Gpt {
     ParameterLayout layout;  // and where its parameters lie
     const Norm norm = norm_kernel(config.norm);
     const bool swiglu = config.mlp == MlpKind::swiglu;
+    const RowsInPlace in_place{config, workload.recompute};  // of norms whose readers are recomputed
 
     ComputeStream compute;
     cudaStream_t stream = compute.stream;
@@ -327,7 +328,7 @@ struct Attention : Sublayer {
     void recompute(Recompute kind) const override {
         if (is_recomputed(SublayerKind::attention, kind)) {
             hidden();
-            keep_input(g.tp, attproj);  // in fp8, as the product does that is not made again
+            keep_input(g.tp, attproj);  // in fp8; the product, which is not made again, would do so
         } else if (g.config.qk_norm) {
             finish_qkv();
         }
@@ -441,9 +442,8 @@ struct Mlp : Sublayer {
 // there, is zero.
 
 struct FilteredAttention : Attention {
-    RowsInPlace in_place{g.config, g.workload.recompute};
     Fp8Operand filtered8 = l.in_fp8(a.filtered_fp8, d.C, l.has_all_rows());
-    LinearInput filtered = gathered_input(a.filtered, a.all_filtered, filtered8, in_place.filtered);
+    LinearInput filtered = gathered_input(a.filtered, a.all_filtered, filtered8, g.in_place.filtered);
     Linear filter1 = convolution(filter1w, filter1b, inp, a.dfilter1, a.dtaps1, a.filter1_state);
     Linear filter2 = convolution(filter2w, filter2b, {a.filter1, l.in_fp8(a.filter1_fp8, d.H, false)},
                                  a.dfilter_out ? a.dfilter_out : a.dfilter_sum, a.dtaps2, a.filter2_state);
@@ -532,12 +532,11 @@ struct Block : BlockArrays {
     std::vector<Group> groups;
 
     Block(Gpt& g, int number, const Batch& batch) : BlockArrays(g, number, batch) {
-        RowsInPlace in_place(g.config, g.workload.recompute);
         Fp8Operand norm1_8 = in_fp8(a.norm1_fp8, d.C, has_all_rows()),
                    norm2_8 = in_fp8(a.norm2_fp8, d.C, has_all_rows());
         floatX* all_norm2 = a.all_norm2 ? a.all_norm2 : a.all_norm1;
-        LinearInput rows1 = gathered_input(a.norm1, a.all_norm1, norm1_8, in_place.norm1),
-                    rows2 = gathered_input(a.norm2, all_norm2, norm2_8, in_place.norm2);
+        LinearInput rows1 = gathered_input(a.norm1, a.all_norm1, norm1_8, g.in_place.norm1),
+                    rows2 = gathered_input(a.norm2, all_norm2, norm2_8, g.in_place.norm2);
         NormLayer norm1 = norm(norm1w, norm1b), norm2 = norm(norm2w, norm2b);
         norm1.inp = a.residual, norm1.out = a.norm1, norm1.mean = a.norm1_mean, norm1.rstd = a.norm1_rstd;
         norm2.inp = a.residual2, norm2.out = a.norm2, norm2.mean = a.norm2_mean, norm2.rstd = a.norm2_rstd;

@@ -166,9 +166,9 @@ inline std::vector<int> pipeline_split(const Options& o, const LayerBytes& bytes
     case PipelineLayers::memory: {
         std::vector<double> layer(parts);
         for (int stage = 0; stage < shape.stages; stage++) {
-            PipelineCapacity room = pipeline_capacity(pipeline_actions(shape, stage), shape.chunks);
+            PipelineCapacity capacity = pipeline_capacity(pipeline_actions(shape, stage), shape.chunks);
             for (int chunk = 0; chunk < shape.chunks; chunk++)
-                layer[chunk * shape.stages + stage] = bytes.state + room.kept[chunk] * bytes.activations;
+                layer[chunk * shape.stages + stage] = bytes.state + capacity.kept[chunk] * bytes.activations;
         }
         return even_split(o.layers, parts, [&](int part, int begin, int end) {
             bool has_table = part == 0 || part == parts - 1;

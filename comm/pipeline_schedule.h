@@ -246,7 +246,7 @@ inline PipelineTiming time_pipeline(const PipelineShape& shape, const PipelineCo
 }
 
 // ----------------------------------------------------------------------------
-// room: how much a stage has to hold at the same time, found by walking through its list of work
+// capacity: how much a stage has to hold at the same time, found by walking through its list of work
 
 struct PipelineCapacity {
     std::vector<int> kept;      // (chunks) micro-batches from forward to the end of backward, 1 at least

@@ -372,8 +372,8 @@ inline OptimizerTime optimizer_time(const Machine& machine, const std::vector<Pa
     return time;
 }
 
-// The cost of the matrices of so many blocks at their owners, on the rank of the stage that has most to do:
-// seconds to become others, and to come and go; and elements of memory, as MatrixArrays has them.
+// The cost of transforming the matrices of some blocks, on the busiest rank of the stage: seconds to compute
+// and to send them, and elements of memory, as MatrixArrays has them.
 struct AtOwners {
     double work = 0, sending = 0;
     double elements = 0;

@@ -73,8 +73,8 @@ inline TrainingPlan check_training(const TrainingLine& line, const World& world)
     return plan;
 }
 
-// For all ranks: the log of a run that begins, or goes on after `step`, with what has become different since
-// it was last started; and the tokenizer beside it.
+// For all ranks: opens the log of a run that starts, or resumes after `step`, with a record of how it was
+// started and what differs from its last start; and writes the tokenizer beside it.
 inline void begin_log(const TrainingLine& line, const World& world, const TrainingPlan& plan,
                       const RunCheckpoints& checkpoints, StepLog& progress, int step) {
     const Options& o = line.options;

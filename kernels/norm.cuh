@@ -237,9 +237,9 @@ __device__ inline TwoSums row_sums(TwoSums sums, int turn) {
 // cache, and their sums lie in shared memory, where element i of vector c / W is at i * (C / W) + c / W:
 // neighbouring threads then use neighbouring banks.
 //
-// dinp_column_sums: the columns of dinp are added up as well. No registers are left for that. These sums lie
-// in shared memory behind the others, four elements of each thread and then the next four; or those of longer
-// rows, for which that is too small, where the block's partial sum goes in the end.
+// dinp_column_sums: the kernel also sums the columns of dinp. No registers are left for these sums. They lie
+// in shared memory after the others, in groups of four elements for each thread. Where rows are too long for
+// that, they lie where the block writes its partial sum at the end.
 template <int W, bool once, bool dinp_column_sums>
 __global__ void __launch_bounds__(norm_threads)
     norm_backward_kernel(Norm norm, floatX* dinp, float* partials, float* amax, const floatX* dout,

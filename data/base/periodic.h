@@ -25,7 +25,7 @@ public:
     Periodic& operator=(const Periodic&) = delete;
 
 private:
-    std::mutex mutex_;  // taken by nobody else: the thread only sleeps by it
+    std::mutex mutex_;  // only for the condition variable
     std::condition_variable_any wake_;
     std::jthread thread_;
 };
