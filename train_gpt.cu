@@ -47,6 +47,7 @@ through a model, is in data/.
 #include "comm/batches.h"              // batches read once for all ranks of a machine
 #include "comm/plan_report.h"          // the plan command
 #include "comm/run_checkpoints.h"      // RunCheckpoints: a run saved, and gone on with
+#include "comm/zero_checkpoint.h"      // ZeroCheckpoint: what of ZeroState is saved
 #include "comm/run_command.h"          // run_program: from main() to a command on every rank
 #include "comm/selftest.h"             // the selftest command
 #include "comm/settings.h"             // zero_settings, make_optimizer, training_workload
@@ -1053,12 +1054,15 @@ struct TrainingRun {
                           return PassProgress{(float)done * (float)of, of};
                       }};
     StepLog progress{o, meter, plan.log.get()};
+    ZeroCheckpoint saved_state{g.state, [&](const MeshPosition& position) {
+                                   Stage stage(o, plan.memory->layout, position, true);
+                                   return parameter_layout(o, o.shard_group, stage.units());
+                               }};
     RunCheckpoints checkpoints{
-        g.state,
-        [&](const MeshPosition& position) {
-            return parameter_layout(o, o.shard_group, Stage(o, plan.memory->layout, position, true).units());
-        },
-        o, world,
+        {&saved_state},
+        g.state.settings().staging,
+        o,
+        world,
         // So the log tells of every step that a checkpoint has, even if the power fails.
         [&] { plan.log ? progress.warn(plan.log->sync()) : void(); },
         [&](const SaveReport& report) { progress.checkpoint(report); }};
@@ -1298,8 +1302,8 @@ inline std::unique_ptr<Gpt> load_model(const TrainedModel& model, const Workload
     ZeroSettings settings = {.training = false};
     memory_plan(model.options, workload, settings).check();
     auto g = std::make_unique<Gpt>(model.options, workload, settings);
-    auto layout_at = [&](const MeshPosition&) { return g->layout; };
-    load_checkpoint(g->state, world, layout_at, model.reader, true);
+    ZeroCheckpoint state(g->state, [&](const MeshPosition&) { return g->layout; });
+    load_checkpoint({&state}, world, model.reader, true);
     return g;
 }
 

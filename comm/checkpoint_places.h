@@ -37,6 +37,7 @@ So it has two PieceRuns: c d e f, at the end of the first slice, and g h i, at t
 
 #include "comm/mesh_shape.h"        // MeshShape
 #include "comm/parameters.h"        // ParameterLayout
+#include "comm/stateful.h"          // PieceBatch
 #include "comm/zero_arrays.h"       // ZeroSettings
 #include "data/checkpoint/index.h"  // CheckpointPiece
 
@@ -124,7 +125,7 @@ struct PieceRun {
 
 class TensorPlaces {
 public:
-    // layout_at(position) gives the layout of a rank; the index has all of its tensors.
+    // layout_at(position) gives the layout of a rank; the index has all of its tensors, and may have others.
     template <typename LayoutAt>
     TensorPlaces(const MeshShape& shape, LayoutAt&& layout_at, const CheckpointIndex& index)
         : shape_(shape), index_(index), held_(index.tensors.size()) {
@@ -138,10 +139,10 @@ public:
 
     const MeshShape& shape() const { return shape_; }
 
-    // The stage that has those who write a tensor; others may have copies.
+    // The stage that has those who write a tensor; others may have copies. -1: it is not of the model.
     int stage_of(uint32_t tensor) const {
         const std::vector<Held>& held = held_[tensor];
-        return std::ranges::find_if(held, &Held::counted)->pipeline;
+        return held.empty() ? -1 : std::ranges::find_if(held, &Held::counted)->pipeline;
     }
 
     // Calls visit(rank) for the ranks that would write something of a piece, some more than once. Of a box
@@ -241,12 +242,6 @@ public:
 private:
     const TensorPlaces& places_;
     std::vector<uint64_t> elements_;  // for each rank to read, so far
-};
-
-// Pieces that a rank reads one after another, and sends before it reads on.
-struct PieceBatch {
-    std::vector<const CheckpointPiece*> pieces;
-    uint64_t elements = 0, bytes = 0;
 };
 
 // The parts of a checkpoint's pieces that this rank reads, in batches no larger than one piece may be.

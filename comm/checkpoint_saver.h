@@ -1,11 +1,10 @@
 /*
-Saving a state: every rank writes its slices to a data file of its own, and the first one publishes the
-checkpoint when all are on disk. A run that saves in the background does not stop for it. Until the next
-update, nothing changes of what is saved: its copy into host memory has a stream of its own and runs behind
-the passes, and only the update waits for it.
+Saving what a run has (comm/stateful.h): every rank writes a data file for each contributor that it has
+something of, and the first one publishes the checkpoint when all are on disk. A run that saves in the
+background does not stop for it.
 
-    save()      all ranks    wait for the save under way, begin to copy
-                threads      make the folder; wait for the copy
+    save()      all ranks    wait for the save under way; contributors begin to copy what they have
+                threads      make the folder; agree on tensors and files
                              hash, write, fsync; tell the first rank's what is where
                 its thread   write the index, give the folder its name, delete older checkpoints
                 threads      learn what came of it
@@ -21,6 +20,7 @@ they were. It is reported and not thrown: losing a checkpoint is no reason to lo
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -29,10 +29,8 @@ they were. It is reported and not thrown: losing a checkpoint is no reason to lo
 #include <utility>
 #include <vector>
 
-#include "comm/checkpoint_places.h"       // pieces_to_write
-#include "comm/memory.h"                  // HostArray, ComputeStream
+#include "comm/stateful.h"                // Stateful
 #include "comm/world.h"                   // World
-#include "comm/zero.h"                    // ZeroState
 #include "data/base/background.h"         // Background
 #include "data/base/figures.h"            // seconds_now
 #include "data/base/json.h"               // json_line
@@ -80,6 +78,28 @@ WorkOutcome do_shared_work(const World& world, Work&& work) {
     return nlohmann::json::parse(outcome);
 }
 
+// A number of each rank's, as one of them sees them.
+struct RankNumbers {
+    uint64_t before = 0, all = 0;   // sums: of the ranks before this one, of all
+    int some_before = 0, some = 0;  // ranks that have more than none
+};
+
+// For all ranks: what each of these numbers is on the others.
+inline std::vector<RankNumbers> sum_over_ranks(const World& world, const std::vector<uint64_t>& mine) {
+    std::vector<RankNumbers> sums(mine.size());
+    std::vector<std::string> of_all =
+        world.all_gather({(const char*)mine.data(), mine.size() * sizeof mine[0]});
+    for (int rank = 0; rank < world.size(); rank++) {
+        for (size_t i = 0; i < mine.size(); i++) {
+            uint64_t number;
+            memcpy(&number, &of_all[(size_t)rank][i * sizeof number], sizeof number);
+            sums[i].all += number, sums[i].some += number > 0;
+            if (rank < world.rank()) sums[i].before += number, sums[i].some_before += number > 0;
+        }
+    }
+    return sums;
+}
+
 // ----------------------------------------------------------------------------
 // saving
 
@@ -87,63 +107,52 @@ class CheckpointSaver {
 public:
     // For all ranks. Of older checkpoints, the newest stay, `keep` with the new one (0: all), and those whose
     // step is a multiple of keep_every (0: none). weights_alone: what is saved is nothing to go on from.
-    CheckpointSaver(ZeroState& state, const World& world, const std::string& run_dir, int keep,
+    CheckpointSaver(Contributors parts, const World& world, const std::string& run_dir, int keep,
                     int64_t keep_every, bool in_background, bool weights_alone = false)
-        : state_(state),
+        : parts_(std::move(parts)),
           world_(world),
           thread_world_(world.for_another_thread()),
           run_dir_(run_dir),
           keep_(keep),
           keep_every_(keep_every),
-          in_background_(in_background),
-          weights_alone_(weights_alone),
-          saved_(saved_settings()),
-          pieces_(pieces_to_write(state.layout(), tensor_numbers(state.layout()), mesh().shape,
-                                  mesh().position, saved_)),
-          room_(staging_room()),
-          staging_(room_) {
+          scope_{in_background, weights_alone} {
         cudaCheck(cudaGetDevice(&device_));
-        // The first copy is not to wait until the system has found memory.
-        memset(staging_.data, 0, room_);
-        // Files are numbered without gaps: ranks that have nothing to write have none.
-        std::vector<std::string> sizes = world.all_gather(std::to_string(total_bytes(pieces_)));
-        for (int rank = 0; rank < world.size(); rank++) {
-            uint64_t bytes = std::stoull(sizes[rank]);
-            all_bytes_ += bytes;
-            if (rank < world.rank() && bytes > 0) file_number_++;
-        }
+        uint64_t mine = 0;
+        for (const Stateful* part : parts_) mine += part->bytes_to_write(weights_alone);
+        all_bytes_ = sum_over_ranks(world, {mine})[0].all;
     }
 
     CheckpointSaver(const CheckpointSaver&) = delete;
     CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
-    // For all ranks: begins to copy the state, to be written in the background, or writes it at once. about:
-    // what the header of the index says, step and samples among it. Returns the report of the save before
-    // this one, if it had to be waited for; or that of this one, if it is not written in the background.
+    // For all ranks: begins to save, to be written in the background, or writes at once. about: what the
+    // header of the index says, step and samples among it. Returns the report of the save before this one, if
+    // it had to be waited for; or that of this one, if it is not written in the background.
     std::optional<SaveReport> save(nlohmann::ordered_json about) {
         double start = seconds_now();
         std::optional<SaveReport> before;
         if (under_way()) before = finish();
         report_ = {};
         report_.step = about.at("step").get<int64_t>();
-        report_.folder = checkpoint_folder(run_dir_, report_.step) + (weights_alone_ ? weights_ending : "");
-        report_.weights_alone = weights_alone_;
+        report_.folder =
+            checkpoint_folder(run_dir_, report_.step) + (scope_.weights_alone ? weights_ending : "");
+        report_.weights_alone = scope_.weights_alone;
         report_.bytes = all_bytes_;
         about_ = std::move(about);
-        if (in_background_)
-            state_.copy_aside(copies_.stream, [this] { copy(0, pieces_.size(), copies_.stream); });
-        else
-            state_.synchronize();
-        under_way_ = true;  // a save that could not be copied has thrown, and there is nothing to finish
-        if (in_background_)
+        for (Stateful* part : parts_) part->begin_save(scope_);
+        under_way_ = true;  // a save that could not begin has thrown, and there is nothing to finish
+        if (scope_.in_background)
             work_.start([this] { work(); });
         else
             work();
         report_.stalled = seconds_now() - start;
-        return in_background_ ? before : finish();
+        return scope_.in_background ? before : finish();
     }
 
-    uint64_t bytes() const { return all_bytes_; }  // the size of a checkpoint
+    // For all ranks: the state is what this checkpoint holds.
+    void loaded(const CheckpointReader& reader) { last_ = {reader.folder(), reader.index().save_id}; }
+
+    uint64_t bytes() const { return all_bytes_; }  // the last checkpoint took, or a first would take
 
     // Tells whether a save has begun of which finish() has not yet told the outcome. All ranks get the same
     // answer.
@@ -157,7 +166,11 @@ public:
         WaitsForOthers wait;
         double start = seconds_now();
         work_.finish();
-        if (in_background_) report_.stalled += state_.stall_of_copies();
+        for (Stateful* part : parts_) {
+            report_.stalled += part->stall();
+            part->end_save(report_.error.empty());
+        }
+        all_bytes_ = report_.bytes;
         new_checkpoint_.reset();  // if it is not published, nothing of it stays
         under_way_ = false;
         report_.stalled += seconds_now() - start;
@@ -165,55 +178,27 @@ public:
     }
 
 private:
-    const Mesh& mesh() const { return state_.mesh(); }
+    // The number of a planned tensor in the checkpoint, and of this rank's first row, if rows are counted.
+    struct TensorPlace {
+        uint32_t number;
+        uint64_t first_row;
+    };
+    // Files and tensors of a save, of all ranks.
+    struct Contents {
+        std::vector<CheckpointTensor> tensors;
+        std::vector<std::vector<TensorPlace>> places;  // for each contributor and planned tensor
+        std::vector<int> file_numbers;                 // for each contributor: of this rank's file
+        int files = 0;                                 // new ones
+        std::map<std::string, uint32_t> kept;          // tensors that the last checkpoint has: their numbers
+    };
 
-    ZeroSettings saved_settings() const {
-        ZeroSettings settings = state_.settings();
-        if (weights_alone_) settings.training = false;
-        return settings;
-    }
-
-    size_t staging_room() const {
-        size_t all = staging_bytes(state_.layout(), mesh().shape, saved_);
-        return in_background_ ? all : std::min(all, largest_piece * sizeof(float));
-    }
-
-    static uint64_t total_bytes(const std::vector<OwnPiece>& pieces) {
-        uint64_t bytes = 0;
-        for (const OwnPiece& own : pieces) bytes += own.bytes();
-        return bytes;
-    }
-
-    // For all ranks: makes the folder to write to.
-    void begin_folder() {
-        auto make = [this](std::string&) {
-            if (!world_.is_root()) return;
-            new_checkpoint_.reset();  // it is left from a save that has thrown
-            new_checkpoint_ = std::make_unique<NewCheckpoint>(run_dir_, report_.folder);
-            check_space(new_checkpoint_->folder(), all_bytes_);
-            save_id_ = new_save_id();
-        };
-        note(do_shared_work(*thread_world_, make));
-        folder_ = thread_world_->broadcast_text(new_checkpoint_ ? new_checkpoint_->folder() : "");
-        thread_world_->broadcast(&save_id_, sizeof save_id_);
-    }
-
-    // The stream copies pieces [begin, end) into the staging memory, one behind the other.
-    void copy(size_t begin, size_t end, cudaStream_t stream) {
-        char* to = staging_.data;
-        for (size_t i = begin; i < end; i++) {
-            const OwnPiece& own = pieces_[i];
-            state_.copy_out(own.piece.slot, own.unit, own.at, own.piece.count, to, stream);
-            to += own.bytes();
-        }
-    }
-
-    // For all ranks: from the copy to the checkpoint.
+    // For all ranks: from what has begun to the checkpoint.
     void work() {
         Phase phase("save");
         try {
             cudaCheck(cudaSetDevice(device_));  // a thread of its own does not know it
             begin_folder();
+            if (report_.error.empty()) plan();
             if (report_.error.empty())
                 note(do_shared_work(*thread_world_, [this](std::string&) { write(); }));
             if (report_.error.empty()) publish();
@@ -230,86 +215,166 @@ private:
         report_.seconds += outcome.seconds;
     }
 
-    // Writes this rank's file, as much at a time as the staging memory holds.
-    void write() {
-        if (in_background_) state_.wait_for_copies();
-        if (pieces_.empty()) return;
-        CheckpointDataFile file(folder_, file_number_, save_id_);
-        for (size_t begin = 0, end; begin < pieces_.size(); begin = end) {
-            uint64_t bytes = 0;
-            for (end = begin; end < pieces_.size() && bytes + pieces_[end].bytes() <= room_; end++)
-                bytes += pieces_[end].bytes();
-            if (!in_background_) {  // otherwise all of it is there
-                copy(begin, end, state_.stream());
-                cudaCheck(cudaStreamSynchronize(state_.stream()));
-            }
-            const char* from = staging_.data;
-            for (size_t i = begin; i < end; i++) {
-                file.append(pieces_[i].piece, from, pieces_[i].bytes());
-                from += pieces_[i].bytes();
+    // For all ranks: makes the folder to write to.
+    void begin_folder() {
+        auto make = [this](std::string&) {
+            if (!world_.is_root()) return;
+            new_checkpoint_.reset();  // it is left from a save that has thrown
+            new_checkpoint_ = std::make_unique<NewCheckpoint>(run_dir_, report_.folder);
+            save_.id = new_save_id();
+            save_.has_last = !scope_.weights_alone && last_ && save_id_in(last_->folder) == last_->save_id;
+        };
+        note(do_shared_work(*thread_world_, make));
+        folder_ = thread_world_->broadcast_text(new_checkpoint_ ? new_checkpoint_->folder() : "");
+        thread_world_->broadcast(&save_, sizeof save_);
+    }
+
+    // For all ranks: what the checkpoint has, and who writes what of it.
+    void plan() {
+        std::vector<SavePlan> plans;
+        std::vector<uint64_t> mine;
+        note(do_shared_work(*thread_world_, [&](std::string&) {
+            for (Stateful* part : parts_) plans.push_back(part->plan(save_.has_last));
+        }));
+        if (!report_.error.empty()) return;
+        for (const SavePlan& plan : plans) mine.push_back(plan.bytes);
+        for (const SavePlan& plan : plans) {
+            for (const PlannedTensor& planned : plan.tensors)
+                if (planned.counts_rows()) mine.push_back(planned.rows);
+        }
+        std::vector<RankNumbers> all = sum_over_ranks(*thread_world_, mine);
+        set_contents(plans, all);
+        note(do_shared_work(*thread_world_, [&](std::string&) {
+            if (world_.is_root()) check_space(folder_, report_.bytes);
+        }));
+    }
+
+    // numbers: bytes of each contributor, then rows of each tensor of which they are counted.
+    void set_contents(const std::vector<SavePlan>& plans, const std::vector<RankNumbers>& numbers) {
+        contents_ = {};
+        report_.bytes = 0;
+        auto bytes = numbers.begin(), rows = bytes + (ptrdiff_t)plans.size();
+        for (const SavePlan& plan : plans) {
+            contents_.file_numbers.push_back(contents_.files + bytes->some_before);
+            contents_.files += bytes->some;
+            report_.bytes += bytes++->all;
+            std::vector<TensorPlace>& places = contents_.places.emplace_back();
+            for (const PlannedTensor& planned : plan.tensors) {
+                auto number = (uint32_t)contents_.tensors.size();
+                CheckpointTensor tensor = planned.tensor;
+                places.push_back({number, 0});
+                if (planned.kept) contents_.kept[tensor.name] = number;
+                if (planned.counts_rows()) {
+                    places.back().first_row = rows->before;
+                    tensor.shape[0] = (int64_t)rows++->all;
+                }
+                contents_.tensors.push_back(std::move(tensor));
             }
         }
-        file.finish();
+    }
+
+    // Writes this rank's files.
+    void write() {
+        pieces_.clear();
+        for (size_t i = 0; i < parts_.size(); i++) {
+            std::unique_ptr<CheckpointDataFile> file;  // ranks that have nothing to write have none
+            parts_[i]->write([&](CheckpointPiece piece, const void* values) {
+                TensorPlace place = contents_.places[i][piece.tensor];
+                piece.tensor = place.number, piece.begin += place.first_row * piece.columns;
+                if (!file) {
+                    int number = contents_.file_numbers[i];
+                    file = std::make_unique<CheckpointDataFile>(folder_, number, save_.id);
+                }
+                Dtype dtype = *contents_.tensors[piece.tensor].dtype(piece.slot);
+                file->append(piece, values, piece.count * dtype_size(dtype));
+                pieces_.push_back(piece);
+            });
+            if (file) file->finish();
+        }
     }
 
     // For all ranks: the first learns where everyone's pieces are, and publishes the checkpoint.
     void publish() {
         std::vector<std::string_view> to_each(world_.size());
-        std::string table = table_of(pieces_);
-        to_each[0] = table;
+        to_each[0] = {(const char*)pieces_.data(), pieces_.size() * sizeof(CheckpointPiece)};
         std::vector<std::string> tables = thread_world_->exchange(to_each);
         note(do_shared_work(*thread_world_, [&](std::string& remark) {
             if (!world_.is_root()) return;
             new_checkpoint_->commit(index_of(tables));
+            if (!scope_.weights_alone) last_ = {report_.folder, save_.id};
             note_error(remark, [&] {
-                if (!weights_alone_) remove_weights(run_dir_, report_.step);
+                if (!scope_.weights_alone) remove_weights(run_dir_, report_.step);
                 keep_newest(run_dir_, keep_, keep_every_);
             });
         }));
     }
 
-    static std::string table_of(const std::vector<OwnPiece>& pieces) {
-        std::string table;
-        for (const OwnPiece& own : pieces) table.append((const char*)&own.piece, sizeof own.piece);
-        return table;
-    }
-
-    // The index of everyone's pieces.
+    // The index of everyone's pieces, and of what is kept.
     CheckpointIndex index_of(const std::vector<std::string>& tables) const {
-        CheckpointIndex index = {save_id_, about_, checkpoint_tensors(state_.layout(), saved_), {}, {}};
+        CheckpointIndex index = {save_.id, about_, contents_.tensors, {}, {}};
         for (const std::string& table : tables) {
             if (table.empty()) continue;
             size_t first = index.pieces.size(), count = table.size() / sizeof(CheckpointPiece);
             index.pieces.resize(first + count);
             memcpy(&index.pieces[first], table.data(), table.size());
-            const CheckpointPiece& last = index.pieces.back();
-            index.file_bytes.push_back(last.offset + index.bytes_of(last));
         }
+        std::ranges::stable_sort(index.pieces, {}, &CheckpointPiece::file);
+        index.file_bytes.resize((size_t)contents_.files);
+        for (const CheckpointPiece& piece : index.pieces)
+            index.file_bytes[piece.file] = piece.offset + index.bytes_of(piece);
+        if (!contents_.kept.empty()) keep_last(index);
         return index;
     }
 
-    ZeroState& state_;
+    // Takes over what is kept of the last checkpoint: its tensors, their pieces, and the files of these.
+    void keep_last(CheckpointIndex& index) const {
+        const CheckpointReader reader(last_->folder, false);
+        const CheckpointIndex& last = reader.index();
+        std::map<uint32_t, uint32_t> files;  // numbers there and here
+        for (CheckpointPiece piece : last.pieces) {
+            const CheckpointTensor& tensor = last.tensors[piece.tensor];
+            auto kept = contents_.kept.find(tensor.name);
+            if (kept == contents_.kept.end()) continue;
+            index.tensors[kept->second] = tensor;
+            auto [file, is_new] = files.try_emplace(piece.file, (uint32_t)index.file_bytes.size());
+            if (is_new) {
+                index.shared[file->second] = last.origin_of(piece.file);
+                index.file_bytes.push_back(last.file_bytes[piece.file]);
+                share_file(last_->folder + "/" + data_file_name((int)file->first),
+                           folder_ + "/" + data_file_name((int)file->second));
+            }
+            piece.tensor = kept->second, piece.file = file->second;
+            index.pieces.push_back(piece);
+        }
+    }
+
+    const Contributors parts_;
     const World& world_;
     const std::unique_ptr<World> thread_world_;
     const std::string run_dir_;
     const int keep_;
     const int64_t keep_every_;
-    const bool in_background_, weights_alone_;
-    const ZeroSettings saved_;      // the part of the state that is saved
-    std::vector<OwnPiece> pieces_;  // the pieces that this rank writes
-    uint64_t all_bytes_ = 0;        // all ranks' pieces together
-    int file_number_ = 0;
-    const size_t room_;  // bytes of staging memory
-    HostArray<char> staging_;
-    ComputeStream copies_;  // into it
+    const SaveScope scope_;
+    uint64_t all_bytes_ = 0;
     int device_ = 0;
+
+    struct Last {
+        std::string folder;
+        uint64_t save_id;
+    };
+    std::optional<Last> last_;  // the checkpoint that was saved or loaded last, on the first rank
 
     // the save under way
     bool under_way_ = false;
     nlohmann::ordered_json about_;
     std::unique_ptr<NewCheckpoint> new_checkpoint_;  // on the first rank
     std::string folder_;                             // the folder that is written to
-    uint64_t save_id_ = 0;
-    SaveReport report_;  // the thread's, while it works
-    Background work_;    // last: it ends before what it works with
+    struct Save {
+        uint64_t id;
+        bool has_last;  // the last checkpoint is where it was
+    } save_ = {};       // alike on all ranks
+    Contents contents_;
+    std::vector<CheckpointPiece> pieces_;  // written by this rank
+    SaveReport report_;                    // the thread's, while it works
+    Background work_;                      // last: it ends before what it works with
 };

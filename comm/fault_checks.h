@@ -19,6 +19,7 @@ part that failed, which is worth a new start; its state is not saved, for nobody
 #include "comm/parameters.h"       // ParameterLayout
 #include "comm/placement.h"        // process_place
 #include "comm/run_checkpoints.h"  // RunCheckpoints
+#include "comm/stateful.h"         // Contributors, ReplicatedPiece
 #include "comm/world.h"            // World
 #include "comm/zero.h"             // ZeroState
 #include "data/options/options.h"  // Options
@@ -62,8 +63,6 @@ inline std::vector<int> odd_members(std::span<const uint64_t> values) {
     return odd;
 }
 
-// The kinds of memory that groups of ranks hold alike.
-enum class Replicated { weights, state, copies, head_copies, embeddings };
 constexpr int held_alike = 5;
 constexpr const char* name_of_held[held_alike] = {"weights", "optimizer state", "copied weights",
                                                   "copied weights", "tied embeddings"};
@@ -88,75 +87,13 @@ inline std::vector<int> replica_group(Replicated what, int rank, const MeshShape
 }
 
 // ----------------------------------------------------------------------------
-// hashes of what a rank holds
-
-// A piece of memory of this rank that others hold alike.
-struct ReplicatedPiece {
-    Replicated what;
-    std::string name;  // names the tensor or the unit
-    const void* begin;
-    size_t bytes;
-    bool on_host;
-};
-
-// All that this rank holds and others may hold alike, in an order that they share: whole units, or
-// (by_tensor) their tensors and the padding between them.
-inline std::vector<ReplicatedPiece> replicated_pieces(const ZeroState& state, bool by_tensor) {
-    const ParameterLayout& layout = state.layout();
-    const ZeroSettings& settings = state.settings();
-    bool cut = state.cuts_params();
-    std::vector<ReplicatedPiece> pieces;
-    // Elements [begin, end) of a unit, of an array whose first is element `at`.
-    auto add = [&](Replicated what, const char* slot, int unit, const void* array, size_t width, size_t at,
-                   size_t begin, size_t end, bool on_host) {
-        auto piece = [&](const std::string& name, size_t from, size_t to) {
-            if (from >= to) return;
-            std::string named = slot[0] ? name + " (" + slot + ")" : name;
-            pieces.push_back(
-                {what, named, (const char*)array + (from - at) * width, (to - from) * width, on_host});
-        };
-        if (!by_tensor) return piece(text("unit %d", unit), begin, end);
-        size_t done = begin;
-        for (const TensorPart& part : layout.parts(unit, begin, end)) {
-            piece(text("padding of unit %d", unit), done, part.at);
-            piece(part.name, part.at, part.at + part.count);
-            done = part.at + part.count;
-        }
-        piece(text("padding of unit %d", unit), done, end);
-    };
-    for (int unit : layout.held()) {
-        size_t own = state.owned_begin(unit), own_end = own + state.part_size(unit);
-        const floatX* weights = cut ? state.owned_params(unit) : state.params(unit);
-        size_t at = cut ? own : 0, end = cut ? own_end : layout.unit_size(unit);
-        add(Replicated::weights, "", unit, weights, sizeof(floatX), at, at, end, false);
-        for (const GradientSum& sum : layout.sums(unit)) {
-            Replicated what =
-                sum.ranks == state.mesh().shape.tp ? Replicated::copies : Replicated::head_copies;
-            add(what, "", unit, weights, sizeof(floatX), at, std::max(sum.begin, at),
-                std::min(sum.begin + sum.count, end), false);
-        }
-        if (unit == 0 && layout.tied)
-            add(Replicated::embeddings, "", unit, weights, sizeof(floatX), at, at, end, false);
-        if (!settings.training) continue;
-        if (const float* master = state.owned_master(unit))
-            add(Replicated::state, "master copy", unit, master, sizeof(float), own, own, own_end,
-                settings.offload);
-        for (Slot slot : settings.slots) {
-            size_t room = capacity_of_slot(settings, slot, layout, unit, state.part_size(unit));
-            add(Replicated::state, slot_name(slot), unit, state.owned_slot(slot, unit), sizeof(float), own,
-                own, own + room, settings.offload);
-        }
-    }
-    return pieces;
-}
-
-// ----------------------------------------------------------------------------
 // the check
 
 class ReplicaCheck {
 public:
     // The state has room for hashes (ZeroSettings::checks).
-    ReplicaCheck(const ZeroState& state, const World& world) : state_(state), world_(world) {}
+    ReplicaCheck(const ZeroState& state, const Contributors& parts, const World& world)
+        : state_(state), parts_(parts), world_(world) {}
 
     // For all ranks, when nothing works on the state: what is wrong, in one line; empty: nothing is.
     std::string find() const {
@@ -182,6 +119,14 @@ private:
         uint64_t hash;
         memcpy(&hash, bytes.data() + (size_t)at * sizeof hash, sizeof hash);
         return hash;
+    }
+
+    std::vector<ReplicatedPiece> replicated(bool by_tensor) const {
+        std::vector<ReplicatedPiece> pieces;
+        for (const Stateful* part : parts_) {
+            for (ReplicatedPiece& piece : part->replicated(by_tensor)) pieces.push_back(std::move(piece));
+        }
+        return pieces;
     }
 
     std::vector<int> holders(int what, int rank) const {
@@ -219,7 +164,7 @@ private:
         bool alone[held_alike];
         for (int what = 0; what < held_alike; what++) alone[what] = holders(what, world_.rank()).size() == 1;
         uint64_t of_host[held_alike] = {}, place = 0;
-        for (const ReplicatedPiece& piece : replicated_pieces(state_, false)) {
+        for (const ReplicatedPiece& piece : replicated(false)) {
             int what = (int)piece.what;
             place += far_apart;
             if (alone[what]) continue;
@@ -237,7 +182,7 @@ private:
         // by what is held: not all members of a group are in the same other groups
         const nlohmann::json none(held_alike, nlohmann::json::array());
         nlohmann::json told = {{"place", process_place()}, {"names", none}, {"hashes", none}};
-        for (const ReplicatedPiece& piece : replicated_pieces(state_, true)) {
+        for (const ReplicatedPiece& piece : replicated(true)) {
             auto what = (size_t)piece.what;
             if (disagree[(size_t)(world_.rank() * held_alike) + what] != 'x') continue;
             told["names"][what].push_back(piece.name);
@@ -282,6 +227,7 @@ private:
     }
 
     const ZeroState& state_;
+    const Contributors& parts_;
     const World& world_;
 };
 
@@ -434,7 +380,9 @@ public:
         if (!replicas && !replay) return;
         Phase phase("checks");
         state_.synchronize();
-        if (replicas) judge("--check-replicas", o_.check_replicas, step, ReplicaCheck(state_, world_).find());
+        if (replicas)
+            judge("--check-replicas", o_.check_replicas, step,
+                  ReplicaCheck(state_, checkpoints_.parts(), world_).find());
         if (replay) {
             judge("--check-replay", o_.check_replay, step, ReplayCheck(state_, world_).find(gradients));
         }

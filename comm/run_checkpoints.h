@@ -57,10 +57,10 @@ class LastCheckpoint {
 public:
     // save() saves the state in the run directory, which takes so many bytes; report() is told of what is
     // saved elsewhere. about: as CheckpointSaver has it.
-    LastCheckpoint(ZeroState& state, const World& world, const Options& o, uint64_t bytes,
+    LastCheckpoint(const Contributors& parts, const World& world, const Options& o, uint64_t bytes,
                    nlohmann::ordered_json about, std::function<SaveReport()> save,
                    std::function<void(const SaveReport&)> report)
-        : state_(state),
+        : parts_(parts),
           world_(world),
           options_(o),
           bytes_(bytes),
@@ -96,7 +96,7 @@ private:
     static constexpr double longest_pause = 30;  // seconds between two saves that are tried
 
     SaveReport save_as(const std::string& run_dir, bool weights_alone) {
-        CheckpointSaver saver(state_, world_, run_dir, 0, 0, false, weights_alone);
+        CheckpointSaver saver(parts_, world_, run_dir, 0, 0, false, weights_alone);
         SaveReport report = *saver.save(about_);
         report_(report);
         return report;
@@ -178,11 +178,12 @@ private:
         return true;
     }
 
+    // Files that other checkpoints share stay when it goes.
     uint64_t folder_bytes(int64_t step) const {
         uint64_t bytes = 0;
         for (const auto& entry :
              std::filesystem::directory_iterator(checkpoint_folder(options_.run_dir, step)))
-            bytes += entry.file_size();
+            bytes += entry.hard_link_count() == 1 ? entry.file_size() : 0;
         return bytes;
     }
 
@@ -208,7 +209,7 @@ private:
         return error.empty();
     }
 
-    ZeroState& state_;
+    const Contributors& parts_;
     const World& world_;
     const Options& options_;
     const uint64_t bytes_;
@@ -295,21 +296,21 @@ struct RunPosition {
 
 class RunCheckpoints {
 public:
-    using LayoutAt = std::function<ParameterLayout(const MeshPosition&)>;
     using Report = std::function<void(const SaveReport&)>;
 
-    // layout_at gives the layout of the rank there. before_save is called on all ranks before a save, and
-    // report with what came of it.
-    RunCheckpoints(ZeroState& state, LayoutAt layout_at, const Options& o, const World& world,
+    // parts: all that is saved. before_save is called on all ranks before a save, and report with its report
+    // after it.
+    RunCheckpoints(Contributors parts, bool in_background, const Options& o, const World& world,
                    std::function<void()> before_save, Report report)
-        : state_(state),
-          layout_at_(std::move(layout_at)),
+        : parts_(std::move(parts)),
           options_(o),
           world_(world),
           before_save_(std::move(before_save)),
           report_(std::move(report)),
           clock_(o, world.size()),
-          saver_(state, world, o.run_dir, o.keep, o.keep_every, state.settings().staging) {}
+          saver_(parts_, world, o.run_dir, o.keep, o.keep_every, in_background) {}
+
+    const Contributors& parts() const { return parts_; }
 
     // For all ranks: the state of this checkpoint or, if it is not whole, of the newest before it.
     RunPosition resume(const StoredRun& origin) {
@@ -405,7 +406,7 @@ public:
         };
         if (on_disk_ != position.step) save_now();
         if (on_disk_ == position.step) return checkpoint_folder(options_.run_dir, position.step);
-        LastCheckpoint last(state_, world_, options_, bytes(), header(position), save_now, report_);
+        LastCheckpoint last(parts_, world_, options_, bytes(), header(position), save_now, report_);
         return last.save(last_);
     }
 
@@ -435,7 +436,7 @@ private:
     // For all ranks, in a run that ends with an error: saves what it has come to, and says what came of that.
     // Throws Error where this rank alone cannot go on with saving.
     std::string rescue(const RunPosition& position) {
-        if (!state_.is_whole()) return all_is_lost;
+        if (!std::ranges::all_of(parts_, &Stateful::is_whole)) return all_is_lost;
         world_.recover();
         // A device that can go on is done with what failed, and forgets it.
         if (world_.size() == 1) cudaDeviceSynchronize(), cudaGetLastError();
@@ -493,7 +494,8 @@ private:
         std::string index = world_.broadcast_text(run.index);
         std::unique_ptr<CheckpointReader> reader;
         world_.on_all_ranks([&] { reader = std::make_unique<CheckpointReader>(run.checkpoint, index); });
-        std::string converted = load_checkpoint(state_, world_, layout_at_, *reader, weights_only);
+        std::string converted = load_checkpoint(parts_, world_, *reader, weights_only);
+        if (!weights_only) saver_.loaded(*reader);
         if (!converted.empty()) print("             %s\n", converted.c_str());
         RunPosition position = {(int)run.step, (uint64_t)reader->index().samples()};
         world_.on_all_ranks([&] {
@@ -526,8 +528,7 @@ private:
         }
     }
 
-    ZeroState& state_;
-    LayoutAt layout_at_;
+    const Contributors parts_;
     const Options& options_;
     const World& world_;
     const std::function<void()> before_save_;

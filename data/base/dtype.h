@@ -1,5 +1,5 @@
 /*
-The types in which parameters are stored, here and in files of others.
+The types in which parameters are stored, here and in files of others; and of whole numbers beside them.
 */
 #pragma once
 
@@ -9,17 +9,19 @@ The types in which parameters are stored, here and in files of others.
 
 #include "kernels/bf16_bits.h"  // bf16_to_float, float_to_bf16
 
-enum class Dtype { fp32, bf16 };
+enum class Dtype { fp32, bf16, uint64 };
 
 inline const char* dtype_name(Dtype dtype) {
-    return dtype == Dtype::fp32 ? "fp32" : "bf16";
+    constexpr const char* names[] = {"fp32", "bf16", "uint64"};
+    return names[(int)dtype];
 }
 
 inline uint64_t dtype_size(Dtype dtype) {
-    return dtype == Dtype::fp32 ? 4 : 2;
+    constexpr uint64_t bytes[] = {4, 2, 8};
+    return bytes[(int)dtype];
 }
 
-// Numbers of a type that lie anywhere, as floats.
+// Numbers of a type of parameters that lie anywhere, as floats.
 inline void to_floats(Dtype dtype, const void* from, uint64_t count, float* to) {
     if (dtype == Dtype::fp32) {
         memcpy(to, from, count * sizeof(float));

@@ -164,6 +164,12 @@ public:
         return has(name) ? number(name, most) : otherwise;
     }
 
+    // Any number of 64 bits.
+    uint64_t bits(const std::string& name) {
+        if (!get(name).is_number_unsigned()) wrong(name, "a whole number");
+        return get(name).get<uint64_t>();
+    }
+
     const nlohmann::json& array(const std::string& name) {
         const nlohmann::json& value = get(name);
         if (!value.is_array()) wrong(name, "an array");

@@ -1,6 +1,7 @@
 /*
 The data files of a checkpoint, one for each rank that writes: 64 bytes, then pieces one behind the other up
-to the end. What pieces there are says the index (data/checkpoint/index.h).
+to the end. What pieces there are says the index (data/checkpoint/index.h). A file that several checkpoints
+share has the number and the save id of the first.
 
     at  bytes
      0      8  magic: 89 54 47 44 54 0d 0a 1a ("\x89TGDT\r\n\x1a")
@@ -163,6 +164,15 @@ inline std::string read_checkpoint_index(const std::string& folder) {
                       "too long for the index of a checkpoint; use another checkpoint");
 }
 
+// The save id of the checkpoint in a folder; nothing where there is none.
+inline std::optional<uint64_t> save_id_in(const std::string& folder) {
+    std::string path = index_path(folder);
+    FileHandle file = open_file(path, O_RDONLY);
+    checkpoint_format::IndexPreamble preamble;
+    if (!file || !read_at(file, path, 0, &preamble, sizeof preamble)) return std::nullopt;
+    return preamble.save_id;
+}
+
 // For one process. Data files are opened when they are needed.
 class CheckpointReader {
 public:
@@ -237,6 +247,9 @@ public:
                  folder_.c_str(), printable(whole.name).c_str(), slot_name(slot), (unsigned long long)first,
                  (unsigned long long)(first + count));
         }
+        if (slot == Slot::data)
+            fail("%s: tensor %s is of whole numbers; take one of parameters", folder_.c_str(),
+                 printable(whole.name).c_str());
         if (tensor != kept_tensor_ || slot != kept_slot_) keep_pieces_of(tensor, slot);
         const BoxRun wanted = {0, whole.width(), first, count};
         Dtype dtype = *whole.dtype(slot);
@@ -284,7 +297,8 @@ private:
 
     void check_preamble(uint32_t number, const FileHandle& file) const {
         using namespace checkpoint_format;
-        DataPreamble found, wanted = data_preamble(number, index_.save_id, index_.file_bytes[number]);
+        FileOrigin origin = index_.origin_of(number);
+        DataPreamble found, wanted = data_preamble(origin.number, origin.save_id, index_.file_bytes[number]);
         std::string path = data_path(number);
         if (!read_at(file, path, 0, &found, sizeof found))
             fail("%s: became shorter while it was read; use another checkpoint", path.c_str());

@@ -4,6 +4,9 @@ one is written as step_00000100.partial, and renamed when all of it is on disk; 
 is renamed before it is removed. What a killed program leaves of either are folders *.partial, which the next
 one removes. One that makes room for another is step_00000100.aside until that is in its place. What a run
 could save of its last step on a disk that is full, if that is no more, is step_00000100.weights.
+
+Checkpoints share data files that did not change between them: such a file has a name in each of their
+folders, and goes with the last of them. So a folder is whole by itself, and can be copied and deleted alone.
 */
 #pragma once
 
@@ -109,6 +112,19 @@ inline void remove_folder(const std::string& folder) {
     std::error_code error;
     std::filesystem::remove_all(folder, error);
     if (error) fail_with_code(error, folder, "remove it");
+}
+
+// Gives a file another name, or where it cannot have one, as on another file system, a copy.
+inline void share_file(const std::string& from, const std::string& to) {
+    WorksOn work("sharing " + from);
+    if (link(from.c_str(), to.c_str()) == 0) return;
+    bool can_copy =
+        errno == EXDEV || errno == EPERM || errno == EMLINK || errno == EOPNOTSUPP || errno == ENOSYS;
+    if (!can_copy) fail_with_errno(from, "link it");
+    std::error_code error;
+    std::filesystem::copy_file(from, to, error);
+    if (error) fail_with_code(error, to, "copy it");
+    sync_file(open_file(to, O_RDONLY), to);
 }
 
 inline void remove_checkpoint(const std::string& run_dir, int64_t step) {

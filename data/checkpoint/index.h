@@ -15,17 +15,18 @@ that wrote. All numbers are little-endian, all checksums XXH3-64.
     48      8  checksum of the pieces
     56      8  checksum of the 56 bytes before
     64      H  header: {"program", "step", "samples", "options": {...}, "tensors": [{"name", "shape": [...],
-               "weight": "fp32" | "bf16", "master", "m", "v": "fp32"}, ...], "files": [bytes of each data
-               file], ...}, then spaces. A slot that is not stored is left out. "spikes"
-               (data/run/spike_rule.h) is there only if the run watches for spikes, or has passed over
-               samples; "published"
-               (data/exchange/published.h) only if the model came from Hugging Face.
+               "weight": "fp32" | "bf16", "master", "m", "v": "fp32", "data": "uint64"}, ...], "files":
+               [bytes of each data file], ...}, then spaces. A slot that is not stored is left out. A file
+               that an earlier save has written is {"bytes", "number", "save"}: the number and the save id
+               that stand in it. "slots" is there only if there are others than weight, master, m and v;
+               "spikes" (data/run/spike_rule.h) only if the run watches for spikes, or has passed over
+               samples; "published" (data/exchange/published.h) only if the model came from Hugging Face.
   64+H   64*P  pieces; then the file ends
 
     a piece
     at  bytes
      0      4  number of the tensor
-     4      4  slot: 0 weight, 1 master copy, 2 first moment (m), 3 second moment (v)
+     4      4  slot: 0 weight, 1 master copy, 2 first moment (m), 3 second moment (v); or a place in "slots"
      8      4  number of the data file
     12      4  zero
     16      8  first column of a box: these columns of all rows of the tensor; (n) is n rows of one column
@@ -49,6 +50,7 @@ so do the pieces in a data file. The reader checks all of it.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -101,13 +103,25 @@ inline PiecePlace place_of(const CheckpointPiece& piece) {
     return {piece.tensor, piece.slot, piece.column, piece.begin};
 }
 
+// The name that a data file has of itself, in its first bytes.
+struct FileOrigin {
+    uint32_t number;
+    uint64_t save_id;
+};
+
 struct CheckpointIndex {
     uint64_t save_id = 0;
     nlohmann::ordered_json about;  // the header without tensors and files
     std::vector<CheckpointTensor> tensors;
     std::vector<uint64_t> file_bytes;  // sizes of the data files
     std::vector<CheckpointPiece> pieces;
+    std::map<uint32_t, FileOrigin> shared = {};         // data files that earlier saves have written
     std::unordered_map<std::string, int> numbers = {};  // the tensors' numbers, in an index that was read
+
+    FileOrigin origin_of(uint32_t file) const {
+        auto found = shared.find(file);
+        return found == shared.end() ? FileOrigin{file, save_id} : found->second;
+    }
 
     // The number of a tensor; -1 if there is none of that name.
     int find(const std::string& name) const {
@@ -163,6 +177,12 @@ uint64_t preamble_hash(const Preamble& preamble) {
     return XXH3_64bits(&preamble, offsetof(Preamble, hash));
 }
 
+inline std::vector<Slot> first_slots(int count) {
+    std::vector<Slot> slots;
+    for (int slot = 0; slot < count; slot++) slots.push_back((Slot)slot);
+    return slots;
+}
+
 // Reads and checks an index.
 class IndexParser {
 public:
@@ -215,15 +235,38 @@ private:
         fields.integer("step", 0, INT64_MAX);
         fields.integer("samples", 0, most_samples_);
         if (!fields.get("options").is_object()) refuse("header has no options; use another checkpoint");
+        if (header.contains("slots")) read_slots(fields.array("slots"));
         read_tensors(fields.array("tensors"));
-        for (const auto& bytes : fields.array("files")) {
-            std::string what = text("%s: bytes of data file %zu", path_.c_str(), index_.file_bytes.size());
-            index_.file_bytes.push_back((uint64_t)json_integer(bytes, alignment, INT64_MAX, what));
-        }
+        for (const auto& file : fields.array("files")) read_file(file);
         if (index_.tensors.empty()) refuse("header has no tensors; use another checkpoint");
         header.erase("tensors");
         header.erase("files");
+        header.erase("slots");
         index_.about = std::move(header);
+    }
+
+    void read_slots(const nlohmann::json& names) {
+        slots_.clear();
+        for (const auto& name : names) {
+            Slot slot = {};
+            while ((int)slot < slot_count && name != slot_name(slot)) slot = Slot((int)slot + 1);
+            if ((int)slot == slot_count || std::ranges::count(slots_, slot))
+                fail("%s: slot %s, which this program does not know; use the program that wrote it",
+                     path_.c_str(), json_text(name).c_str());
+            slots_.push_back(slot);
+        }
+    }
+
+    void read_file(const nlohmann::json& file) {
+        auto number = (uint32_t)index_.file_bytes.size();
+        const nlohmann::json* bytes = &file;
+        if (file.is_object()) {
+            JsonObject fields(file, text("%s: data file %u", path_.c_str(), number));
+            index_.shared[number] = {(uint32_t)fields.integer("number", 0, UINT32_MAX), fields.bits("save")};
+            bytes = &fields.get("bytes");
+        }
+        std::string what = text("%s: bytes of data file %u", path_.c_str(), number);
+        index_.file_bytes.push_back((uint64_t)json_integer(*bytes, alignment, INT64_MAX, what));
     }
 
     void read_tensors(const nlohmann::json& rows) {
@@ -236,13 +279,16 @@ private:
                 fail("%s appears twice; use another checkpoint", what.c_str());
             int64_t size = 1;
             for (const auto& dimension : fields.array("shape")) {
-                tensor.shape.push_back(json_integer(dimension, 1, largest_tensor / size, what + ": shape"));
-                size *= tensor.shape.back();
+                bool may_be_none = tensor.shape.empty();  // no rows yet
+                tensor.shape.push_back(
+                    json_integer(dimension, may_be_none ? 0 : 1, largest_tensor / size, what + ": shape"));
+                size *= std::max<int64_t>(tensor.shape.back(), 1);
             }
             if (tensor.shape.empty() || tensor.shape.size() > 2)
                 fail("%s: %zu dimensions; one or two are stored", what.c_str(), tensor.shape.size());
             for (int s = 0; s < slot_count; s++) tensor.slots[s] = read_dtype(fields, (Slot)s, what);
-            if (!tensor.dtype(Slot::weight)) fail("%s: no weight; use another checkpoint", what.c_str());
+            if (!tensor.dtype(Slot::weight) && !tensor.dtype(Slot::data))
+                fail("%s: no weight; use another checkpoint", what.c_str());
             index_.tensors.push_back(std::move(tensor));
         }
     }
@@ -250,10 +296,11 @@ private:
     static std::optional<Dtype> read_dtype(JsonObject& fields, Slot slot, const std::string& what) {
         const nlohmann::json& value = fields.get(slot_name(slot));
         if (value.is_null()) return std::nullopt;
-        if (value == "fp32") return Dtype::fp32;
+        if (value == "fp32" && slot != Slot::data) return Dtype::fp32;
         if (value == "bf16" && slot == Slot::weight) return Dtype::bf16;
-        fail("%s: %s is stored as %s; only fp32 is known, and bf16 for the weight", what.c_str(),
-             slot_name(slot), json_text(value).c_str());
+        if (value == "uint64" && slot == Slot::data) return Dtype::uint64;
+        fail("%s: %s is stored as %s; only fp32 is known, bf16 for the weight, and uint64 for data",
+             what.c_str(), slot_name(slot), json_text(value).c_str());
     }
 
     void read_pieces() {
@@ -262,7 +309,11 @@ private:
             refuse("pieces do not match their checksum; use another checkpoint");
         index_.pieces.resize(preamble_.pieces);
         if (!source.empty()) memcpy(index_.pieces.data(), source.data(), source.size());
-        for (const CheckpointPiece& piece : index_.pieces) check_piece(piece);
+        for (CheckpointPiece& piece : index_.pieces) {
+            auto number = (uint32_t)piece.slot;
+            piece.slot = number < slots_.size() ? slots_[number] : Slot(slot_count);
+            check_piece(piece);
+        }
     }
 
     void check_piece(const CheckpointPiece& piece) const {
@@ -298,7 +349,7 @@ private:
             const CheckpointTensor& tensor = index_.tensors[t];
             for (uint32_t s = 0; s < slot_count; s++) {
                 if (!tensor.slots[s]) continue;
-                for (uint64_t column = 0; column < tensor.width();) {
+                for (uint64_t column = 0; tensor.rows() > 0 && column < tensor.width();) {
                     const CheckpointPiece* box = next_of(t, (Slot)s);
                     bool tiles = box && box->column == column;
                     for (uint64_t begin = 0; tiles && begin < tensor.rows() * box->columns; at++) {
@@ -346,6 +397,7 @@ private:
     const std::string& path_;
     int64_t most_samples_;
     IndexPreamble preamble_;
+    std::vector<Slot> slots_ = first_slots(common_slots);  // by the numbers that pieces have
     CheckpointIndex index_;
 };
 
@@ -369,7 +421,19 @@ inline std::string checkpoint_index_bytes(const CheckpointIndex& index) {
         }
         rows.push_back(std::move(row));
     }
-    header["files"] = index.file_bytes;
+    // Pieces have the numbers of slots in this program, and so does a list that names all of them.
+    if (std::ranges::any_of(index.pieces, [](auto& piece) { return (int)piece.slot >= common_slots; })) {
+        for (Slot slot : first_slots(slot_count)) header["slots"].push_back(slot_name(slot));
+    }
+    nlohmann::ordered_json& files = header["files"] = nlohmann::ordered_json::array();
+    for (uint32_t file = 0; file < index.file_bytes.size(); file++) {
+        uint64_t bytes = index.file_bytes[file];
+        FileOrigin origin = index.origin_of(file);
+        if (index.shared.contains(file))
+            files.push_back({{"bytes", bytes}, {"number", origin.number}, {"save", origin.save_id}});
+        else
+            files.push_back(bytes);
+    }
     std::string source = header.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     source.resize((source.size() + alignment - 1) / alignment * alignment, ' ');
 

@@ -54,7 +54,8 @@ private:
     void about(const std::string& folder) {
         uint64_t bytes = 0, parameters = 0;
         for (uint64_t file : index_.file_bytes) bytes += file;
-        for (const CheckpointTensor& tensor : index_.tensors) parameters += tensor.size();
+        for (const CheckpointTensor& tensor : index_.tensors)
+            parameters += tensor.dtype(Slot::weight) ? tensor.size() : 0;
         add(text("checkpoint   %s, written by %s", folder.c_str(),
                  visible_text(index_.about["program"].get<std::string>()).c_str()));
         add(text("trained      %lld steps, %lld samples", (long long)index_.step(),
@@ -97,12 +98,16 @@ private:
     }
 
     void tensors() {
-        std::vector<std::vector<std::string>> rows = {
-            {"tensor", "shape", "weight", "master", "m", "v", "bytes"}};
+        auto has_data = [](const CheckpointTensor& tensor) { return tensor.dtype(Slot::data).has_value(); };
+        int columns = std::ranges::any_of(index_.tensors, has_data) ? slot_count : common_slots;
+        std::vector<std::vector<std::string>> rows = {{"tensor", "shape"}};
+        for (int slot = 0; slot < columns; slot++) rows[0].push_back(slot_name((Slot)slot));
+        rows[0].push_back("bytes");
         for (const CheckpointTensor& tensor : index_.tensors) {
             std::vector<std::string> row = {visible_text(tensor.name), shape_text(tensor.shape)};
             uint64_t bytes = 0;
-            for (const auto& dtype : tensor.slots) {
+            for (int slot = 0; slot < columns; slot++) {
+                std::optional<Dtype> dtype = tensor.slots[(size_t)slot];
                 row.push_back(dtype ? dtype_name(*dtype) : "-");
                 bytes += dtype ? tensor.size() * dtype_size(*dtype) : 0;
             }

@@ -26,7 +26,7 @@ are given another value.
 struct StoredRun {
     std::string checkpoint;          // its folder
     std::string run_dir;             // the run that it lies in; empty: none
-    std::string tokenizer;           // that run's copy of its tokenizer; empty: there is none
+    std::string tokenizer;           // copy of its tokenizer in that run; empty: there is none
     int64_t step = 0;                // steps done
     nlohmann::json options;          // the form of options_to_json() or model_options_to_json()
     std::vector<std::string> notes;  // for the header: newer ones that are not it, and why

@@ -17,6 +17,7 @@ times, in turns, and the median counts: the speed of a disk varies.
 #include "comm/checkpoint_loader.h"
 #include "comm/checkpoint_saver.h"
 #include "comm/placement.h"
+#include "comm/zero_checkpoint.h"
 #include "data/commands/inspect.h"
 #include "test/bench/bench.h"
 
@@ -52,7 +53,7 @@ public:
         std::vector<double> stalls, behind, saves, writes, copies;
         uint64_t bytes = 0;
         {
-            CheckpointSaver saver(state_, world_, run_of(world_.size()), 1, 0, true);
+            CheckpointSaver saver({&contributor_}, world_, run_of(world_.size()), 1, 0, true);
             for (int step = 1; step <= repeats; step++) {
                 saver.save({{"program", "bench_checkpoint"},
                             {"step", step},
@@ -84,14 +85,13 @@ public:
         std::vector<double> loads, verifications, reads;
         uint64_t bytes = 0;
         for (uint64_t of_file : reader.index().file_bytes) bytes += of_file;
-        auto layout_at = [&](const MeshPosition&) -> const ParameterLayout& { return layout_; };
         for (int i = 0; i < repeats; i++) {
             drop_cache(reader);
             reads.push_back(seconds_of_all([&] { raw_read(reader); }));
             drop_cache(reader);
             loads.push_back(seconds_of_all([&] {
                 CheckpointReader fresh(folder);
-                load_checkpoint(state_, world_, layout_at, fresh, false);
+                load_checkpoint({&contributor_}, world_, fresh, false);
             }));
             if (from != world_.size()) continue;
             drop_cache(reader);
@@ -234,6 +234,7 @@ private:
     const ParameterLayout layout_;
     Arena memory_;
     ZeroState state_;
+    ZeroCheckpoint contributor_{state_, [this](const MeshPosition&) { return layout_; }};
     std::vector<char> chunk_;
 };
 

@@ -13,6 +13,7 @@ has a value of its own, and checkpoints compared byte for byte.
 
 #include "comm/checkpoint_loader.h"
 #include "comm/checkpoint_saver.h"
+#include "comm/zero_checkpoint.h"
 
 // ----------------------------------------------------------------------------
 // models
@@ -67,6 +68,8 @@ struct ToyState {
     ComputeStream compute;
     Arena memory;
     ZeroState state;
+    ZeroCheckpoint contributor{state, layout_at()};
+    Contributors parts = {&contributor};
 
     ToyState(const World& world, const MeshShape& shape, const ToyModel& model, const ZeroSettings& settings)
         : shape(shape),

@@ -28,7 +28,10 @@ static CheckpointIndex random_index(uint32_t seed, int tensors = 5, uint64_t mos
         if (draw(0, 2)) tensor.shape.push_back((int64_t)draw(1, 12));
         for (uint32_t s = 0; s < slot_count; s++) {
             if (s > 0 && draw(0, 1)) continue;
-            tensor.slots[s] = s == 0 && draw(0, 1) ? Dtype::bf16 : Dtype::fp32;
+            if (s == common_slots && seed % 2) continue;  // such an index names no slots
+            tensor.slots[s] = s == common_slots      ? Dtype::uint64
+                              : s == 0 && draw(0, 1) ? Dtype::bf16
+                                                     : Dtype::fp32;
             for (uint64_t column = 0, columns; column < tensor.width(); column += columns) {
                 columns = draw(1, tensor.width() - column);
                 uint64_t size = tensor.rows() * columns;
@@ -110,6 +113,48 @@ TEST_CASE("the bytes are those of the description") {
     CHECK(number(last) == (uint64_t)2 << 32);  // tensor 0, slot 2
     CHECK(number(last + 8) == 1);              // file 1, zero
     for (int i = 0; i < 6; i++) CHECK(number(last + 16 + 8 * i) == std::vector{2, 1, 0, 2, 80, 9}[i]);
+}
+
+TEST_CASE("slots have names, files may be of an earlier save, and a tensor may have no rows") {
+    CheckpointIndex index;
+    index.save_id = 5;
+    index.about = {{"program", "train_gpt 0"}, {"step", 1}, {"samples", 2}, {"options", {{"a", 1}}}};
+    CheckpointTensor ids = {"ids", {2}, {}}, rows = {"rows", {0, 3}, {}};
+    ids.slots[(size_t)Slot::data] = Dtype::uint64, rows.slots[(size_t)Slot::weight] = Dtype::fp32;
+    index.tensors = {ids, rows};
+    index.file_bytes = {64 + 2 * 8};
+    index.pieces = {{0, Slot::data, 0, 0, 0, 1, 0, 2, 64, 7}};
+    index.shared[0] = {9, UINT64_MAX};
+    std::string bytes = checkpoint_index_bytes(index);
+    CHECK(bytes.find(R"("tensors":[{"name":"ids","shape":[2],"data":"uint64"},)"
+                     R"({"name":"rows","shape":[0,3],"weight":"fp32"}],)"
+                     R"("slots":["weight","master","m","v","data"],)"
+                     R"("files":[{"bytes":80,"number":9,"save":18446744073709551615}]})") != bytes.npos);
+    CheckpointIndex again = parse(bytes);
+    CHECK(again.pieces[0].slot == Slot::data);
+    CHECK(again.origin_of(0).number == 9);
+    CHECK(again.origin_of(0).save_id == UINT64_MAX);
+    CHECK(again.tensors[1].shape == std::vector<int64_t>{0, 3});
+    CHECK(again.about.size() == 4);
+
+    uint64_t header_bytes;
+    memcpy(&header_bytes, bytes.data() + 24, 8);
+    auto with = [&](const std::string& old, const std::string& text) {
+        std::string header = bytes.substr(64, header_bytes);
+        header.replace(header.find(old), old.size(), text);
+        return forged_index(header, index.pieces);
+    };
+    CHECK_NOTHROW(parse(with("ids", "ids")));
+    CHECK_REFUSED(parse(with(R"("v","data")", R"("v","outer")")),
+                  "slot \"outer\", which this program does not know; use the program that wrote it");
+    CHECK_REFUSED(parse(with(R"("v","data")", R"("v","v")")), "slot \"v\", which this program");
+    CHECK_REFUSED(parse(with(R"("data"],)", R"(5],)")), "slot 5, which this program");
+    CHECK_REFUSED(parse(with(R"(,"data"])", "]")), "piece 0 is of a tensor, slot, ");
+    CHECK_REFUSED(parse(with(R"("number":9)", R"("number":-9)")), "data file 0: number is -9; ");
+    CHECK_REFUSED(parse(with(R"("save":1)", R"("save":-1)")), "data file 0: save is ");
+    CHECK_REFUSED(parse(with(R"("bytes":80)", R"("bytes":8)")), "bytes of data file 0 is 8; ");
+    CHECK_REFUSED(parse(with(R"("data":"uint64")", R"("data":"fp32")")), "tensor ids: data is stored as ");
+    CHECK_REFUSED(parse(with(R"("weight":"fp32")", R"("weight":"uint64")")), "tensor rows: weight is stored");
 }
 
 TEST_CASE("runs of a piece") {
@@ -302,7 +347,7 @@ TEST_CASE("hostile headers with right checksums") {
     tensor(R"({"name": "a", "shape": 4})", "tensor 0: shape is 4; ");
     tensor(R"({"name": "a", "shape": []})", "tensor a: 0 dimensions; ");
     tensor(R"({"name": "a", "shape": [1, 1, 1]})", "tensor a: 3 dimensions; ");
-    tensor(R"({"name": "a", "shape": [0]})", "tensor a: shape is 0; ");
+    tensor(R"({"name": "a", "shape": [1, 0]})", "tensor a: shape is 0; ");
     tensor(R"({"name": "a", "shape": [4, -1]})", "tensor a: shape is -1; ");
     tensor(R"({"name": "a", "shape": [4294967296, 4294967296]})", "tensor a: shape is 4294967296; ");
     tensor(R"({"name": "a", "shape": [9223372036854775807]})", "tensor a: shape is 9223372036854775807; ");

@@ -73,7 +73,7 @@ public:
     explicit Flipped(const FlipCase& cut)
         : mesh_(test_world(), cut.mesh, test_stream()),
           g_(small_config(), {B, T, true, Recompute::none, B * T}, settings_of(cut), mesh_, layout_of(cut)),
-          replicas_(g_.state, test_world()),
+          replicas_(g_.state, parts_, test_world()),
           replay_(g_.state, test_world()) {
         initialize(g_.state, 5);
         for (int step = 0; step < 2; step++) make_step([] {});
@@ -103,7 +103,7 @@ public:
     class Kept {
     public:
         explicit Kept(Flipped& of) : of_(of) {
-            for (const ReplicatedPiece& piece : replicated_pieces(of.g_.state, false)) {
+            for (const ReplicatedPiece& piece : of.contributor_.replicated(false)) {
                 bytes_.emplace_back(piece.bytes);
                 cudaCheck(cudaMemcpy(bytes_.back().data(), piece.begin, piece.bytes, cudaMemcpyDefault));
             }
@@ -111,7 +111,7 @@ public:
         ~Kept() {
             of_.g_.state.synchronize();
             size_t i = 0;
-            for (const ReplicatedPiece& piece : replicated_pieces(of_.g_.state, false)) {
+            for (const ReplicatedPiece& piece : of_.contributor_.replicated(false)) {
                 cudaMemcpy((void*)piece.begin, bytes_[i].data(), piece.bytes, cudaMemcpyDefault);
                 i++;
             }
@@ -123,6 +123,7 @@ public:
     };
 
     ZeroState& state() { return g_.state; }
+    const Contributors& parts() const { return parts_; }
 
     // Gives the name of the tensor.
     std::string flip_one_weight(Draws& draws, int victim) {
@@ -239,6 +240,8 @@ private:
 
     Mesh mesh_;
     Gpt g_;
+    ZeroCheckpoint contributor_{g_.state, [this](const MeshPosition&) { return g_.state.layout(); }};
+    Contributors parts_ = {&contributor_};
     ReplicaCheck replicas_;
     ReplayCheck replay_;
     int step_ = 0;
@@ -306,8 +309,7 @@ TEST_CASE("a run that fails a check ends with 75, names the rank, and saves noth
     TemporaryFolder folder;
     o.run_dir = test_world().all_gather(folder.path)[0];
     RunCheckpoints checkpoints(
-        run.state(), [&](const MeshPosition&) { return run.state().layout(); }, o, test_world(), [] {},
-        [](const SaveReport&) {});
+        run.parts(), false, o, test_world(), [] {}, [](const SaveReport&) {});
     FaultChecks checks(o, run.state(), test_world(), checkpoints);
     auto no_gradients = [](int) {};
     RunPosition at;

@@ -511,7 +511,7 @@ TEST_CASE("bytes sent in a step are those of the formulas") {
         Place a(c, config, mesh.position);
         Gpt g(config, workload_of(c, B, T), settings_of(c), mesh, a.layout());
         initialize(g.state, 5);
-        CHECK(step_of(g, c, 0).finite);  // from here on each step begins like the later ones
+        CHECK(step_of(g, c, 0).finite);  // all later steps begin like the next one
         reset_traffic();
         [[maybe_unused]] uint64_t before = 0;
 #ifndef RANKS_USE_NCCL

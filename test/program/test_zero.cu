@@ -693,7 +693,7 @@ TEST_CASE("bytes sent in a step are those of the formulas" * doctest::skip(on_cp
         Gpt g(config, workload_of(sequences / mesh.shape.dp / c.micro_batches), settings_of(c), mesh,
               {mesh.shape});
         initialize(g.state, 5);
-        step_of(g, 0, c.micro_batches, c.optimizer);  // from here on each step begins like the later ones
+        step_of(g, 0, c.micro_batches, c.optimizer);  // all later steps begin like the next one
         reset_traffic();
         step_of(g, 1, c.micro_batches, c.optimizer);
 

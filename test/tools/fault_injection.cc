@@ -13,8 +13,8 @@ for; everything else goes through. Nothing of the program knows of it.
           lose         (of a message) this call and all after it send nothing, and never get done
           flip         (of a product) a bit of its result is wrong
     FAULT_LASTING=1    calls after it fail as well
-    FAULT_CALLS=...    only these are counted, of: create, write, truncate, sync, rename, unlink, mkdir, rmdir
-                       (all of those without it); read; init (MPI_Init_thread), dup (MPI_Comm_idup),
+    FAULT_CALLS=...    only these are counted, of: create, write, truncate, sync, rename, link, unlink, mkdir,
+                       rmdir (all of those without it); read; init (MPI_Init_thread), dup (MPI_Comm_idup),
                        product (dnnl_sgemm) and touch: the first access to a page of a mapped file whose name
                        holds FAULT_MAPPED
                        message: MPI_Isend between the ranks of a group
@@ -146,7 +146,7 @@ private:
     bool concerned_ =
         setting("FAULT_RANK").empty() || setting("FAULT_RANK") == setting("OMPI_COMM_WORLD_RANK");
     std::string calls_ =
-        "," + setting("FAULT_CALLS", "create,write,truncate,sync,rename,unlink,mkdir,rmdir") + ",";
+        "," + setting("FAULT_CALLS", "create,write,truncate,sync,rename,link,unlink,mkdir,rmdir") + ",";
     std::string kind_ = setting("FAULT", "kill"), list_ = setting("FAULT_LIST"),
                 when_ = setting("FAULT_WHEN");
     long at_ = atol(setting("FAULT_AT", "0").c_str()), count_ = 0;
@@ -317,6 +317,9 @@ int fdatasync(int file) {
 // Known by the new name.
 int rename(const char* from, const char* to) noexcept {
     return faults().strike("rename", to) ? -1 : REAL(rename)(from, to);
+}
+int link(const char* from, const char* to) noexcept {
+    return faults().strike("link", to) ? -1 : REAL(link)(from, to);
 }
 int unlink(const char* path) noexcept {
     return faults().strike("unlink", path) ? -1 : REAL(unlink)(path);

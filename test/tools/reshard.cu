@@ -1,9 +1,13 @@
 /*
-Moves a checkpoint from one layout to another: on all ranks of mpirun, for test/scripts/check_reshard.sh.
+Moves a checkpoint from one layout to another: on all ranks of mpirun, for test/scripts/check_reshard.sh; and
+for test/scripts/check_contributors.sh, with a table beside the model.
 
     reshard fill RUN LAYOUT         saves a state with known values
     reshard move LAYOUT TO FROM...  loads each checkpoint, compares every byte of the state, saves it in the
                                     folder TO, and compares the tensors of both byte for byte
+
+    reshard table RUN STEP          goes on with a run up to this step from its newest checkpoint, which it
+                                    compares byte for byte, and saves after each step
 
 A LAYOUT is a list as in tp=2,dp=3,shard=3,zero=3; also pp, copies and offload. move prints a line "ok ..." or
 "FAILED ..." for each FROM.
@@ -12,6 +16,7 @@ A LAYOUT is a list as in tp=2,dp=3,shard=3,zero=3; also pp, copies and offload. 
 #include "comm/placement.h"
 #include "data/base/strings.h"
 #include "test/comm/checkpoint_testing.h"
+#include "test/comm/hash_table.h"
 
 namespace {
 
@@ -47,7 +52,7 @@ Layout parse_layout(const std::string& list) {
 }
 
 void save(const World& world, ToyState& toy, const std::string& run_dir) {
-    CheckpointSaver saver(toy.state, world, run_dir, 0, 0, true);
+    CheckpointSaver saver(toy.parts, world, run_dir, 0, 0, true);
     saver.save(about_step(1));
     SaveReport report = saver.finish();
     world.on_all_ranks([&] {
@@ -64,7 +69,7 @@ void move(const World& world, const std::string& name, const std::string& to,
         try {
             fill(toy.state, 1);  // so that nothing is there by chance
             CheckpointReader reader(newest_checkpoint(from));
-            load_checkpoint(toy.state, world, toy.layout_at(), reader, false);
+            load_checkpoint(toy.parts, world, reader, false);
             bool wrong = wrong_bytes(toy.state, slots_of(layout.settings)) > 0;
             save(world, toy, to);
             world.on_all_ranks([&] {
@@ -81,6 +86,24 @@ void move(const World& world, const std::string& name, const std::string& to,
     }
 }
 
+void go_on(const World& world, const std::string& run_dir, int last_step) {
+    TableRun run(world, run_dir, 2, true);
+    auto load = [&] {
+        run.load(newest_checkpoint(run_dir));
+        world.on_all_ranks([&] {
+            if (run.wrong() > 0) fail("%s: step %d is not what was saved", run_dir.c_str(), run.step());
+        });
+        if (world.is_root()) printf("ok %s is at step %d\n", run_dir.c_str(), run.step());
+    };
+    if (!checkpoint_steps(run_dir).empty()) load();
+    run.train();
+    while (run.step() <= last_step) {
+        SaveReport report = run.save();
+        if (!report.error.empty()) throw CommonError(report.error);
+    }
+    load();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -95,6 +118,8 @@ int main(int argc, char** argv) {
             save(world, toy, arguments[1]);
         } else if (arguments.size() > 3 && arguments[0] == "move") {
             move(world, arguments[1], arguments[2], {arguments.begin() + 3, arguments.end()});
+        } else if (arguments.size() == 3 && arguments[0] == "table") {
+            go_on(world, arguments[1], atoi(arguments[2].c_str()));
         } else {
             fail("reshard: see test/tools/reshard.cu for its arguments");
         }
