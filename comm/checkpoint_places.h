@@ -80,6 +80,7 @@ inline std::vector<OwnPiece> pieces_to_write(const ParameterLayout& layout, cons
                                              const ZeroSettings& settings) {
     std::vector<OwnPiece> pieces;
     auto add = [&](int unit, size_t owned_begin, const TensorPart& part) {
+        if (!part.counts) return;
         OwnPiece own = {unit, part.at - owned_begin, {}};
         own.piece.tensor = numbers.at(part.name);
         own.piece.column = part.column, own.piece.columns = part.columns;
@@ -93,7 +94,7 @@ inline std::vector<OwnPiece> pieces_to_write(const ParameterLayout& layout, cons
         size_t part_size = layout.unit_size(unit) / shape.shard, begin = position[Axis::shard] * part_size;
         auto [from, to] =
             replica_slice(part_size, shape.replicas(), index_along(replica_axes, position, shape));
-        each_piece(layout.counted_parts(unit, begin + from, begin + to), largest_piece,
+        each_piece(layout.parts(unit, begin + from, begin + to), largest_piece,
                    [&](const TensorPart& piece) { add(unit, begin, piece); });
     }
     return pieces;
@@ -189,9 +190,8 @@ private:
 
     void add(int tensor, int pipeline, const ParameterLayout& layout) {
         for (int unit : layout.held()) {
-            std::vector<UnitRange> counted = layout.counted(unit);
             for (const TensorPart& part : layout.parts(unit, 0, layout.unit_size(unit))) {
-                held_[numbers_.at(part.name)].push_back({tensor, pipeline, unit, is_in_one(counted, part.at),
+                held_[numbers_.at(part.name)].push_back({tensor, pipeline, unit, part.counts,
                                                          layout.unit_size(unit) / shape_.shard, part.at,
                                                          part});
             }

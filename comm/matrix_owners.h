@@ -68,14 +68,12 @@ inline std::vector<OwnedMatrix> matrices_of(const std::vector<ParameterLayout>& 
     std::map<int, OwnedMatrix> by_section;
     size_t part_size = layouts[0].unit_size(unit) / shape.shard;
     for (const ParameterLayout& there : layouts) {
-        auto counted = there.counted(unit);
         for (const SectionPart& held :
              there.section_parts(unit, there.parts(unit, 0, there.unit_size(unit)))) {
             if (!held.of_block_matrix()) continue;
             OwnedMatrix& matrix =
                 by_section.try_emplace(held.section, OwnedMatrix{unit, held.rows, held.row->cols})
                     .first->second;
-            bool counts = is_in_one(counted, held.at);
             for (size_t done = 0; done < held.count;) {
                 size_t at = held.at + done, shard = at / part_size, inside = at % part_size;
                 size_t count = std::min(held.count - done, part_size - inside);
@@ -84,7 +82,8 @@ inline std::vector<OwnedMatrix> matrices_of(const std::vector<ParameterLayout>& 
                     count,       matrix.is_tall()};
                 auto holder =
                     MeshPosition().with(Axis::shard, (int)shard).with(Axis::tensor, there.place.tensor);
-                matrix.parts.push_back({index_along(sharing_axes, holder, shape), counts, inside, part, 0});
+                matrix.parts.push_back(
+                    {index_along(sharing_axes, holder, shape), held.counts, inside, part, 0});
                 done += count;
             }
         }

@@ -66,6 +66,9 @@ struct TensorPart : BoxRun {
     // cut, of the tensor as all ranks' columns one rank after another. Copies have the same numbers.
     size_t first;
     size_t at;  // the first one's offset in the unit
+    // Where all ranks' elements come together, as in the norm of the gradients and in files, these are taken.
+    // Of copies that tensor ranks have, or the two ends of a pipeline, the first counts.
+    bool counts;
 
     // Calls visit(first, count, offset) for each run of elements [first, first + count) of the whole tensor,
     // row-major, that are here one after another, `offset` from the beginning of this part.
@@ -116,10 +119,6 @@ struct UnitRange {
     size_t begin, end;
     bool operator==(const UnitRange&) const = default;
 };
-
-inline bool is_in_one(const std::vector<UnitRange>& ranges, size_t at) {
-    return std::ranges::any_of(ranges, [&](UnitRange r) { return at >= r.begin && at < r.end; });
-}
 
 // Elements of a unit whose gradient is the sum over `ranks` neighbouring tensor ranks: rank / ranks numbers
 // the groups of neighbours.
@@ -218,7 +217,7 @@ public:
             each_row(unit, [&](const TensorRow& row, size_t) { visit(row, full_name(row, unit)); });
     }
 
-    // The parts of tensors in elements [begin, end) of a unit, without padding.
+    // Who has which elements: the parts of tensors in elements [begin, end) of a unit, without padding.
     std::vector<TensorPart> parts(int unit, size_t begin, size_t end) const {
         std::vector<TensorPart> parts;
         if (!has(unit)) return parts;
@@ -230,34 +229,23 @@ public:
             BoxRun run = {0, row.width(), first, to - from};
             if (local.columns_cut)
                 run = {place.tensor * local.shape.cols, local.shape.cols, from - start, to - from};
-            parts.push_back({run, &row, full_name(row, unit), first, from});
+            parts.push_back({run, &row, full_name(row, unit), first, from, counts(unit, section)});
         });
         return parts;
     }
 
-    // The elements of a unit that this rank counts where all ranks' come together, as in the norm of the
-    // gradients and in files. Of copies, the first counts. Padding may be among them: it is zero.
+    // The elements of a unit that count, as few ranges. Padding may be among them: it is zero.
     std::vector<UnitRange> counted(int unit) const {
         std::vector<UnitRange> ranges;
-        if (!has(unit) || (unit == 0 && place.embedding_copy)) return ranges;
-        bool counts = false;
+        if (!has(unit)) return ranges;
+        bool before = false;
         each_section(unit, [&](const TensorRow&, size_t at, const LocalSection& section) {
-            bool counted_here = place.tensor % section.copies == 0;
-            if (counted_here && !counts) ranges.push_back({at, unit_size(unit)});
-            if (!counted_here && counts) ranges.back().end = at;
-            counts = counted_here;
+            bool now = counts(unit, section);
+            if (now && !before) ranges.push_back({at, unit_size(unit)});
+            if (!now && before) ranges.back().end = at;
+            before = now;
         });
         return ranges;
-    }
-
-    // The parts of counted ranges in elements [begin, end) of a unit.
-    std::vector<TensorPart> counted_parts(int unit, size_t begin, size_t end) const {
-        std::vector<TensorPart> result;
-        for (UnitRange range : counted(unit)) {
-            for (TensorPart& part : parts(unit, std::max(begin, range.begin), std::min(end, range.end)))
-                result.push_back(std::move(part));
-        }
-        return result;
     }
 
     int sections() const { return first_section_.back(); }
@@ -386,6 +374,10 @@ private:
     bool is_in(const TensorRow& row, int unit) const {
         bool among_last = row.unit == Unit::last_block && unit == layers;
         return among_last || (row.unit == kind(unit) && (row.unit != Unit::block || row.is_in(unit - 1)));
+    }
+
+    bool counts(int unit, const LocalSection& section) const {
+        return place.tensor % section.copies == 0 && !(unit == 0 && place.embedding_copy);
     }
 
     // Calls visit(row, its first element in the unit) for each tensor of a unit, in the order of memory.

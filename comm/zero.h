@@ -555,6 +555,7 @@ inline void ZeroState::sum_statistics(StepStatistics* stats) {
 inline void ZeroState::plan_step() {
     steps_.resize(layout_.units());
     counted_sections_.resize(layout_.units());
+    bool first_replica = mesh_.replica().rank() == 0;  // the others' elements are the same
     for (int unit : layout_.held()) {
         size_t own_begin = owned_begin(unit), own_end = own_begin + part_size(unit);
         for (const SectionPart& part : layout_.section_parts(unit, owned_parts(unit))) {
@@ -564,11 +565,10 @@ inline void ZeroState::plan_step() {
             step.learning_rate = by.learning_rate, step.weight_decay = by.weight_decay;
             if (part.of_block_matrix()) step.rows = (int)part.rows, step.cols = (int)part.row->cols;
             steps_[unit].push_back(step);
+            if (part.counts && first_replica)
+                counted_sections_[unit].push_back({part.at - own_begin, part.count, part.section});
         }
-        if (mesh_.replica().rank() > 0) continue;  // copies count once
-        for (const SectionPart& part :
-             layout_.section_parts(unit, layout_.counted_parts(unit, own_begin, own_end)))
-            counted_sections_[unit].push_back({part.at - own_begin, part.count, part.section});
+        if (!first_replica) continue;
         for (auto [range_begin, range_end] : layout_.counted(unit)) {
             size_t begin = std::max(range_begin, own_begin), end = std::min(range_end, own_end);
             if (begin >= end) continue;

@@ -223,7 +223,8 @@ TEST_CASE("all ranks of a replica count every element once, and number it alike"
                     CHECK(part_size % 8 == 0);
                     for (int shard = 0; shard < shards; shard++) {
                         size_t begin = shard * part_size, end = begin + part_size;
-                        for (const TensorPart& part : layout.counted_parts(unit, begin, end)) {
+                        for (const TensorPart& part : layout.parts(unit, begin, end)) {
+                            if (!part.counts) continue;
                             CHECK(part.at >= begin);
                             CHECK(part.at + part.count <= end);
                             part.each_run([&](size_t first, size_t count, size_t) {

@@ -579,7 +579,8 @@ void make_gradients(ZeroState& state, int step) {
     for (int number = (int)layout.held().size() - 1; number >= 0; number--) {
         int unit = layout.held()[number];
         std::vector<float> values(layout.unit_size(unit));
-        for (const TensorPart& part : layout.counted_parts(unit, 0, values.size())) {
+        for (const TensorPart& part : layout.parts(unit, 0, values.size())) {
+            if (!part.counts) continue;
             uint64_t key = random_key(10 + step, part.name);
             part.each_run([&](size_t first, size_t count, size_t offset) {
                 for (size_t i = 0; i < count; i++)
