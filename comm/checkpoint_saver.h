@@ -139,7 +139,7 @@ public:
         report_.weights_alone = scope_.weights_alone;
         report_.bytes = all_bytes_;
         about_ = std::move(about);
-        for (Stateful* part : parts_) part->begin_save(scope_);
+        begin_parts();
         under_way_ = true;  // a save that could not begin has thrown, and there is nothing to finish
         if (scope_.in_background)
             work_.start([this] { work(); });
@@ -191,6 +191,18 @@ private:
         int files = 0;                                 // new ones
         std::map<std::string, uint32_t> kept;          // tensors that the last checkpoint has: their numbers
     };
+
+    // Where one cannot begin, those before it end again.
+    void begin_parts() {
+        for (auto part = parts_.begin(); part != parts_.end(); part++) {
+            try {
+                (*part)->begin_save(scope_);
+            } catch (...) {
+                while (part != parts_.begin()) (*--part)->end_save(false);
+                throw;
+            }
+        }
+    }
 
     // For all ranks: from what has begun to the checkpoint.
     void work() {

@@ -31,6 +31,20 @@ int names_of(const std::string& folder, uint32_t file) {
     return (int)status.st_nlink;
 }
 
+// A contributor that has nothing, and cannot begin a save.
+struct Unwilling : Stateful {
+    uint64_t bytes_to_write(bool) const override { return 0; }
+    void begin_save(const SaveScope&) override { fail("unwilling; try it without"); }
+    SavePlan plan(bool) override { return {}; }
+    void write(const WritePiece&) override {}
+    bool has(const std::string&) const override { return false; }
+    std::vector<PieceBatch> begin_load(const CheckpointReader&, bool) override { return {}; }
+    Messages take(const PieceBatch&, const char*) override { return {}; }
+    void receive(std::string_view) override {}
+    void settle() override {}
+    std::string end_load() override { return ""; }
+};
+
 void on_root(const std::function<void()>& work) {
     test_world().barrier();
     if (test_world().is_root()) work();
@@ -140,6 +154,23 @@ TEST_CASE("what a save that failed would have written is written by the next") {
     CHECK(run.save().error == "");
     CHECK(tensors_of_table(run.folder(4)) == 4);
     run.load(run.folder(4));
+    CHECK(run.wrong() == 0);
+}
+
+TEST_CASE("where one contributor cannot begin a save, nothing of the others is lost") {
+    Run run(true);
+    run.train();
+    CHECK(run.save().error == "");
+    Unwilling unwilling;
+    {
+        CheckpointSaver saver({run.parts()[0], run.parts()[1], &unwilling}, test_world(), run.path, 0, 0,
+                              true);
+        CHECK_THROWS_AS(saver.save(about_step(2)), Error);
+        CHECK(!saver.under_way());
+    }
+    run.train();
+    CHECK(run.save().error == "");
+    run.load(run.folder(3));
     CHECK(run.wrong() == 0);
 }
 
