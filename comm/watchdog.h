@@ -268,10 +268,7 @@ inline std::string blame(const std::vector<RollAnswer>& roll, int asker, const s
     if (guilty.empty() && (someone_works || someone_came_late)) return "";
     if (guilty.empty()) return "all ranks wait for each other";
     if ((&guilty == &absent || &guilty == &full) && someone_works) return "";
-    std::string result;
-    for (size_t i = 0; i < std::min(guilty.size(), most_names); i++) result += (i ? ", " : "") + guilty[i];
-    if (guilty.size() > most_names) result += text(" and %zu more", guilty.size() - most_names);
-    return result;
+    return joined(guilty, ", ", most_names);
 }
 
 // The line that ends the job.
@@ -389,8 +386,7 @@ private:
     // MPI has not connected the ranks yet.
     void blame_stopped(const BusyState& wait) {
         std::string names;
-        for (const std::string& process : stopped_neighbours())
-            names += (names.empty() ? "" : ", ") + process + " is stopped";
+        for (const std::string& process : stopped_neighbours()) append_item(names, process + " is stopped");
         if (names.empty()) names = "a process has not come, and none of those here is stopped";
         end_job(blame_line(names + " on " + host_, "another process", wait.seconds(), wait.phase));
     }

@@ -215,7 +215,7 @@ private:
             end_with("stopped as asked, before the job was started again", 0);
             return false;
         }
-        tell(text("start %d: %s", state_.number, joined(command).c_str()));
+        tell(text("start %d: %s", state_.number, command_line(command).c_str()));
         job_.emplace(line_.run_dir, state_.number, command);
         begin_following();
         return true;
@@ -417,13 +417,12 @@ private:
         std::string names;
         for (int rank : ranks) {
             std::string host = host_of_rank(places_, rank);
-            names +=
-                (names.empty() ? "" : ", ") + text("rank %d", rank) + (host.empty() ? "" : " on " + host);
+            append_item(names, text("rank %d", rank) + (host.empty() ? "" : " on " + host));
         }
         for (const Host& host : line_.hosts) {
             bool took_part =
                 std::ranges::any_of(places_, [&](const HostRanks& p) { return p.name == host.name; });
-            if (took_part && !host.aside.empty()) names += (names.empty() ? "" : ", ") + host.name;
+            if (took_part && !host.aside.empty()) append_item(names, host.name);
         }
         return names;
     }
@@ -523,11 +522,11 @@ private:
         fflush(stdout);
     }
 
-    static std::string joined(const Words& words) {
+    static std::string command_line(const Words& words) {
         std::string line;
         for (const std::string& word : words) {
             bool plain = !word.empty() && word.find_first_of(" \t'\"\\*?[]$&|;<>(){}~#`!") == word.npos;
-            line += (line.empty() ? "" : " ") + (plain ? word : "'" + word + "'");
+            append_item(line, plain ? word : "'" + word + "'", " ");
         }
         return line;
     }

@@ -96,7 +96,7 @@ inline void print_unknown(const std::map<int32_t, uint64_t>& unknown) {
     std::string names;
     size_t named = 0;
     for (auto [code, times] : unknown) {
-        if (named++ < 8) names += text("%sU+%04X", names.empty() ? "" : ", ", (unsigned)code);
+        if (named++ < 8) append_item(names, text("U+%04X", (unsigned)code));
         count += times;
     }
     if (count == 0) return;
