@@ -215,7 +215,7 @@ public:
         fflush(nullptr);
 #ifndef WITHOUT_MPI
         // The thread that ends the job may be one that holds the mutex, and waits for nobody else for long.
-        for (int tries = 0; tries < 1000 && !mpi_mutex.try_lock(); tries++) usleep(1000);
+        (void)mpi_mutex.try_lock_for(std::chrono::seconds(1));
         MPI_Abort(MPI_COMM_WORLD, exit_code);
 #endif
         _exit(exit_code);

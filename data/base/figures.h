@@ -60,16 +60,13 @@ inline double unix_seconds() {
 
 // Now, as 2026-01-31T23:59:59.123Z.
 inline std::string utc_time() {
-    using namespace std::chrono;
-    auto now = system_clock::now();
-    time_t seconds = system_clock::to_time_t(floor<std::chrono::seconds>(now));
-    long milliseconds =
-        (long)(duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000);
+    const int64_t milliseconds = unix_nanoseconds() / 1'000'000;
+    const time_t seconds = milliseconds / 1000;
     struct tm parts;
     gmtime_r(&seconds, &parts);
     char date[32];
     strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &parts);
-    return text("%s.%03ldZ", date, milliseconds);
+    return text("%s.%03dZ", date, (int)(milliseconds % 1000));
 }
 
 // 1234567 as "1.23M".

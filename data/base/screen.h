@@ -28,7 +28,6 @@ launchers cannot be asked.
 #include <mutex>
 #include <sstream>
 #include <string>
-#include <thread>
 
 #include "data/base/error.h"
 #include "data/base/file.h"  // fail_with_errno
@@ -129,7 +128,7 @@ public:
 
     private:
         Screen& screen_;
-        std::lock_guard<std::recursive_mutex> lock_;
+        std::lock_guard<std::recursive_timed_mutex> lock_;
     };
 
     // A warning, on a line of its own. What was said in the warning before is not said again.
@@ -168,15 +167,10 @@ public:
     // The process ends at once, with a message on standard error. The thread that has its turn may be stuck.
     void give_up() {
         given_up_ = true;
-        for (int tries = 0; tries < 100; tries++) {
-            if (mutex_.try_lock()) {
-                clear();
-                fflush(stdout);
-                mutex_.unlock();
-                return;
-            }
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        }
+        if (!mutex_.try_lock_for(std::chrono::milliseconds(100))) return;
+        clear();
+        fflush(stdout);
+        mutex_.unlock();
     }
 
 private:
@@ -222,7 +216,7 @@ private:
 
     static constexpr const char* away = "\r\033[J";
 
-    std::recursive_mutex mutex_;
+    std::recursive_timed_mutex mutex_;
     int turns_ = 0;
     Line line_;
     bool drawn_ = false;
