@@ -31,7 +31,6 @@ that are stopped.
 #include <ctime>
 #include <exception>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <future>
 #include <list>
@@ -285,6 +284,16 @@ inline std::string stuck_line(const std::string& reason, const std::string& phas
 // ----------------------------------------------------------------------------
 // processes that no message reaches
 
+// The rank that a launcher has given a process, by the variables of its environment, each behind a 0.
+inline std::string rank_told_in(const std::string& environment) {
+    for (const LauncherVariables& row : launcher_table) {
+        const std::string name = '\0' + std::string(row.rank) + '=';
+        if (size_t at = environment.find(name); at != environment.npos)
+            return environment.c_str() + at + name.size();
+    }
+    return "";
+}
+
 // Stopped processes of this machine that the same launcher has started, such as "rank 1 (process 4711)".
 inline std::vector<std::string> stopped_neighbours() {
     std::vector<std::string> stopped;
@@ -294,13 +303,9 @@ inline std::vector<std::string> stopped_neighbours() {
         if (process.find_first_not_of("0123456789") != process.npos) continue;
         ProcessStatus status = process_status(entry.path());
         if (status.parent != getppid() || !status.is_stopped()) continue;
-        std::ifstream variables(entry.path() / "environ");
-        std::string variable, rank = "a process of this job";
-        while (std::getline(variables, variable, '\0')) {
-            for (std::string name : {"OMPI_COMM_WORLD_RANK=", "PMIX_RANK=", "PMI_RANK=", "SLURM_PROCID="})
-                if (variable.starts_with(name)) rank = "rank " + variable.substr(name.size());
-        }
-        stopped.push_back(rank + " (process " + process + ")");
+        const std::string rank = rank_told_in('\0' + process_file(entry.path(), "environ"));
+        stopped.push_back((rank.empty() ? "a process of this job" : "rank " + rank) + " (process " + process +
+                          ")");
     }
     return stopped;
 }
