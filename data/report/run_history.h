@@ -254,9 +254,9 @@ private:
 
     void add_timings(int64_t step, const nlohmann::json& timings) {
         const nlohmann::json& ms = object_in(timings, "ms");
-        for (const char* phase : phases_of_a_step) add_range(step, phase, array_in(ms, phase));
+        for (const char* phase : step_phase_names) add_range(step, phase, array_in(ms, phase));
         for (const auto& [phase, range] : ms.items()) {
-            if (!is_phase_of_a_step(phase)) add_range(step, phase, range);
+            if (!is_step_phase(phase)) add_range(step, phase, range);
         }
         // A phase that no rank was in is left out of the line.
         for (auto& [phase, series] : phases_)
