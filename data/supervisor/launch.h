@@ -86,7 +86,7 @@ public:
           o_(line_.options),
           launcher_(o_.launcher, !line_.hosts.empty()),
           program_(this_program()),
-          locks_(line_.run_dir),
+          lock_(lock_of(line_.run_dir)),
           files_(line_.run_dir),
           progress_(line_.run_dir) {
         progress_.update();
@@ -114,17 +114,11 @@ public:
 
 private:
     // One supervisor for a run.
-    struct RunLock {
-        explicit RunLock(const std::string& run_dir) {
-            make_folder(run_dir, "check the path or name another with --run-dir");
-            file = open_to_write(run_dir + "/supervisor.lock", O_RDWR | O_CREAT);
-            if (!file) fail_with_errno(run_dir + "/supervisor.lock", "create it");
-            if (!try_lock(file))
-                fail("%s: another supervisor looks after this run; end that one, or wait for it",
-                     run_dir.c_str());
-        }
-        FileHandle file;
-    };
+    static FileHandle lock_of(const std::string& run_dir) {
+        make_folder(run_dir, "check the path or name another with --run-dir");
+        return take_lock(run_dir + "/supervisor.lock",
+                         run_dir + ": another supervisor looks after this run; end that one, or wait for it");
+    }
 
     // ------------------------------------------------------------------------
     // beginning
@@ -133,14 +127,14 @@ private:
         std::optional<SupervisorState> left = read_state(line_.run_dir);
         std::optional<JobRecord> record = JobRecord::read(line_.run_dir);
         // A keeper that was just made is to say yet which job it has.
-        for (int i = 0;
-             i < 100 && Job::is_locked(line_.run_dir) && !(left && record && record->number == left->number);
+        const std::string job_lock = job_lock_path(line_.run_dir);
+        for (int i = 0; i < 100 && is_locked(job_lock) && !(left && record && record->number == left->number);
              i++) {
             usleep(100000);
             left = read_state(line_.run_dir), record = JobRecord::read(line_.run_dir);
         }
         bool goes_on = left && left->result.empty() && left->command == line_.job;
-        bool runs = Job::is_locked(line_.run_dir);
+        bool runs = is_locked(job_lock);
         if (runs && !goes_on)
             fail("%s: a job of another command line runs there%s; take it up with that one, or end it",
                  line_.run_dir.c_str(), record ? text(" (process %d)", record->launcher.id).c_str() : "");
@@ -235,8 +229,7 @@ private:
 
     // Ranks that were killed may hold the log a moment longer, and the next ones would be refused.
     void wait_for_log() {
-        FileHandle log = open_file(log_path(line_.run_dir), O_RDWR);
-        for (int i = 0; log && i < 300 && !try_lock(log); i++) usleep(100000);
+        for (int i = 0; i < 300 && is_locked(log_path(line_.run_dir)); i++) usleep(100000);
     }
 
     void check_hosts() {
@@ -540,7 +533,7 @@ private:
     const LaunchOptions& o_;
     const Launcher launcher_;
     const std::string program_;
-    RunLock locks_;
+    FileHandle lock_;
     SupervisorFiles files_;
     Progress progress_;
     Scratch scratch_;
