@@ -60,7 +60,7 @@ private:
 #ifndef WITHOUT_MPI
 
 // Held during every MPI call of every thread.
-inline std::timed_mutex mpi_mutex;
+inline std::mutex mpi_mutex;
 
 // MPI's text for an error. The caller holds mpi_mutex.
 inline std::string mpi_error_text(int code) {

@@ -489,8 +489,7 @@ private:
         screen.give_up();
         const std::string kept = visible(keep_records(recorder.run_dir(), records_));
         fprintf(stderr, "%strain_gpt: %s\n", kept.c_str(), one_line(line).c_str());
-        if (mpi_mutex.try_lock_for(std::chrono::seconds(1)) && size_ > 1)
-            MPI_Abort(MPI_COMM_WORLD, exit_failed_part);
+        if (lock_within(1, mpi_mutex) && size_ > 1) MPI_Abort(MPI_COMM_WORLD, exit_failed_part);
         _exit(exit_failed_part);
     }
 

@@ -226,7 +226,7 @@ public:
         fflush(nullptr);
 #ifndef WITHOUT_MPI
         // The thread that ends the job may be one that holds the mutex, and waits for nobody else for long.
-        (void)mpi_mutex.try_lock_for(std::chrono::seconds(1));
+        lock_within(1, mpi_mutex);
         MPI_Abort(MPI_COMM_WORLD, exit_code);
 #endif
         _exit(exit_code);

@@ -11,6 +11,7 @@ that is (comm/watchdog.h): the thread itself may be stuck in a call that does no
 #include <optional>
 #include <string>
 #include <thread>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,15 @@ that is (comm/watchdog.h): the thread itself may be stuck in a call that does no
 
 // Seconds that one of these may take; 0: as long as it likes.
 inline std::atomic<double> time_limit = 600;
+
+// Locks a mutex that a stuck thread may hold. False: it was not free within so many seconds. (A timed mutex
+// would do the same, but ThreadSanitizer does not see that it is locked.)
+template <typename Mutex>
+bool lock_within(double seconds, Mutex& mutex) {
+    for (double end = seconds_now() + seconds; !mutex.try_lock(); usleep(1000))
+        if (seconds_now() > end) return false;
+    return true;
+}
 
 // The part of the program that a thread is in, for messages.
 class Phase {

@@ -21,7 +21,6 @@ launchers cannot be asked.
 #include <algorithm>
 #include <atomic>
 #include <cctype>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -29,6 +28,7 @@ launchers cannot be asked.
 #include <sstream>
 #include <string>
 
+#include "data/base/deadlines.h"  // lock_within
 #include "data/base/error.h"
 #include "data/base/file.h"  // fail_with_errno
 #include "data/base/print.h"
@@ -129,7 +129,7 @@ public:
 
     private:
         Screen& screen_;
-        std::lock_guard<std::recursive_timed_mutex> lock_;
+        std::lock_guard<std::recursive_mutex> lock_;
     };
 
     // A warning, on a line of its own. What was said in the warning before is not said again.
@@ -169,7 +169,7 @@ public:
     // The process ends at once, with a message on standard error. The thread that has its turn may be stuck.
     void give_up() {
         given_up_ = true;
-        if (!mutex_.try_lock_for(std::chrono::milliseconds(100))) return;
+        if (!lock_within(0.1, mutex_)) return;
         clear();
         fflush(output_);
         mutex_.unlock();
@@ -219,7 +219,7 @@ private:
     static constexpr const char* away = "\r\033[J";
 
     FILE* const output_;
-    std::recursive_timed_mutex mutex_;
+    std::recursive_mutex mutex_;
     int turns_ = 0;
     Line line_;
     bool drawn_ = false;
