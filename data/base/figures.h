@@ -26,9 +26,9 @@ inline double median_of(const std::vector<double>& values) {
     return n == 0 ? 0 : (value_at(values, n / 2) + value_at(values, (n - 1) / 2)) / 2;
 }
 
-// "1 line", "2 lines".
-inline std::string counted(uint64_t count, const char* what) {
-    return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+// "1 line", "2 lines", "2 batches".
+inline std::string counted(uint64_t count, const std::string& what) {
+    return std::to_string(count) + " " + what + (count == 1 ? "" : what.ends_with("ch") ? "es" : "s");
 }
 
 // 59s, 12m05s, 30h02m.

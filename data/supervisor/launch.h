@@ -153,8 +153,9 @@ private:
                 }
             }
         }
-        const std::string on = text(" on %zu hosts of %s", line_.hosts.size(), line_.hosts_from.c_str());
-        tell(text("%d ranks%s%s; what the job writes is in %s", line_.ranks,
+        const std::string on =
+            text(" on %s of %s", counted(line_.hosts.size(), "host").c_str(), line_.hosts_from.c_str());
+        tell(text("%s%s%s; what the job writes is in %s", counted(line_.ranks, "rank").c_str(),
                   is_alone_ ? " on this machine" : on.c_str(),
                   o_.spares > 0 ? text(", %d of them spares", o_.spares).c_str() : "",
                   job_log_path(line_.run_dir).c_str()));
@@ -191,7 +192,7 @@ private:
         if (checks_hosts_) check_hosts();
         places_ = place_ranks(line_.hosts, line_.ranks, line_.unit);
         if (places_.empty()) {
-            end_with(text("given up: no host is left for %d ranks", line_.unit), exit_failed_part);
+            end_with("given up: no host is left for " + counted(line_.unit, "rank"), exit_failed_part);
             return false;
         }
         if (int ranks = ranks_of(places_); ranks < line_.ranks)
@@ -478,7 +479,7 @@ private:
         if (std::string note = files_.add(incident); !note.empty()) tell(note);
         state_.trained = progress_.trained_since(state_.first_step);
         write_state();
-        tell(text("%lld steps were lost, and %.1f s without training; %s", (long long)incident.lost_steps,
+        tell(text("lost %s, and %.1f s without training; %s", counted(incident.lost_steps, "step").c_str(),
                   incident.seconds, effective_text().c_str()));
     }
 
