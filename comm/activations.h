@@ -14,7 +14,6 @@ schedule runs, each layer sees the instances that are its own through a struct o
 #include "comm/parameters.h"         // padded_vocab
 #include "comm/pipeline_schedule.h"  // PipelineTask
 #include "comm/stage.h"              // Stage, Dims, local_part
-#include "data/base/added_rows.h"
 #include "data/options/model_config.h"
 #include "data/options/options.h"  // Recompute
 #include "kernels/attention.cuh"   // attention_backward_scratch
@@ -352,5 +351,5 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
     }
     ACTIVATIONS(X)
 #undef X
-    return with_added(std::move(rows));
+    return rows;
 }

@@ -53,7 +53,7 @@ inline std::string difference_between(const std::vector<RankFacts>& of_ranks, co
         if (ranks.size() == 1) continue;
         const std::string& name = of_ranks[0][fact].first;
         if (!values.empty()) {
-            others += (others.empty() ? "" : ", ") + name;
+            append_item(others, name);
             continue;
         }
         std::vector<std::pair<std::string, std::vector<int>>> by_rank(ranks.begin(), ranks.end());

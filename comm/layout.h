@@ -198,8 +198,8 @@ inline std::string layers_text(const std::vector<int>& split) {
 inline std::string pipeline_text(const Layout& layout) {
     auto& shape = layout.pipeline;
     std::string layers = layers_text(layout.split);
-    return text("%d stages%s with %s; %s, %d micro-batch%s a step: stages wait %.0f%% of the time they work",
-                shape.stages, shape.chunks > 1 ? text(" of %d chunks", shape.chunks).c_str() : "",
-                layers.c_str(), name_of(shape.schedule), shape.micro_batches,
-                shape.micro_batches == 1 ? "" : "es", 100 * time_pipeline(shape, {}).bubble());
+    return text("%d stages%s with %s; %s, %s a step: stages wait %.0f%% of the time they work", shape.stages,
+                shape.chunks > 1 ? text(" of %d chunks", shape.chunks).c_str() : "", layers.c_str(),
+                name_of(shape.schedule), counted(shape.micro_batches, "micro-batch").c_str(),
+                100 * time_pipeline(shape, {}).bubble());
 }

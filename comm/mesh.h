@@ -10,7 +10,6 @@ disagree, and each split is one exchange: no barriers.
 #include <chrono>
 #include <cstdint>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -20,7 +19,7 @@ disagree, and each split is one exchange: no barriers.
 #include "comm/world.h"
 #include "data/base/deadlines.h"
 #include "data/base/error.h"
-#include "data/base/figures.h"  // counted
+#include "data/base/figures.h"  // counted, seconds_now
 #include "kernels/common.cuh"
 
 // The most numbers that a connection is tried with: NCCL chooses its ways by size, messages over MPI do not.
@@ -55,7 +54,7 @@ public:
         }
         position = position_of(world.rank(), shape);
         if (world.size() == 1) return;
-        auto start = std::chrono::steady_clock::now();
+        double start = seconds_now();
         Phase phase("mesh");
         WaitsForOthers wait;  // the libraries wait where nobody can look
         size_t free_before = free_memory();
@@ -73,7 +72,7 @@ public:
         size_t free_behind = free_memory();
         memory = free_before - std::min(free_before, free_behind);
         groups_built = (int)made_.size();
-        build_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        build_seconds = seconds_now() - start;
     }
 
     MeshShape shape;
@@ -285,23 +284,18 @@ inline const Mesh& one_process() {
 // groups, so that streams can end, and throws Error; the run cannot go on then.
 template <typename Look>
 void wait_watching(const Mesh& mesh, Look&& look) {
-    using namespace std::chrono_literals;
-    constexpr Clock::duration shortest_nap = 5us, longest_nap = 200us, between_checks = 20ms;
-    Clock::time_point start = Clock::now(), checked = start;
+    constexpr double between_checks = 0.02;
+    double checked = seconds_now();
     WaitsForOthers wait;
     try {
-        for (;;) {
+        for (Patience patience(std::chrono::microseconds(200));; patience.wait()) {
             cudaError_t work = look();
             if (work == cudaSuccess) return;
             if (work != cudaErrorNotReady) cudaCheck(work);
-            Clock::time_point now = Clock::now();
-            if (now - checked > between_checks) {
+            if (double now = seconds_now(); now - checked > between_checks) {
                 mesh.check();
                 checked = now;
             }
-            // A nap grows with the wait: it makes that longer by no more than an eighth.
-            std::this_thread::sleep_for(
-                std::clamp<Clock::duration>((now - start) / 8, shortest_nap, longest_nap));
         }
     } catch (const Error&) {
         mesh.abort();

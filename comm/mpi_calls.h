@@ -27,9 +27,12 @@ using Clock = std::chrono::steady_clock;
 
 // A thread that must look for something again and again, as for a message, never spins between two looks. The
 // sleeps grow with the time waited. So a short wait is noticed late by an eighth of itself, and a long one by
-// a hundredth; a thread that waits for long costs no core.
+// a hundredth; a thread that waits for long costs no core. longest_nap: where a hundredth would be much.
 class Patience {
 public:
+    explicit Patience(Clock::duration longest_nap = std::chrono::milliseconds(1))
+        : longest_nap_(longest_nap) {}
+
     // Call between two looks. Returns after a while, but not later than `until`.
     void wait(Clock::time_point until = Clock::time_point::max()) {
         if (looks_++ < yields) {
@@ -39,7 +42,7 @@ public:
         auto now = Clock::now();
         if (looks_ == yields + 1) since_ = now;
         Clock::duration waited = now - since_, nap = waited / 8;
-        if (nap > short_nap) nap = std::clamp<Clock::duration>(waited / 100, short_nap, longest_nap);
+        if (nap > short_nap) nap = std::clamp<Clock::duration>(waited / 100, short_nap, longest_nap_);
         std::this_thread::sleep_until(std::min(until, now + nap));
     }
 
@@ -48,7 +51,8 @@ public:
 
 private:
     static constexpr int yields = 8;
-    static constexpr std::chrono::microseconds short_nap{100}, longest_nap{1000};
+    static constexpr std::chrono::microseconds short_nap{100};
+    const Clock::duration longest_nap_;
     int looks_ = 0;
     Clock::time_point since_;
 };

@@ -115,8 +115,8 @@ inline CoreChoice choose_cores(const Cores& allowed, const Cores& near, size_t a
 
 // The launcher that binds the processes, with its option that leaves them free.
 inline std::string binding_launcher() {
-    if (getenv("OMPI_COMM_WORLD_SIZE")) return "mpirun: --bind-to none";
-    if (getenv("SLURM_STEP_NUM_TASKS")) return "srun: --cpu-bind=none";
+    for (const LauncherVariables& row : launcher_table)
+        if (*row.unbound && getenv(row.size)) return row.unbound;
     return "";
 }
 

@@ -147,16 +147,14 @@ inline Machine find_machine(const std::string& name) {
     }
     if (const Card* card = card_called(name)) return machine_of(*card);
     std::vector<std::string> known;
-    std::string all;
     for (const Card& card : cards) {
         std::string words = card.words;
         std::replace(words.begin(), words.end(), ' ', '-');
         std::transform(words.begin(), words.end(), words.begin(), [](unsigned char c) { return tolower(c); });
         known.push_back(words);
-        all += (all.empty() ? "" : " ") + words;
     }
     fail("--machine %s: not a card that is known here%s; give a .json file that describes it, or one of %s",
-         printable(name).c_str(), nearest_name(name, known).c_str(), all.c_str());
+         printable(name).c_str(), nearest_name(name, known).c_str(), joined(known, " ").c_str());
 }
 
 // ----------------------------------------------------------------------------

@@ -13,10 +13,9 @@ neither are single numbers.
 #include <utility>
 #include <vector>
 
-#include "comm/activations.h"      // Workload
-#include "comm/stage.h"            // Dims, Stage
-#include "comm/zero_arrays.h"      // ZeroSettings
-#include "data/base/added_rows.h"  // with_added
+#include "comm/activations.h"  // Workload
+#include "comm/stage.h"        // Dims, Stage
+#include "comm/zero_arrays.h"  // ZeroSettings
 #include "data/options/model_config.h"
 #include "data/run/meter.h"       // mean_keys
 #include "kernels/embedding.cuh"  // sum_rows_launches
@@ -144,7 +143,6 @@ public:
         int layers = 0;
         for (int of_chunk : stage.layers(0)) layers += of_chunk;
         optimizer(parameters, settings, (int)stage.units().units.size(), layers);
-        rows = with_added(std::move(rows));
     }
 
 private:

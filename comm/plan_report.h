@@ -231,8 +231,7 @@ inline std::string failures_text(const FailureFigures& f, double days) {
     std::string words = "one in " + time(f.hours), parts;
     for (int part = 0; part < failing_parts; part++)
         if (f.hours_of[part] > 0)
-            parts += text("%sof %s in %s", parts.empty() ? "" : ", ", name_of_part[part],
-                          time(f.hours_of[part]).c_str());
+            append_item(parts, text("of %s in %s", name_of_part[part], time(f.hours_of[part]).c_str()));
     words += " (" + parts + ")";
     words += text("; %.1f%% of the time trains", 100 * f.share);
     if (days > 0 && f.share > 0) words += text(", %.3g days in all", days / f.share);

@@ -23,7 +23,6 @@ details (communication and waits) or without, and the first rank chooses how oft
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <deque>
 #include <limits>
 #include <memory>
@@ -381,12 +380,9 @@ public:
 
     // The folder of the run; empty: nothing is recorded, or a thread that is stuck keeps it. For any thread.
     std::string run_dir() const {
-        for (int tries = 0; on() && tries < 100; tries++) {
-            std::unique_lock lock(mutex_, std::try_to_lock);
-            if (lock) return on() ? (*record_)->run_dir : "";
-            usleep(1000);
-        }
-        return "";
+        if (!lock_within(0.1, mutex_)) return "";
+        std::lock_guard lock(mutex_, std::adopt_lock);
+        return on() ? (*record_)->run_dir : "";
     }
 
 private:

@@ -320,8 +320,7 @@ template <typename Step>
 std::vector<std::string> choose_products(const World& world, const std::string& file,
                                          const std::string& origin, bool times, cudaStream_t stream,
                                          Step&& step) {
-    using Clock = std::chrono::steady_clock;
-    auto start = Clock::now();
+    double start = seconds_now();
     AlgorithmTable table;
     world.on_all_ranks([&] {
         if (!world.is_root()) return;
@@ -353,8 +352,8 @@ std::vector<std::string> choose_products(const World& world, const std::string& 
     if (!all.choices.empty()) {
         notes.push_back(text("%zu kinds timed in %.1f s: %d are faster than what would be taken untimed, "
                              "%.1f%% less time for one of each",
-                             all.choices.size(), std::chrono::duration<double>(Clock::now() - start).count(),
-                             all.changed, 100 * (1 - all.seconds / all.seconds_once)));
+                             all.choices.size(), seconds_now() - start, all.changed,
+                             100 * (1 - all.seconds / all.seconds_once)));
     }
     if (all.others > 0)
         notes.push_back(

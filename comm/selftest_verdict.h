@@ -35,6 +35,7 @@ link between the two.
 
 #include "data/base/error.h"
 #include "data/base/figures.h"  // human
+#include "data/base/strings.h"  // append_item
 
 // ----------------------------------------------------------------------------
 // measurements
@@ -323,7 +324,7 @@ inline std::string findings_place(const SelftestVerdict& verdict) {
     for (const RankFindings& one : verdict.findings()) hosts[one.host]++, devices[one.device]++;
     std::string kinds;
     for (auto& [device, count] : devices)
-        kinds += (kinds.empty() ? "" : ", ") + (devices.size() > 1 ? text("%d ", count) : "") + device;
+        append_item(kinds, (devices.size() > 1 ? text("%d ", count) : "") + device);
     return text("%s on %s (%s)", counted(verdict.findings().size(), "rank").c_str(),
                 counted(hosts.size(), "host").c_str(), kinds.c_str());
 }

@@ -61,7 +61,7 @@ inline ZeroSettings zero_settings(const Options& o, size_t element_bytes = sizeo
                                   int host_threads = 0) {
     bool muon = o.optimizer == OptimizerKind::muon;
     return {.level = o.zero,
-            .slots = with_added<Slot>({Slot::m, Slot::v}),
+            .slots = {Slot::m, Slot::v},
             .not_of_matrices = muon ? std::vector{Slot::v} : std::vector<Slot>(),
             .takes_norms = o.optimizer == OptimizerKind::lamb,
             .transform_scratch = muon ? orthogonalise_scratch : nullptr,

@@ -31,7 +31,6 @@ that are stopped.
 #include <ctime>
 #include <exception>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <future>
 #include <list>
@@ -119,18 +118,15 @@ class OwnPauses {
 public:
     // Between two looks there is little time, unless the process was stopped.
     void look() {
-        auto now = std::chrono::steady_clock::now();
+        double now = seconds_now();
         if (now - looked_ > longest_between_looks) went_on_ = now;
         looked_ = now;
     }
-    double seconds_since() const {
-        return std::chrono::duration<double>(std::chrono::steady_clock::now() - went_on_).count();
-    }
+    double seconds_since() const { return seconds_now() - went_on_; }
 
 private:
-    using Time = std::chrono::steady_clock::time_point;
-    static constexpr std::chrono::seconds longest_between_looks{2};
-    Time looked_ = std::chrono::steady_clock::now(), went_on_ = Time() - std::chrono::hours(1000);
+    static constexpr double longest_between_looks = 2;
+    double looked_ = seconds_now(), went_on_ = -1e9;  // long ago
 };
 
 // "writing a.bin has taken 12 s", and what to do.
@@ -268,10 +264,7 @@ inline std::string blame(const std::vector<RollAnswer>& roll, int asker, const s
     if (guilty.empty() && (someone_works || someone_came_late)) return "";
     if (guilty.empty()) return "all ranks wait for each other";
     if ((&guilty == &absent || &guilty == &full) && someone_works) return "";
-    std::string result;
-    for (size_t i = 0; i < std::min(guilty.size(), most_names); i++) result += (i ? ", " : "") + guilty[i];
-    if (guilty.size() > most_names) result += text(" and %zu more", guilty.size() - most_names);
-    return result;
+    return joined(guilty, ", ", most_names);
 }
 
 // The line that ends the job.
@@ -291,6 +284,16 @@ inline std::string stuck_line(const std::string& reason, const std::string& phas
 // ----------------------------------------------------------------------------
 // processes that no message reaches
 
+// The rank that a launcher has given a process, by the variables of its environment, each behind a 0.
+inline std::string rank_told_in(const std::string& environment) {
+    for (const LauncherVariables& row : launcher_table) {
+        const std::string name = '\0' + std::string(row.rank) + '=';
+        if (size_t at = environment.find(name); at != environment.npos)
+            return environment.c_str() + at + name.size();
+    }
+    return "";
+}
+
 // Stopped processes of this machine that the same launcher has started, such as "rank 1 (process 4711)".
 inline std::vector<std::string> stopped_neighbours() {
     std::vector<std::string> stopped;
@@ -300,13 +303,9 @@ inline std::vector<std::string> stopped_neighbours() {
         if (process.find_first_not_of("0123456789") != process.npos) continue;
         ProcessStatus status = process_status(entry.path());
         if (status.parent != getppid() || !status.is_stopped()) continue;
-        std::ifstream variables(entry.path() / "environ");
-        std::string variable, rank = "a process of this job";
-        while (std::getline(variables, variable, '\0')) {
-            for (std::string name : {"OMPI_COMM_WORLD_RANK=", "PMIX_RANK=", "PMI_RANK=", "SLURM_PROCID="})
-                if (variable.starts_with(name)) rank = "rank " + variable.substr(name.size());
-        }
-        stopped.push_back(rank + " (process " + process + ")");
+        const std::string rank = rank_told_in('\0' + process_file(entry.path(), "environ"));
+        stopped.push_back((rank.empty() ? "a process of this job" : "rank " + rank) + " (process " + process +
+                          ")");
     }
     return stopped;
 }
@@ -333,7 +332,6 @@ public:
     }
 
 private:
-    using Seconds = std::chrono::duration<double>;
     static constexpr double answer_time = 4;    // how many seconds a rank may take
     static constexpr double longest_delay = 4;  // until a rank that is told to wait asks again
     static constexpr int tag = 0;
@@ -342,11 +340,9 @@ private:
     struct Roll {
         int asker;
         std::string phase;
-        Clock::time_point since;
+        double since;  // seconds_now()
         std::vector<RollAnswer> answers;
     };
-
-    static double seconds_since(Clock::time_point time) { return Seconds(Clock::now() - time).count(); }
 
     void look() {
         std::lock_guard lock(mutex_);
@@ -360,7 +356,7 @@ private:
 
     void look_at_waits() {
         double limit = time_limit;
-        if (limit <= 0 || Clock::now() < ask_again_) return;
+        if (limit <= 0 || seconds_now() < ask_again_) return;
         for (const BusyState& each : BusyScope::all()) {
             if (each.seconds() < limit || pauses_.seconds_since() < limit) continue;
             if (size_ == 1) {
@@ -374,8 +370,8 @@ private:
             }
             if (!asked_) {
                 send(question, each.phase, 0);
-                asked_ = Clock::now();
-            } else if (seconds_since(*asked_) > 2 * answer_time) {
+                asked_ = seconds_now();
+            } else if (seconds_now() - *asked_ > 2 * answer_time) {
                 records_ = records_here();
                 end_job(blame_line(
                     named_by_records(records_, time_limit, false, name_of_(0) + " does not answer"),
@@ -389,22 +385,21 @@ private:
     // MPI has not connected the ranks yet.
     void blame_stopped(const BusyState& wait) {
         std::string names;
-        for (const std::string& process : stopped_neighbours())
-            names += (names.empty() ? "" : ", ") + process + " is stopped";
+        for (const std::string& process : stopped_neighbours()) append_item(names, process + " is stopped");
         if (names.empty()) names = "a process has not come, and none of those here is stopped";
         end_job(blame_line(names + " on " + host_, "another process", wait.seconds(), wait.phase));
     }
 
     void call_roll(int asker, const std::string& phase) {
         if (roll_) return;
-        roll_ = {asker, phase, Clock::now(), std::vector<RollAnswer>((size_t)size_)};
+        roll_ = {asker, phase, seconds_now(), std::vector<RollAnswer>((size_t)size_)};
         roll_->answers[0] = answer_to_roll();
         for (int rank = 1; rank < size_; rank++) send(roll_call, "", rank);
     }
 
     void look_at_roll() {
         bool all = std::ranges::all_of(roll_->answers, &RollAnswer::answered);
-        if (!all && seconds_since(roll_->since) < answer_time) return;
+        if (!all && seconds_now() - roll_->since < answer_time) return;
         std::string reason = blame(roll_->answers, roll_->asker, roll_->phase, time_limit, name_of_);
         if (!reason.empty()) {
             records_ = records_of(roll_->answers);
@@ -426,8 +421,7 @@ private:
 
     void delay_question() {
         asked_.reset();
-        ask_again_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                        Seconds(std::min(time_limit / 4, longest_delay)));
+        ask_again_ = seconds_now() + std::min(time_limit / 4, longest_delay);
     }
 
     void take_messages() {
@@ -458,7 +452,7 @@ private:
         case question:
             return call_roll(from, text);
         case roll_call:
-            if (asked_) asked_ = Clock::now();  // it is at work on the question
+            if (asked_) asked_ = seconds_now();  // it is at work on the question
             return send(answer, json_line(nlohmann::json(answer_to_roll())), from);
         case answer:
             if (roll_) roll_->answers[(size_t)from] = nlohmann::json::parse(text).get<RollAnswer>();
@@ -479,13 +473,12 @@ private:
     // A thread that does not come back from MPI keeps the others out of it, and nobody can be asked.
     template <typename Calls>
     void with_mpi(Calls&& calls) {
-        Clock::time_point begin = Clock::now();
-        while (!mpi_mutex.try_lock()) {
-            double waited = seconds_since(begin), limit = time_limit;
+        double begin = seconds_now();
+        for (Patience patience; !mpi_mutex.try_lock(); patience.wait()) {
+            double waited = seconds_now() - begin, limit = time_limit;
             if (limit > 0 && waited > std::max(limit, answer_time))
                 end_job(blame_line("a call of MPI does not return", name_of_(rank_), waited,
                                    Phase::of_process()));
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
         std::lock_guard lock(mpi_mutex, std::adopt_lock);
         calls();
@@ -496,13 +489,7 @@ private:
         screen.give_up();
         const std::string kept = visible(keep_records(recorder.run_dir(), records_));
         fprintf(stderr, "%strain_gpt: %s\n", kept.c_str(), one_line(line).c_str());
-        for (int tries = 0; tries < 1000; tries++) {
-            if (mpi_mutex.try_lock()) {
-                if (size_ > 1) MPI_Abort(MPI_COMM_WORLD, exit_failed_part);
-                break;
-            }
-            usleep(1000);
-        }
+        if (lock_within(1, mpi_mutex) && size_ > 1) MPI_Abort(MPI_COMM_WORLD, exit_failed_part);
         _exit(exit_failed_part);
     }
 
@@ -518,10 +505,10 @@ private:
     NameOfRank name_of_ = [this](int rank) { return text("rank %d of %d", rank, size_); };
     std::list<Sent> sent_;
     OwnPauses pauses_;
-    std::optional<Roll> roll_;                // on the first rank, while it calls the roll
-    std::vector<RankState> records_;          // by which a rank is blamed
-    std::optional<Clock::time_point> asked_;  // when this rank put its question, which has no answer yet
-    Clock::time_point ask_again_ = Clock::time_point::min();
+    std::optional<Roll> roll_;        // on the first rank, while it calls the roll
+    std::vector<RankState> records_;  // by which a rank is blamed
+    std::optional<double> asked_;     // when this rank put its question, which has no answer yet
+    double ask_again_ = 0;
     // Its thread is joined before MPI ends. Other ranks get no answer after that, but by then none of them
     // waits for one.
     Periodic looks_{between_looks, [this] { look(); }};

@@ -48,14 +48,27 @@ inline NotedError unpacked_error(const std::string& text) {
     return {atoi(text.c_str()), text.substr(text.find(':') + 1)};
 }
 
+// The variables in which launchers tell a process how many they have started, and which one it is. Within a
+// Slurm job mpirun's stand first, for Slurm counts mpirun's daemons.
+struct LauncherVariables {
+    const char *size, *rank;  // no size: it stands in another row
+    bool is_mpi;              // MPI finds the other processes by them
+    const char* unbound;      // the launcher, and its option that leaves processes free to choose their cores
+};
+inline constexpr LauncherVariables launcher_table[] = {
+    {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", true, "mpirun: --bind-to none"},
+    {"PMI_SIZE", "PMI_RANK", true, ""},
+    {"", "PMIX_RANK", true, ""},
+    {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", false, "srun: --cpu-bind=none"},
+    {"WORLD_SIZE", "LOCAL_RANK", false, ""},  // torchrun and its like, whose processes are told what to use
+    {"WORLD_SIZE", "RANK", false, ""},
+};
+
 // The processes that a launcher says it has started, by its environment; 0 if there is no launcher.
 inline int launched_processes() {
-    for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
-        if (const char* size = getenv(variable)) return std::max(atoi(size), 1);
-    }
-    // Those that torchrun and its like start have no MPI, and are told what to use.
-    const char* size = getenv("WORLD_SIZE");
-    return size && (getenv("LOCAL_RANK") || getenv("RANK")) ? std::max(atoi(size), 1) : 0;
+    for (const LauncherVariables& row : launcher_table)
+        if (const char* size = getenv(row.size); size && getenv(row.rank)) return std::max(atoi(size), 1);
+    return 0;
 }
 
 // Refuses to train in one process where a job of Slurm is to have several, and its script starts none.
@@ -97,10 +110,8 @@ public:
                  promised);
         }
 #else
-        bool can_join = false;
-        for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE"}) {
-            can_join = can_join || getenv(variable);
-        }
+        bool can_join = std::ranges::any_of(
+            launcher_table, [](const LauncherVariables& row) { return row.is_mpi && getenv(row.rank); });
         if (can_join) join(argc, argv, make_watch);
         if (promised > 1 && size_ != promised) {
             leave();
@@ -215,7 +226,7 @@ public:
         fflush(nullptr);
 #ifndef WITHOUT_MPI
         // The thread that ends the job may be one that holds the mutex, and waits for nobody else for long.
-        for (int tries = 0; tries < 1000 && !mpi_mutex.try_lock(); tries++) usleep(1000);
+        lock_within(1, mpi_mutex);
         MPI_Abort(MPI_COMM_WORLD, exit_code);
 #endif
         _exit(exit_code);

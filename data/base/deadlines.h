@@ -6,17 +6,28 @@ that is (comm/watchdog.h): the thread itself may be stuck in a call that does no
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <list>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
+#include "data/base/figures.h"  // seconds_now
+
 // Seconds that one of these may take; 0: as long as it likes.
 inline std::atomic<double> time_limit = 600;
+
+// Locks a mutex that a stuck thread may hold. False: it was not free within so many seconds. (A timed mutex
+// would do the same, but ThreadSanitizer does not see that it is locked.)
+template <typename Mutex>
+bool lock_within(double seconds, Mutex& mutex) {
+    for (double end = seconds_now() + seconds; !mutex.try_lock(); usleep(1000))
+        if (seconds_now() > end) return false;
+    return true;
+}
 
 // The part of the program that a thread is in, for messages.
 class Phase {
@@ -54,11 +65,9 @@ enum class Activity {
 struct BusyState {
     Activity activity;
     std::string phase, what;
-    std::chrono::steady_clock::time_point since;
+    double since;  // seconds_now()
 
-    double seconds() const {
-        return std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
-    }
+    double seconds() const { return seconds_now() - since; }
 };
 
 // For as long as it exists, its thread is at something.
@@ -66,8 +75,7 @@ class BusyScope {
 public:
     BusyScope(Activity activity, std::string what) {
         std::lock_guard lock(mutex_);
-        place_ = all_.insert(all_.end(),
-                             {activity, Phase::current(), std::move(what), std::chrono::steady_clock::now()});
+        place_ = all_.insert(all_.end(), {activity, Phase::current(), std::move(what), seconds_now()});
     }
     ~BusyScope() {
         std::lock_guard lock(mutex_);
@@ -79,7 +87,7 @@ public:
     // Time is counted anew: something has been done.
     void progress() {
         std::lock_guard lock(mutex_);
-        place_->since = std::chrono::steady_clock::now();
+        place_->since = seconds_now();
     }
 
     // The occupations of all threads.

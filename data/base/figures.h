@@ -26,9 +26,9 @@ inline double median_of(const std::vector<double>& values) {
     return n == 0 ? 0 : (value_at(values, n / 2) + value_at(values, (n - 1) / 2)) / 2;
 }
 
-// "1 line", "2 lines".
-inline std::string counted(uint64_t count, const char* what) {
-    return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+// "1 line", "2 lines", "2 batches".
+inline std::string counted(uint64_t count, const std::string& what) {
+    return std::to_string(count) + " " + what + (count == 1 ? "" : what.ends_with("ch") ? "es" : "s");
 }
 
 // 59s, 12m05s, 30h02m.
@@ -60,16 +60,13 @@ inline double unix_seconds() {
 
 // Now, as 2026-01-31T23:59:59.123Z.
 inline std::string utc_time() {
-    using namespace std::chrono;
-    auto now = system_clock::now();
-    time_t seconds = system_clock::to_time_t(floor<std::chrono::seconds>(now));
-    long milliseconds =
-        (long)(duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000);
+    const int64_t milliseconds = unix_nanoseconds() / 1'000'000;
+    const time_t seconds = milliseconds / 1000;
     struct tm parts;
     gmtime_r(&seconds, &parts);
     char date[32];
     strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &parts);
-    return text("%s.%03ldZ", date, milliseconds);
+    return text("%s.%03dZ", date, (int)(milliseconds % 1000));
 }
 
 // 1234567 as "1.23M".

@@ -172,6 +172,22 @@ inline bool try_lock(const FileHandle& file) {
     return flock(file.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }
 
+// Makes a file whose lock says that this process has something to itself, and locks it. Where another one
+// does, it fails with this message.
+inline FileHandle take_lock(const std::string& path, const std::string& refusal) {
+    FileHandle file = open_to_write(path, O_RDWR | O_CREAT);
+    if (!file) fail_with_errno(path, "create it");
+    if (!try_lock(file)) fail("%s", refusal.c_str());
+    return file;
+}
+
+// Tells whether another process holds a file locked, on any machine. It tries, so at this moment nobody else
+// can lock it.
+inline bool is_locked(const std::string& path) {
+    FileHandle file = open_file(path, O_RDWR);
+    return file && !try_lock(file);
+}
+
 // Brings writes to the file, or the names in the folder, to disk.
 inline void sync_file(const FileHandle& file, const std::string& path) {
     WorksOn work("bringing to disk " + path);

@@ -1,5 +1,5 @@
 /*
-The screen of a run: what is printed on it, and a line that stays below.
+The screen: what is printed on it, and a line that stays below.
 
 A program that draws a line over and over and prints others meanwhile does so from several threads. They take
 turns here: whoever prints holds a Screen::Turn, for which the line that stays is taken away, and behind which
@@ -7,7 +7,7 @@ it is drawn again. It is drawn with the cursor at its beginning and never wraps.
 beginning, clear all behind", takes it away even when the terminal has become narrower and has broken it in
 two, and what others print (a launcher, the ^C of the keyboard) is not appended to it.
 
-Where standard output is no terminal, there is no such line, no colour, and turns do nothing but flush. mpirun
+Where the output is no terminal, there is no such line, no colour, and turns do nothing but flush. mpirun
 shows its processes a terminal whatever its own output is; so what counts there is where mpirun's goes. Other
 launchers cannot be asked.
 */
@@ -21,15 +21,14 @@ launchers cannot be asked.
 #include <algorithm>
 #include <atomic>
 #include <cctype>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <mutex>
 #include <sstream>
 #include <string>
-#include <thread>
 
+#include "data/base/deadlines.h"  // lock_within
 #include "data/base/error.h"
 #include "data/base/file.h"  // fail_with_errno
 #include "data/base/print.h"
@@ -69,21 +68,22 @@ class Screen {
 public:
     using Line = std::function<std::string(int width)>;
 
+    explicit Screen(FILE* output = stdout) : output_(output) {}
     ~Screen() {
         if (own_descriptor_ >= 0) close(own_descriptor_);
         if (kept_output_ >= 0) close(kept_output_);
     }
 
-    // Looks at where standard output goes. launched: this process was started by mpirun or another launcher.
+    // Looks at where the output goes. launched: this process was started by mpirun or another launcher.
     // quiet: nothing that is printed is shown, but warnings, which go to standard error.
     void open(bool launched, bool quiet) {
         if (quiet) return silence();
-        bool is_terminal = isatty(STDOUT_FILENO);
+        bool is_terminal = isatty(fileno(output_));
         before_signal_line_ = is_terminal && !launched ? "\n" : "";
         const char* kind = getenv("TERM");
         if (!is_terminal || !kind || !*kind || std::string(kind) == "dumb") return;
         if (!launched) {
-            show_on(STDOUT_FILENO, getpid());
+            show_on(fileno(output_), getpid());
         } else if (std::string path = launcher_terminal(); !path.empty()) {
             own_descriptor_ = ::open(path.c_str(), O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
             if (own_descriptor_ >= 0) show_on(own_descriptor_, getppid());
@@ -121,7 +121,7 @@ public:
             if (screen_.turns_++ == 0) screen_.clear();
         }
         ~Turn() {
-            fflush(stdout);
+            fflush(screen_.output_);
             if (--screen_.turns_ == 0) screen_.draw();
         }
         Turn(const Turn&) = delete;
@@ -149,8 +149,9 @@ public:
     // Keeps this line below all others. It is asked for at each drawing, and gives as much as fits into so
     // many columns.
     void keep_below(Line line) {
-        Turn turn(*this);
+        std::lock_guard lock(mutex_);
         if (is_terminal()) line_ = std::move(line);
+        refresh();
     }
     // Draws it as it is now.
     void refresh() {
@@ -161,22 +162,17 @@ public:
     void remove_line() {
         std::lock_guard lock(mutex_);
         clear();
-        fflush(stdout);
+        fflush(output_);
         line_ = nullptr;
     }
 
     // The process ends at once, with a message on standard error. The thread that has its turn may be stuck.
     void give_up() {
         given_up_ = true;
-        for (int tries = 0; tries < 100; tries++) {
-            if (mutex_.try_lock()) {
-                clear();
-                fflush(stdout);
-                mutex_.unlock();
-                return;
-            }
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        }
+        if (!lock_within(0.1, mutex_)) return;
+        clear();
+        fflush(output_);
+        mutex_.unlock();
     }
 
 private:
@@ -206,7 +202,7 @@ private:
     }
 
     void clear() {
-        if (drawn_) fputs(away, stdout);
+        if (drawn_) fputs(away, output_);
         drawn_ = false;
     }
 
@@ -214,14 +210,15 @@ private:
     void draw() {
         if (!line_ || given_up_ || !in_foreground()) return;
         std::string line = line_(width());
-        if (line.empty()) return clear(), (void)fflush(stdout);
-        fputs(("\r\033[?7l" + line + "\033[J\r\033[?7h").c_str(), stdout);
-        fflush(stdout);
+        if (line.empty()) return clear(), (void)fflush(output_);
+        fputs(("\r\033[?7l" + line + "\033[J\r\033[?7h").c_str(), output_);
+        fflush(output_);
         drawn_ = true;
     }
 
     static constexpr const char* away = "\r\033[J";
 
+    FILE* const output_;
     std::recursive_mutex mutex_;
     int turns_ = 0;
     Line line_;

@@ -5,6 +5,7 @@ one.
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,6 +34,21 @@ inline std::vector<std::string> comma_separated(std::string_view list) {
     return items;
 }
 
+// Adds an item to a list, and what stands between two: "a", "a, b".
+inline void append_item(std::string& list, std::string_view item, std::string_view between = ", ") {
+    if (!list.empty()) list += between;
+    list += item;
+}
+
+// "a, b, c"; of more than `most`, "a, b and 3 more".
+inline std::string joined(const std::vector<std::string>& words, std::string_view between = ", ",
+                          size_t most = SIZE_MAX) {
+    std::string result;
+    for (size_t i = 0; i < std::min(words.size(), most); i++) append_item(result, words[i], between);
+    if (words.size() > most) result += text(" and %zu more", words.size() - most);
+    return result;
+}
+
 // Takes a line from the front of a text that is not empty, and its line feed; returns it without that.
 inline std::string_view next_line(std::string_view& rest) {
     std::string_view line = rest.substr(0, rest.find('\n'));
@@ -51,9 +67,7 @@ inline std::string last_words(std::string_view output) {
         lines.push_back(one_line(line.substr(0, longest)));
         if (lines.size() > most_lines) lines.erase(lines.begin());
     }
-    std::string result;
-    for (const std::string& line : lines) result += (result.empty() ? "" : " / ") + line;
-    return result.empty() ? "it said nothing" : result;
+    return lines.empty() ? "it said nothing" : joined(lines, " / ");
 }
 
 inline bool is_blank(std::string_view line) {
@@ -70,17 +84,14 @@ inline void refuse_lfs_pointer(std::string_view bytes, const std::string& path) 
 template <typename Size>
 std::string shape_text(const std::vector<Size>& shape) {
     std::string result;
-    for (Size size : shape) result += (result.empty() ? "" : " x ") + std::to_string(size);
+    for (Size size : shape) append_item(result, std::to_string(size), " x ");
     return result.empty() ? "()" : result;
 }
 
 // "a, b or c"
 inline std::string alternatives(const std::vector<std::string>& words) {
     std::string result;
-    for (size_t i = 0; i < words.size(); i++) {
-        if (i > 0) result += i + 1 == words.size() ? " or " : ", ";
-        result += words[i];
-    }
+    for (const std::string& word : words) append_item(result, word, &word == &words.back() ? " or " : ", ");
     return result;
 }
 

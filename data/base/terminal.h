@@ -5,9 +5,9 @@ Text from anywhere is shown as it is and without harm: control characters, chara
 turn the direction of writing, and bytes that are no characters are written out instead. Sentences are set in
 lines as wide as the terminal.
 
-ProgressLine says how far long work is, and how long it will still take. It appears after a second, is drawn
-over again in place and goes away at the end; where stderr is no terminal there is none. Of work whose size is
-not known it says how much is done.
+ProgressLine says how far long work is, and how long it will still take. It appears after a second on the
+screen that standard error is, if it is one, and goes away at the end. Of work whose size is not known it says
+how much is done.
 */
 #pragma once
 
@@ -23,6 +23,7 @@ not known it says how much is done.
 
 #include "data/base/error.h"
 #include "data/base/figures.h"  // seconds_now
+#include "data/base/screen.h"
 #include "data/base/utf8.h"
 
 // Characters that a terminal obeys or hides rather than shows.
@@ -113,23 +114,17 @@ public:
     // `what` begins the line: "tokenize". Work is counted in bytes and shown in MB, or in units of 1. A total
     // of 0 is not known.
     ProgressLine(std::string what, double total, const char* units = nullptr)
-        : what_(std::move(what)),
-          units_(units ? units : "MB"),
-          scale_(units ? 1 : 1e-6),
-          total_(total),
-          shown_(isatty(STDERR_FILENO)) {}
-    ProgressLine(const ProgressLine&) = delete;
-    ProgressLine& operator=(const ProgressLine&) = delete;
+        : what_(std::move(what)), units_(units ? units : "MB"), scale_(units ? 1 : 1e-6), total_(total) {
+        screen_.open(false, false);
+    }
     ~ProgressLine() { clear(); }
 
     void add(double work) {
         done_ += work;
-        if (!shown_) return;
         double seconds = seconds_now() - start_;
         if (seconds < next_) return;
         next_ = seconds + 0.2;
-        drawn_ = true;
-        fprintf(stderr, "\r\033[K%s", one_line(words(seconds)).c_str());
+        screen_.keep_below([this, seconds](int) { return one_line(words(seconds)); });
     }
 
     // The text of the line, `seconds` after the start.
@@ -142,10 +137,7 @@ public:
     }
 
     // Takes the line away, so that something can be printed; the next add() may draw it again.
-    void clear() {
-        if (drawn_) fprintf(stderr, "\r\033[K");
-        drawn_ = false;
-    }
+    void clear() { screen_.remove_line(); }
 
 private:
     double start_ = seconds_now();
@@ -153,5 +145,5 @@ private:
     const char* units_;
     double scale_;
     double total_, done_ = 0, next_ = 1;
-    bool shown_, drawn_ = false;
+    Screen screen_{stderr};
 };

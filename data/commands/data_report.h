@@ -340,7 +340,7 @@ inline void report_data(const std::vector<std::string>& names, const Tokenizer* 
         constexpr size_t most = 5;
         std::string list;
         for (size_t i = 0; i < std::min(most, report.damaged().size()); i++)
-            list += (i ? ", " : "") + printable(report.damaged()[i]);
+            append_item(list, printable(report.damaged()[i]));
         if (report.damaged().size() > most) list += ", ...";
         fail("data: %zu of %zu files are damaged (%s); see above what is wrong with each, and make or copy "
              "them again",

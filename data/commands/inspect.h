@@ -140,8 +140,7 @@ inline void inspect_checkpoint(const InspectOptions& command) {
     std::string folder = newest_checkpoint(path);
     if (folder != path) {
         std::string steps;
-        for (int64_t step : checkpoint_steps(path))
-            steps += (steps.empty() ? "" : ", ") + std::to_string(step);
+        for (int64_t step : checkpoint_steps(path)) append_item(steps, std::to_string(step));
         print("run          %s, with checkpoints of steps %s\n", path.c_str(), steps.c_str());
     }
     auto print_line = [](const std::string& line) {

@@ -64,7 +64,7 @@ inline ModelConfig hf_model(const nlohmann::json& json, const std::string& file,
         fail("%s: %s", file.c_str(), error.what());
     }
     std::string names;
-    for (const std::string& key : unknown) names += (names.empty() ? "" : ", ") + printable(key);
+    for (const std::string& key : unknown) append_item(names, printable(key));
     if (!names.empty()) {
         notes.push_back(
             text("%s: not known here, and passed over: %s; look whether the model computes the same "

@@ -79,7 +79,7 @@ inline Cut lowered_layout(const Options& model, const Cut& from, const Cut& leas
 inline std::string layout_changes(const Cut& from, const Cut& to) {
     std::string changes;
     auto add = [&](const char* option, int value) {
-        changes += text("%s%s %d", changes.empty() ? "" : " ", option, value);
+        append_item(changes, text("%s %d", option, value), " ");
     };
     if (to.tp != from.tp) add("--tp", to.tp);
     if (to.pp != from.pp) add("--pp", to.pp);

@@ -200,10 +200,7 @@ inline std::string option_help(const OptionRow& row, Command command, int width)
 
 inline std::string preset_help(int width) {
     std::string names;
-    for (const Preset& row : preset_table()) {
-        if (!names.empty()) names += ' ';
-        names += row.name;
-    }
+    for (const Preset& row : preset_table()) append_item(names, row.name, " ");
     return "Presets for --model\n  " + wrapped(names, 2, 2, width);
 }
 
@@ -223,7 +220,7 @@ inline std::string example_help(const std::string& example, int width) {
     while (words >> word) {
         bool quoted = std::ranges::count(part, '\'') % 2 != 0;
         if (word.starts_with("--") && !part.empty() && !quoted) add_part(), part.clear();
-        part += (part.empty() ? "" : " ") + word;
+        append_item(part, word, " ");
     }
     add_part();
     return result + line + "\n";

@@ -14,7 +14,6 @@ complete() fills those in.
 #include <utility>
 #include <vector>
 
-#include "data/base/added_rows.h"
 #include "data/base/error.h"
 #include "data/base/strings.h"  // printable
 #include "data/options/choice.h"
@@ -273,7 +272,7 @@ inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
     add(true, {normfw, last_block, "normf.weight", C, 0, 1, 0, false, replicated});
     add(norm_bias, {normfb, last_block, "normf.bias", C, 0, 0, 0, false, replicated});
     add(!c.tie_embeddings, {headw, head, "head.weight", V, C, 0, in, true, rows, {}, vocab_multiple});
-    return with_added(std::move(table));
+    return table;
 }
 
 // A product with a matrix of a block, as one of the tensor ranks makes it.

@@ -120,9 +120,7 @@ inline std::string value_text(const OptionValue& any) {
             } else if constexpr (std::is_same_v<Value, std::string>) {
                 return value;
             } else {
-                std::string joined;
-                for (const std::string& item : value) joined += (joined.empty() ? "" : " ") + item;
-                return joined;
+                return joined(value, " ");
             }
         },
         any);

@@ -8,7 +8,6 @@ each kind and sums over all of them are kept.
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -18,14 +17,11 @@ each kind and sums over all of them are kept.
 #include <vector>
 
 #include "data/report/records.h"
+#include "data/run/step_times.h"  // step_phase_names
 
-// The phases in the order of a step; others that a file may have come behind them.
-constexpr std::array<const char*, 11> phases_of_a_step = {
-    "data",        "forward",       "backward",       "weight_gradients", "optimizer", "save",
-    "wait_tensor", "wait_pipeline", "wait_gradients", "wait_parameters",  "other"};
-
-inline bool is_phase_of_a_step(std::string_view name) {
-    return std::find(phases_of_a_step.begin(), phases_of_a_step.end(), name) != phases_of_a_step.end();
+// A file may have others, which come behind those of a step.
+inline bool is_step_phase(std::string_view name) {
+    return std::ranges::find(step_phase_names, name) != step_phase_names.end();
 }
 
 // A rank that was slower than its peers in a phase, as the run itself judged it after some intervals.
@@ -142,9 +138,9 @@ private:
                         (times.empty() || of_ranks.size() == times[0].second.size());
             if (fits) times.push_back({phase, numbers_of(of_ranks)});
         };
-        for (const char* phase : phases_of_a_step) take(phase, array_in(object_in(record, "ms"), phase));
+        for (const char* phase : step_phase_names) take(phase, array_in(object_in(record, "ms"), phase));
         for (const auto& [phase, of_ranks] : object_in(record, "ms").items()) {
-            if (!is_phase_of_a_step(phase)) take(phase, of_ranks);
+            if (!is_step_phase(phase)) take(phase, of_ranks);
         }
         take("step", array_in(record, "step_ms"));
         if (times.empty()) return;

@@ -19,6 +19,7 @@ nothing that is not about drawing.
 #include "data/base/error.h"
 #include "data/base/figures.h"
 #include "data/base/program_version.h"
+#include "data/base/strings.h"  // joined
 #include "data/options/rules.h"
 #include "data/options/values.h"
 #include "data/report/run_history.h"
@@ -173,25 +174,25 @@ inline OrderedJson health_json(const RankHistory& history) {
     double usual = middle_of_known(clocks);
     for (const nlohmann::json& device : history.health()) {
         if (!device.is_object() || words.size() >= most) continue;
-        std::string told;
-        auto say = [&](const std::string& word) { told += (told.empty() ? "" : ", ") + word; };
+        std::vector<std::string> told;
         std::string throttled = text_in(device, "throttled");
-        if (!throttled.empty() && throttled != "none") say("throttled by " + throttled);
+        if (!throttled.empty() && throttled != "none") told.push_back("throttled by " + throttled);
         double clock = number_in(device, "sm_clock_mhz");
-        if (clock < 0.95 * usual) say(text("%.0f MHz where others have %.0f", clock, usual));
+        if (clock < 0.95 * usual) told.push_back(text("%.0f MHz where others have %.0f", clock, usual));
         if (double celsius = number_in(device, "temperature_c"); celsius >= 85)
-            say(text("%.0f degrees", celsius));
+            told.push_back(text("%.0f degrees", celsius));
         if (integer_in(device, "ecc_uncorrected") > 0)
-            say(text("%lld errors of its memory that were not corrected",
-                     (long long)integer_in(device, "ecc_uncorrected")));
-        if (integer_in(device, "xid") > 0) say(text("XID %lld", (long long)integer_in(device, "xid")));
+            told.push_back(text("%lld errors of its memory that were not corrected",
+                                (long long)integer_in(device, "ecc_uncorrected")));
+        if (integer_in(device, "xid") > 0)
+            told.push_back(text("XID %lld", (long long)integer_in(device, "xid")));
         if (integer_in(device, "link_errors") > 0)
-            say(text("%lld errors of its links", (long long)integer_in(device, "link_errors")));
+            told.push_back(text("%lld errors of its links", (long long)integer_in(device, "link_errors")));
         if (told.empty()) continue;
         int64_t rank = integer_in(device, "rank", -1);
         std::string host = rank < 0 ? "" : history.host((size_t)rank);
         words.push_back(text("rank %lld%s: ", (long long)rank, host.empty() ? "" : (" on " + host).c_str()) +
-                        told);
+                        joined(told));
     }
     return words;
 }

@@ -51,9 +51,9 @@ inline double seconds_of(const std::string& time) {
 }
 
 // Tells whether a process of this machine holds a file locked, as a run does its log. It is read from the
-// kernel's list: to try the lock would disturb a run that starts at this moment. By inode alone, for file
-// systems that lie over others show their own number of the device.
-inline bool is_locked(const std::string& path) {
+// kernel's list: to try the lock, as is_locked() does, would disturb a run that starts at this moment. By
+// inode alone, for file systems that lie over others show their own number of the device.
+inline bool is_locked_here(const std::string& path) {
     struct stat status;
     FILE* locks = stat(path.c_str(), &status) == 0 ? fopen("/proc/locks", "re") : nullptr;
     if (!locks) return false;
@@ -110,7 +110,7 @@ public:
         if (steps_back_ > 0)
             notes_.push_back("log.jsonl: steps go back " + counted(steps_back_, "time") +
                              "; what was measured twice is shown as one range");
-        is_locked_ = is_locked(log_path(run_dir));
+        is_locked_ = is_locked_here(log_path(run_dir));
     }
 
     // Notes if another run measured its validation loss on other tokens. They are known by their content, or
@@ -254,9 +254,9 @@ private:
 
     void add_timings(int64_t step, const nlohmann::json& timings) {
         const nlohmann::json& ms = object_in(timings, "ms");
-        for (const char* phase : phases_of_a_step) add_range(step, phase, array_in(ms, phase));
+        for (const char* phase : step_phase_names) add_range(step, phase, array_in(ms, phase));
         for (const auto& [phase, range] : ms.items()) {
-            if (!is_phase_of_a_step(phase)) add_range(step, phase, range);
+            if (!is_step_phase(phase)) add_range(step, phase, range);
         }
         // A phase that no rank was in is left out of the line.
         for (auto& [phase, series] : phases_)

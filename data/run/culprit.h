@@ -29,7 +29,8 @@ does not stand still.
 #include <utility>
 #include <vector>
 
-#include "data/base/error.h"  // text
+#include "data/base/error.h"    // text
+#include "data/base/strings.h"  // joined
 #include "data/run/rank_state.h"
 
 enum class Fault { nobody, dead, stopped, disk, absent, link };
@@ -72,8 +73,7 @@ inline std::string words_for(const RankState& rank, const GroupState& group) {
 inline std::string text_of_ranks(const std::vector<int>& ranks) {
     constexpr size_t most = 16;
     std::string result;
-    for (size_t i = 0; i < std::min(ranks.size(), most); i++)
-        result += (i ? ", " : "") + std::to_string(ranks[i]);
+    for (size_t i = 0; i < std::min(ranks.size(), most); i++) append_item(result, std::to_string(ranks[i]));
     if (ranks.size() > most) result += text(", ... %zu ranks", ranks.size());
     return "{" + result + "}";
 }
@@ -180,8 +180,7 @@ private:
         for (auto& [rank, state] : states_) {
             if (!is(*state)) continue;
             if (diagnosis.ranks.size() < 4)
-                diagnosis.sentence +=
-                    (diagnosis.ranks.empty() ? "" : "; ") + name_of(*state) + " " + says(*state);
+                append_item(diagnosis.sentence, name_of(*state) + " " + says(*state), "; ");
             diagnosis.ranks.push_back(rank);
         }
         if (diagnosis.ranks.size() > 4)
@@ -233,8 +232,7 @@ private:
             const RankState& state = *states_.at(rank);
             if (excused.contains(rank) || all_came.contains(rank)) continue;
             if (!is_busy(state) && state.wait_seconds >= limit_ && unknown) continue;
-            if (absent.ranks.size() < 4)
-                absent.sentence += (absent.ranks.empty() ? "" : "; ") + has_not_come(state, waits);
+            if (absent.ranks.size() < 4) append_item(absent.sentence, has_not_come(state, waits), "; ");
             absent.ranks.push_back(rank);
         }
         if (!absent.ranks.empty()) return absent;
@@ -285,14 +283,12 @@ private:
                  "links and devices of ",
                  call_text(first->group->next).c_str(), words_for(*first->who, *first->group).c_str(),
                  text_of_ranks(first->members).c_str());
-        for (size_t i = 0; i < std::min<size_t>(diagnosis.ranks.size(), 4); i++) {
-            auto state = states_.find(diagnosis.ranks[i]);
-            diagnosis.sentence +=
-                (i ? ", " : "") +
-                (state == states_.end() ? text("rank %d", diagnosis.ranks[i]) : name_of(*state->second));
+        std::vector<std::string> names;
+        for (int rank : diagnosis.ranks) {
+            auto state = states_.find(rank);
+            names.push_back(state == states_.end() ? text("rank %d", rank) : name_of(*state->second));
         }
-        if (diagnosis.ranks.size() > 4)
-            diagnosis.sentence += text(" and %zu more", diagnosis.ranks.size() - 4);
+        diagnosis.sentence += joined(names, ", ", 4);
         return diagnosis;
     }
     static std::vector<int> sorted(std::vector<int> ranks) {

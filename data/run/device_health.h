@@ -24,6 +24,7 @@ the beginning of the run.
 
 #include "data/base/error.h"
 #include "data/base/figures.h"  // counted
+#include "data/base/strings.h"  // joined
 
 // ----------------------------------------------------------------------------
 // NVML: the part of its interface that is used, as its documentation has it
@@ -101,7 +102,7 @@ private:
                      {0x80, "power brake"}};
         std::string names;
         for (auto& [bit, name] : table)
-            if (reasons & bit) names += (names.empty() ? "" : ", ") + std::string(name);
+            if (reasons & bit) append_item(names, name);
         return names;
     }
 
@@ -142,8 +143,7 @@ public:
 
     // The news in a reading, against the one before, that a person should know; empty: there are none.
     static std::string alarm(const nlohmann::ordered_json& before, const nlohmann::ordered_json& now) {
-        std::string words;
-        auto add = [&](const std::string& more) { words += (words.empty() ? "" : ", ") + more; };
+        std::vector<std::string> news;
         const nlohmann::ordered_json was = before.is_object() ? before : nlohmann::ordered_json::object();
         auto rise = [&](const char* name) {
             uint64_t count = now.value(name, uint64_t(0));
@@ -151,7 +151,7 @@ public:
         };
         auto add_errors = [&](const char* name, const char* kind, const std::string& of) {
             uint64_t more = rise(name);
-            if (more) add(counted(more, kind) + of);
+            if (more) news.push_back(counted(more, kind) + of);
         };
         add_errors("xids", "critical error",
                    text(" of the driver, the last one XID %llu", (unsigned long long)now.value("xid", 0ull)));
@@ -159,9 +159,9 @@ public:
         add_errors("link_errors", "error", " of its links");
         std::string throttled = now.value("throttled", "");
         if (throttled != was.value("throttled", "") && !throttled.empty())
-            add("its clocks are held down by " + throttled);
-        if (rise("cpu_throttled")) add("its processor was too hot");
-        return words;
+            news.push_back("its clocks are held down by " + throttled);
+        if (rise("cpu_throttled")) news.push_back("its processor was too hot");
+        return joined(news);
     }
 
 private:

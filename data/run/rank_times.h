@@ -257,7 +257,7 @@ private:
     StepPhase slowest_phase(const Peers& peers, size_t i) const {
         StepPhase slowest = StepPhase::forward;
         double most = 0;
-        for (size_t phase = 0; phase <= (size_t)StepPhase::optimizer; phase++) {
+        for (auto phase = (size_t)StepPhase::forward; phase <= (size_t)StepPhase::optimizer; phase++) {
             auto times_of = [&](const StepTimes& times) { return (double)times.phases[phase]; };
             double lost = typical_excess(compare(peers, times_of)[i]);
             if (lost > most) most = lost, slowest = (StepPhase)phase;

@@ -160,7 +160,6 @@ private:
         started_ = true;
         screen_.keep_below([this](int width) { return drawn(width - 1, screen_.has_colour()); });
         try {
-            screen_.refresh();
             drawing_.emplace(std::chrono::milliseconds(200), [this] { draw_again(); });
         } catch (const std::system_error&) {
             // The system has no thread left; the line moves when others are printed.

@@ -23,27 +23,27 @@ works on meanwhile, if it has been given enough.
 #include <string_view>
 #include <type_traits>
 
+// In the order of a step, in which they are logged and shown.
 enum class StepPhase : uint8_t {
+    data,
     forward,
     backward,
     weight_gradients,
     optimizer,
+    save,
     wait_tensor,
     wait_pipeline,
     wait_gradients,
     wait_parameters,
-    other,
-    data,
-    save
+    other
 };
 inline constexpr std::array<const char*, 11> step_phase_names = {
-    "forward",       "backward",       "weight_gradients", "optimizer", "wait_tensor",
-    "wait_pipeline", "wait_gradients", "wait_parameters",  "other",     "data",
-    "save"};
+    "data",        "forward",       "backward",       "weight_gradients", "optimizer", "save",
+    "wait_tensor", "wait_pipeline", "wait_gradients", "wait_parameters",  "other"};
 constexpr size_t step_phases = step_phase_names.size();
 
 constexpr bool is_own_work(StepPhase phase) {
-    return phase <= StepPhase::optimizer;
+    return phase >= StepPhase::forward && phase <= StepPhase::optimizer;
 }
 constexpr bool is_waiting(StepPhase phase) {
     return phase >= StepPhase::wait_tensor && phase <= StepPhase::wait_parameters;

@@ -41,7 +41,7 @@ inline std::vector<Host> slurm_hosts(const std::string& list, const std::string&
     std::vector<std::string> names;
     std::string entry;
     for (const std::string& part : comma_separated(list)) {  // at the commas in brackets too
-        entry += (entry.empty() ? "" : ",") + part;
+        append_item(entry, part, ",");
         if (std::ranges::count(entry, '[') > std::ranges::count(entry, ']')) continue;
         add_names(entry, names);
         entry.clear();

@@ -73,8 +73,7 @@ public:
         for (size_t i = 0; i < hosts.size(); i++) {
             hosts[i].aside = problem_of(answers[i]);
             hosts[i].has_own_folder = probed_ && hosts[i].aside.empty() && says(answers[i], has_its_own);
-            if (hosts[i].has_own_folder && !before[i].has_own_folder)
-                apart += (apart.empty() ? "" : ", ") + hosts[i].name;
+            if (hosts[i].has_own_folder && !before[i].has_own_folder) append_item(apart, hosts[i].name);
         }
         std::vector<std::string> notes;
         if (!apart.empty())

@@ -144,7 +144,7 @@ inline std::string names_text(const std::vector<HostRanks>& places) {
         return text("%s .. %s (%zu hosts)", places.front().name.c_str(), places.back().name.c_str(),
                     places.size());
     std::string names;
-    for (const HostRanks& place : places) names += (names.empty() ? "" : ", ") + place.name;
+    for (const HostRanks& place : places) append_item(names, place.name);
     return names;
 }
 

@@ -39,6 +39,9 @@ names has the lock open, and is the parent of the launcher: no other process is 
 inline std::string job_path(const std::string& run_dir) {
     return run_dir + "/job.json";
 }
+inline std::string job_lock_path(const std::string& run_dir) {
+    return run_dir + "/job.lock";
+}
 inline std::string job_log_path(const std::string& run_dir) {
     return run_dir + "/job.log";
 }
@@ -79,7 +82,7 @@ struct JobRecord {
 // Tells whether a process has RUN/job.lock open, as only a keeper of this run has.
 inline bool is_keeper(const Process& process, const std::string& run_dir) {
     struct stat lock, file;
-    bool is_file = lstat((run_dir + "/job.lock").c_str(), &lock) == 0 && S_ISREG(lock.st_mode);
+    bool is_file = lstat(job_lock_path(run_dir).c_str(), &lock) == 0 && S_ISREG(lock.st_mode);
     if (!is_file || lock.st_nlink != 1 || process.id <= 1 || !is_alive(process)) return false;
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator(process_folder(process.id) + "/fd", error)) {
@@ -248,17 +251,8 @@ public:
 
     // Held by a keeper. Fails where another one holds it.
     static FileHandle lock_of(const std::string& run_dir) {
-        const std::string path = run_dir + "/job.lock";
-        FileHandle file = open_to_write(path, O_RDWR | O_CREAT);
-        if (!file) fail_with_errno(path, "create it");
-        if (!try_lock(file))
-            fail("%s: a job runs there that job.json does not tell of; wait for its end, or end it",
-                 run_dir.c_str());
-        return file;
-    }
-    static bool is_locked(const std::string& run_dir) {
-        FileHandle file = open_file(run_dir + "/job.lock", O_RDWR);
-        return file && !try_lock(file);
+        return take_lock(job_lock_path(run_dir), run_dir + ": a job runs there that job.json does not tell "
+                                                           "of; wait for its end, or end it");
     }
 
 private:

@@ -86,7 +86,7 @@ public:
           o_(line_.options),
           launcher_(o_.launcher, !line_.hosts.empty()),
           program_(this_program()),
-          locks_(line_.run_dir),
+          lock_(lock_of(line_.run_dir)),
           files_(line_.run_dir),
           progress_(line_.run_dir) {
         progress_.update();
@@ -114,17 +114,11 @@ public:
 
 private:
     // One supervisor for a run.
-    struct RunLock {
-        explicit RunLock(const std::string& run_dir) {
-            make_folder(run_dir, "check the path or name another with --run-dir");
-            file = open_to_write(run_dir + "/supervisor.lock", O_RDWR | O_CREAT);
-            if (!file) fail_with_errno(run_dir + "/supervisor.lock", "create it");
-            if (!try_lock(file))
-                fail("%s: another supervisor looks after this run; end that one, or wait for it",
-                     run_dir.c_str());
-        }
-        FileHandle file;
-    };
+    static FileHandle lock_of(const std::string& run_dir) {
+        make_folder(run_dir, "check the path or name another with --run-dir");
+        return take_lock(run_dir + "/supervisor.lock",
+                         run_dir + ": another supervisor looks after this run; end that one, or wait for it");
+    }
 
     // ------------------------------------------------------------------------
     // beginning
@@ -133,14 +127,14 @@ private:
         std::optional<SupervisorState> left = read_state(line_.run_dir);
         std::optional<JobRecord> record = JobRecord::read(line_.run_dir);
         // A keeper that was just made is to say yet which job it has.
-        for (int i = 0;
-             i < 100 && Job::is_locked(line_.run_dir) && !(left && record && record->number == left->number);
+        const std::string job_lock = job_lock_path(line_.run_dir);
+        for (int i = 0; i < 100 && is_locked(job_lock) && !(left && record && record->number == left->number);
              i++) {
             usleep(100000);
             left = read_state(line_.run_dir), record = JobRecord::read(line_.run_dir);
         }
         bool goes_on = left && left->result.empty() && left->command == line_.job;
-        bool runs = Job::is_locked(line_.run_dir);
+        bool runs = is_locked(job_lock);
         if (runs && !goes_on)
             fail("%s: a job of another command line runs there%s; take it up with that one, or end it",
                  line_.run_dir.c_str(), record ? text(" (process %d)", record->launcher.id).c_str() : "");
@@ -159,8 +153,9 @@ private:
                 }
             }
         }
-        const std::string on = text(" on %zu hosts of %s", line_.hosts.size(), line_.hosts_from.c_str());
-        tell(text("%d ranks%s%s; what the job writes is in %s", line_.ranks,
+        const std::string on =
+            text(" on %s of %s", counted(line_.hosts.size(), "host").c_str(), line_.hosts_from.c_str());
+        tell(text("%s%s%s; what the job writes is in %s", counted(line_.ranks, "rank").c_str(),
                   is_alone_ ? " on this machine" : on.c_str(),
                   o_.spares > 0 ? text(", %d of them spares", o_.spares).c_str() : "",
                   job_log_path(line_.run_dir).c_str()));
@@ -197,7 +192,7 @@ private:
         if (checks_hosts_) check_hosts();
         places_ = place_ranks(line_.hosts, line_.ranks, line_.unit);
         if (places_.empty()) {
-            end_with(text("given up: no host is left for %d ranks", line_.unit), exit_failed_part);
+            end_with("given up: no host is left for " + counted(line_.unit, "rank"), exit_failed_part);
             return false;
         }
         if (int ranks = ranks_of(places_); ranks < line_.ranks)
@@ -215,7 +210,7 @@ private:
             end_with("stopped as asked, before the job was started again", 0);
             return false;
         }
-        tell(text("start %d: %s", state_.number, joined(command).c_str()));
+        tell(text("start %d: %s", state_.number, command_line(command).c_str()));
         job_.emplace(line_.run_dir, state_.number, command);
         begin_following();
         return true;
@@ -235,8 +230,7 @@ private:
 
     // Ranks that were killed may hold the log a moment longer, and the next ones would be refused.
     void wait_for_log() {
-        FileHandle log = open_file(log_path(line_.run_dir), O_RDWR);
-        for (int i = 0; log && i < 300 && !try_lock(log); i++) usleep(100000);
+        for (int i = 0; i < 300 && is_locked(log_path(line_.run_dir)); i++) usleep(100000);
     }
 
     void check_hosts() {
@@ -417,13 +411,12 @@ private:
         std::string names;
         for (int rank : ranks) {
             std::string host = host_of_rank(places_, rank);
-            names +=
-                (names.empty() ? "" : ", ") + text("rank %d", rank) + (host.empty() ? "" : " on " + host);
+            append_item(names, text("rank %d", rank) + (host.empty() ? "" : " on " + host));
         }
         for (const Host& host : line_.hosts) {
             bool took_part =
                 std::ranges::any_of(places_, [&](const HostRanks& p) { return p.name == host.name; });
-            if (took_part && !host.aside.empty()) names += (names.empty() ? "" : ", ") + host.name;
+            if (took_part && !host.aside.empty()) append_item(names, host.name);
         }
         return names;
     }
@@ -486,7 +479,7 @@ private:
         if (std::string note = files_.add(incident); !note.empty()) tell(note);
         state_.trained = progress_.trained_since(state_.first_step);
         write_state();
-        tell(text("%lld steps were lost, and %.1f s without training; %s", (long long)incident.lost_steps,
+        tell(text("lost %s, and %.1f s without training; %s", counted(incident.lost_steps, "step").c_str(),
                   incident.seconds, effective_text().c_str()));
     }
 
@@ -523,11 +516,11 @@ private:
         fflush(stdout);
     }
 
-    static std::string joined(const Words& words) {
+    static std::string command_line(const Words& words) {
         std::string line;
         for (const std::string& word : words) {
             bool plain = !word.empty() && word.find_first_of(" \t'\"\\*?[]$&|;<>(){}~#`!") == word.npos;
-            line += (line.empty() ? "" : " ") + (plain ? word : "'" + word + "'");
+            append_item(line, plain ? word : "'" + word + "'", " ");
         }
         return line;
     }
@@ -541,7 +534,7 @@ private:
     const LaunchOptions& o_;
     const Launcher launcher_;
     const std::string program_;
-    RunLock locks_;
+    FileHandle lock_;
     SupervisorFiles files_;
     Progress progress_;
     Scratch scratch_;

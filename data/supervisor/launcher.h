@@ -87,7 +87,7 @@ public:
     Words start(const std::vector<HostRanks>& places, const std::string& file, const Words& command) const {
         Words result;
         std::string names;
-        for (const HostRanks& place : places) names += (names.empty() ? "" : ",") + place.name;
+        for (const HostRanks& place : places) append_item(names, place.name, ",");
         for (std::string word : words_) {
             replace(word, "{hosts}", file);
             replace(word, "{names}", names);

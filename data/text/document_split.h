@@ -117,7 +117,7 @@ public:
     std::string summary() const {
         std::string list;
         for (const ShardSeries* series : {&train_, &val_}) {
-            if (series->total() > 0) list += (list.empty() ? "" : ", ") + series->summary();
+            if (series->total() > 0) append_item(list, series->summary());
         }
         return list;
     }

@@ -70,7 +70,7 @@ struct NamedFiles {
     // "12 (a, b, c, ...)"
     std::string text() const {
         std::string list;
-        for (const std::string& name : names) list += (list.empty() ? "" : ", ") + printable(name);
+        for (const std::string& name : names) append_item(list, printable(name));
         return std::to_string(count) + " (" + list + (count > names.size() ? ", ...)" : ")");
     }
 };

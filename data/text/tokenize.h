@@ -12,7 +12,6 @@ complete: a run that fails leaves none.
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <map>
@@ -23,7 +22,7 @@ complete: a run that fails leaves none.
 
 #include "data/text/document_split.h"
 #include "data/base/error.h"
-#include "data/base/figures.h"  // counted
+#include "data/base/figures.h"  // counted, seconds_now
 #include "data/base/file.h"
 #include "data/options/options.h"
 #include "data/base/ordered_work.h"
@@ -96,7 +95,7 @@ inline void print_unknown(const std::map<int32_t, uint64_t>& unknown) {
     std::string names;
     size_t named = 0;
     for (auto [code, times] : unknown) {
-        if (named++ < 8) names += text("%sU+%04X", names.empty() ? "" : ", ", (unsigned)code);
+        if (named++ < 8) append_item(names, text("U+%04X", (unsigned)code));
         count += times;
     }
     if (count == 0) return;
@@ -182,7 +181,6 @@ constexpr uint64_t few_for_validation = 20000;
 inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& tokenizer, DocumentSearch& search,
                            const std::vector<std::string>& older, unsigned threads, NewFile* tokenizer_file) {
     NewFile record_file(record_path(options.output));
-    using Clock = std::chrono::steady_clock;
     SplitOptions split{options.output,
                        tokenizer.vocab_size(),
                        tokenizer.end_of_text(),
@@ -204,7 +202,7 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
         split.validation = choose_validation(sizes, options.val_fraction, options.seed);
     }
 
-    Clock::time_point start = Clock::now();
+    double start = seconds_now();
     DocumentSplitter splitter(std::move(split));
     uint64_t bytes = 0;
     std::map<int32_t, uint64_t> unknown;
@@ -234,7 +232,7 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
     if (splitter.documents() == 0)
         fail("%s: has no text; name files or folders with text in them", options.inputs[0].c_str());
     splitter.finish(files[0].path);
-    double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    double seconds = seconds_now() - start;
     uint64_t documents = splitter.documents() - is_cut,
              tokens = splitter.train_tokens() + splitter.val_tokens();
     TokenRecord record = {.tokenizer = tokenizer_file ? tokenizer_file->path() : options.tokenizer,

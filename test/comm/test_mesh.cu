@@ -488,24 +488,38 @@ public:
 
 private:
     static constexpr const char* variables[] = {
-        "OMPI_COMM_WORLD_SIZE", "PMIX_RANK",  "PMI_RANK", "PMI_SIZE",    "SLURM_STEP_NUM_TASKS",
-        "WORLD_SIZE",           "LOCAL_RANK", "RANK",     "SLURM_NTASKS"};
+        "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK",  "PMI_RANK",     "PMI_SIZE",
+        "SLURM_STEP_NUM_TASKS", "WORLD_SIZE",           "LOCAL_RANK", "SLURM_PROCID", "RANK",
+        "SLURM_NTASKS"};
     std::vector<std::pair<const char*, std::string>> kept_;
 };
 
 TEST_CASE("launchers say how many processes there are") {
     NoLauncher none;
     CHECK(launched_processes() == 0);
-    for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
-        setenv(variable, "3", 1);
+    for (auto [size, rank] :
+         {std::pair("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), std::pair("PMI_SIZE", "PMI_RANK"),
+          std::pair("SLURM_STEP_NUM_TASKS", "SLURM_PROCID")}) {
+        setenv(size, "3", 1);
+        setenv(rank, "1", 1);
         CHECK(launched_processes() == 3);
-        unsetenv(variable);
+        for (const char* variable : {size, rank}) unsetenv(variable);
     }
-    // mpirun within a Slurm job: Slurm counts the daemons of mpirun.
-    setenv("SLURM_STEP_NUM_TASKS", "2", 1);
-    setenv("OMPI_COMM_WORLD_SIZE", "5", 1);
+    // mpirun within a Slurm job: Slurm counts and numbers the daemons of mpirun.
+    const std::pair<const char*, const char*> both[] = {{"SLURM_STEP_NUM_TASKS", "2"},
+                                                        {"SLURM_PROCID", "1"},
+                                                        {"OMPI_COMM_WORLD_SIZE", "5"},
+                                                        {"OMPI_COMM_WORLD_RANK", "4"}};
+    std::string environment(1, '\0');
+    for (auto [variable, value] : both) {
+        setenv(variable, value, 1);
+        environment += std::string(variable) + "=" + value + '\0';
+    }
     CHECK(launched_processes() == 5);
-    for (const char* variable : {"SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"}) unsetenv(variable);
+    CHECK(binding_launcher() == "mpirun: --bind-to none");
+    CHECK(rank_told_in(environment) == "4");
+    CHECK(rank_told_in(std::string(1, '\0') + "XPMI_RANK=4") == "");
+    for (auto [variable, value] : both) unsetenv(variable);
     // Many users have WORLD_SIZE set; torchrun says to each process which one it is, too.
     setenv("WORLD_SIZE", "4", 1);
     CHECK(launched_processes() == 0);
@@ -521,13 +535,14 @@ TEST_CASE("launchers say how many processes there are") {
                       "SLURM_NTASKS is 16, and this process is alone; start all with srun --mpi=pmix or with "
                       "mpirun, or unset SLURM_NTASKS to train in one");
     setenv("OMPI_COMM_WORLD_SIZE", "1", 1);  // one is meant
+    setenv("OMPI_COMM_WORLD_RANK", "0", 1);
     CHECK_NOTHROW(check_all_started());
 }
 
 TEST_CASE("one of several processes that cannot find the others is refused") {
     NoLauncher none;
     std::vector<std::pair<const char*, const char*>> launchers[] = {
-        {{"SLURM_STEP_NUM_TASKS", "6"}}, {{"WORLD_SIZE", "6"}, {"LOCAL_RANK", "1"}}};
+        {{"SLURM_STEP_NUM_TASKS", "6"}, {"SLURM_PROCID", "1"}}, {{"WORLD_SIZE", "6"}, {"LOCAL_RANK", "1"}}};
     for (auto& variables : launchers) {
         for (auto [variable, value] : variables) setenv(variable, value, 1);
         CHECK_REFUSED(World(nullptr, nullptr, watch_ranks),

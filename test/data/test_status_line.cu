@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "data/base/terminal.h"
 #include "data/run/status_line.h"
 #include "test/support/file_testing.h"
 
@@ -44,23 +45,26 @@ private:
     int master_;
 };
 
-// Standard output is the terminal while it lives, and the environment is that of one.
+// Standard output, or another descriptor, is the terminal while it lives, and the environment is that of one.
 class OnTerminal {
 public:
-    OnTerminal(const PseudoTerminal& terminal, const char* kind = "xterm") {
+    explicit OnTerminal(const PseudoTerminal& terminal, const char* kind = "xterm",
+                        int descriptor = STDOUT_FILENO)
+        : descriptor_(descriptor) {
         fflush(stdout);
-        output_ = dup(STDOUT_FILENO);
-        dup2(terminal.slave, STDOUT_FILENO);
+        output_ = dup(descriptor_);
+        dup2(terminal.slave, descriptor_);
         setenv("TERM", kind, 1);
         unsetenv("NO_COLOR");
     }
     ~OnTerminal() {
         fflush(stdout);
-        dup2(output_, STDOUT_FILENO);
+        dup2(output_, descriptor_);
         close(output_);
     }
 
 private:
+    const int descriptor_;
     int output_;
 };
 
@@ -153,6 +157,27 @@ TEST_CASE("a run draws its status below what is printed, and leaves nothing behi
     CHECK(after_line.find("\r\033[Ja line\r\nanother\r\n" + drawn) != std::string::npos);
     CHECK(at_end.ends_with("\r\033[J"));
     CHECK(at_end.find("step", at_end.rfind("\033[?7h")) == std::string::npos);
+}
+
+TEST_CASE(
+    "progress of long work is drawn on standard error, if that is a screen, and leaves nothing behind") {
+    PseudoTerminal terminal;
+    auto written = [&](const char* kind) {
+        OnTerminal on(terminal, kind, STDERR_FILENO);
+        ProgressLine progress("data", 100, "files");
+        progress.add(25);
+        CHECK(terminal.written().empty());
+        usleep(1'100'000);
+        progress.add(25);
+        progress.add(25);  // too soon to be drawn
+        progress.clear();
+        return terminal.written();
+    };
+    std::string drawn = written("xterm");
+    CHECK(drawn.starts_with("\r\033[?7ldata:  50% of 100 files, "));
+    CHECK(drawn.ends_with("s left\033[J\r\033[?7h\r\033[J"));
+    CHECK(drawn.find("75%") == drawn.npos);
+    CHECK(written("dumb").empty());
 }
 
 TEST_CASE("the status follows the width, the pass and the clock") {

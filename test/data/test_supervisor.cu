@@ -434,7 +434,7 @@ TEST_CASE("a job's exit code and output are known, also to one who comes later")
         REQUIRE(record);
         CHECK(record->number == 3);
         CHECK(record->code == code);
-        CHECK(!Job::is_locked(folder.path));
+        CHECK(!is_locked(job_lock_path(folder.path)));
     }
     Job missing(folder.path, 4, {"/nothing/there"});
     CHECK(code_of(missing) == 127);
@@ -453,7 +453,7 @@ TEST_CASE("a job outlives its supervisor, and the next one takes it up") {
         raise(SIGKILL);
     }
     waitpid(supervisor, nullptr, 0);
-    CHECK(Job::is_locked(folder.path));
+    CHECK(is_locked(job_lock_path(folder.path)));
     CHECK_THROWS_AS(Job(folder.path, 2, {"/bin/true"}), Error);  // not beside it
     std::optional<JobRecord> record;
     for (int i = 0; i < 100 && !record; i++, usleep(20000)) record = JobRecord::read(folder.path);
