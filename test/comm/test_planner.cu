@@ -791,14 +791,14 @@ TEST_CASE("what cannot be planned is refused in a line that says what can") {
 
     // The number that is said to be enough is.
     std::string refused =
-        error_of([] { planned_text("--model gpt3-175B --machine h100 --gpus 8 --global-batch 1M"); });
+        error_of([] { planned_text("--model llama3-70B --machine h100 --gpus 8 --global-batch 1M"); });
     CAPTURE(refused);
     check_refusal(refused, "does not fit on 8 devices", __LINE__);
     size_t at = refused.rfind("; ") + 2;
     int enough = atoi(refused.c_str() + at);
     CHECK(enough > 8);
     auto layouts_on = [](int gpus) {
-        return planned(text("--model gpt3-175B --machine h100 --gpus %d --global-batch 1M", gpus))["layouts"]
+        return planned(text("--model llama3-70B --machine h100 --gpus %d --global-batch 1M", gpus))["layouts"]
             .size();
     };
     CHECK(layouts_on(enough) >= 1);

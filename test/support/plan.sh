@@ -87,12 +87,14 @@ wanted() { # NAME of a unit or script, without test_ or check_
 
 . test/support/group.sh
 
-# A compiler takes about 60 s for so many lines. nvcc takes longer, where there are more cores.
+# A compiler takes about 60 s for 8000 lines. nvcc takes longer, where there are more cores. Where cores are few, groups are
+# larger, for most of what a group takes is for what all share; if there is memory for that.
 lines_of_group=8000
 lines_of_cuda_group=5000
+[ "$(nproc)" -ge 8 ] || [ "$(awk '/^MemTotal:/ { print int($2 / 1e6) }' /proc/meminfo)" -lt 12 ] || lines_of_group=30000
 
 # Folders that share most of what they include are compiled together.
-groups_of_folders=(simt kernels data "comm program" nocard)
+groups_of_folders=(simt kernels "data comm program" nocard)
 
 # Programs that scripts need include what units do, and are made with them: the first group of the units of programs is these
 # too. The program itself is so where nobody trains but tests.
@@ -221,7 +223,7 @@ seconds_to_compile() {
     case $1 in
     */train_gpt) echo 120 ;;
     */tests/program-*) echo 140 ;;
-    *) echo $(($(lines_within "$1.cu") * 60 / lines_of_group)) ;;
+    *) echo $(($(lines_within "$1.cu") * 60 / 8000)) ;;
     esac
 }
 
