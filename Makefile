@@ -115,9 +115,9 @@ defines  := $(precision_$(PRECISION)) $(if $(staged),-DCOMM_MPI)
 warnings := -Wall -Wextra -Wno-restrict -Werror=switch $(if $(STRICT),-Werror)
 # -g1: as much as a stack trace needs; more makes compiling a third longer
 # GCC looks for garbage whenever what it holds has doubled, which takes a tenth of its time and frees a quarter of the memory.
-# It is left alone up to a sixth of the memory of this machine.
+# It is left alone up to a third of this machine's memory, by all compilers at work together.
 garbage  := $(if $(findstring clang,$(CXX)),,$(addprefix --param ggc-min-heapsize=,$(shell \
-                awk '/^MemTotal:/ { print int($$2 / 6) }' /proc/meminfo 2>/dev/null)))
+                awk -v cores="$$(nproc)" '/^MemTotal:/ { print int($$2 / 3 / cores) }' /proc/meminfo 2>/dev/null)))
 host     := -std=c++20 -g1 $(garbage) -fno-math-errno -fno-trapping-math -march=$(CPU_ARCH) -fopenmp $(warnings) $(CXXFLAGS)
 
 # compiles code that knows no device
