@@ -4,6 +4,7 @@ CPUs, and several ranks that share one GPU. As with NCCL, a call puts its work o
 
 From the bottom up:
 
+    comm/nccl_api.h          the types
     comm/mpi_calls.h         MPI, called by many threads
     comm/messages.h          bytes counted, links made slower; rows of messages, several under way
     comm/rings.h             the ring algorithms: which messages
@@ -13,6 +14,7 @@ From the bottom up:
 #pragma once
 
 #include "comm/messages.h"  // host_link_speed, host_bytes_sent
+#include "comm/nccl_api.h"  // ncclResult_t
 
 #ifdef WITHOUT_MPI
 

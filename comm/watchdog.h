@@ -516,7 +516,8 @@ private:
 
 #endif
 
-inline std::unique_ptr<RankWatch> watch_ranks([[maybe_unused]] const std::string& host, bool alone) {
+inline std::unique_ptr<RankWatch> watch_ranks([[maybe_unused]] const std::string& host,
+                                              [[maybe_unused]] bool alone) {
 #ifndef WITHOUT_MPI
     if (!alone) return std::make_unique<Watchdog>(host);
 #endif

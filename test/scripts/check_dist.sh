@@ -1,11 +1,18 @@
 #!/usr/bin/env bash
 # `make dist`: the packed folder works after it was moved, without an environment, with its own libraries; and in a root
-# that holds nothing but the C library and Open MPI, alone and under mpirun.
+# that holds nothing but the C library and Open MPI, alone and under mpirun. The source without MPI is one that compiles.
 # needs: cpu-fp32/train_gpt cpu-fp32/compare_runs
-# seconds: 7
+# seconds: 15
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 20
+plan 21
+
+without_mpi() {
+    local compile
+    compile=$(make --no-print-directory -n -B DEVICE=cpu MPI=off build/cpu-fp32/train_gpt.o | grep -o '^g++ .* -c train_gpt.cu' | sed 's/ -MMD -MP//') &&
+        $compile -Werror -fsyntax-only
+}
+check "the program without MPI compiles" without_mpi
 
 # The program that is built already, so that this takes seconds; another machine would want CPU_ARCH=x86-64-v3.
 pack() { make --no-print-directory DEVICE=cpu BUILD=build/cpu-fp32 CPU_ARCH=native DIST="$work/dist" "$@" dist; }
