@@ -172,7 +172,6 @@ public:
         bytes_.append(values, run.count * width);
     }
 
-    std::string_view bytes() const { return bytes_; }
     std::string take() { return std::move(bytes_); }
 
     // Calls visit(header, values) for each run. width(slot) gives the bytes of an element.
