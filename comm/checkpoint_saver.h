@@ -192,7 +192,7 @@ private:
         std::map<std::string, uint32_t> kept;          // tensors that the last checkpoint has: their numbers
     };
 
-    // Where one cannot begin, those before it end again.
+    // If a contributor cannot begin, those before it end their save.
     void begin_parts() {
         for (auto part = parts_.begin(); part != parts_.end(); part++) {
             try {

@@ -66,8 +66,8 @@ struct TensorPart : BoxRun {
     // cut, of the tensor as all ranks' columns one rank after another. Copies have the same numbers.
     size_t first;
     size_t at;  // the first one's offset in the unit
-    // Where all ranks' elements come together, as in the norm of the gradients and in files, these are taken.
-    // Of copies that tensor ranks have, or the two ends of a pipeline, the first counts.
+    // These elements are taken where those of all ranks come together, as in the norm of the gradients and in
+    // files. Tensor ranks, and the two ends of a pipeline, may have copies: only the first one counts.
     bool counts;
 
     // Calls visit(first, count, offset) for each run of elements [first, first + count) of the whole tensor,
@@ -234,7 +234,7 @@ public:
         return parts;
     }
 
-    // The elements of a unit that count, as few ranges. Padding may be among them: it is zero.
+    // The elements of a unit that count, in as few ranges as possible. Padding in them is zero.
     std::vector<UnitRange> counted(int unit) const {
         std::vector<UnitRange> ranges;
         if (!has(unit)) return ranges;

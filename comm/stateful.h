@@ -39,14 +39,14 @@ A load, on all ranks:
 // a save
 
 struct SaveScope {
-    bool in_background = false;  // training goes on while write() works
+    bool in_background = false;  // training continues during write()
     bool weights_alone = false;  // nothing to go on from: for a disk on which there is no room for more
 };
 
 // A tensor of a contributor, the same on all ranks but for `rows`.
 struct PlannedTensor {
     CheckpointTensor tensor;
-    // Rows that this rank has of a tensor of 0 rows, which gets those of all ranks, rank after rank.
+    // A tensor of 0 rows gets the rows of all ranks, in the order of the ranks; this rank has this many.
     uint64_t rows = 0;
     // It is as the last checkpoint has it. What a contributor has written in one save, it keeps whole or not
     // at all.
@@ -57,7 +57,7 @@ struct PlannedTensor {
 
 struct SavePlan {
     std::vector<PlannedTensor> tensors;
-    uint64_t bytes = 0;  // this rank writes so many
+    uint64_t bytes = 0;  // to be written by this rank
 };
 
 // Takes a piece: the number of its tensor in the plan, its slot and its elements, which count from the

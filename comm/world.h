@@ -51,7 +51,7 @@ inline NotedError unpacked_error(const std::string& text) {
 // The variables in which launchers tell a process how many they have started, and which one it is. Within a
 // Slurm job mpirun's stand first, for Slurm counts mpirun's daemons.
 struct LauncherVariables {
-    const char *size, *rank;  // no size: it stands in another row
+    const char *size, *rank;  // an empty size: another row has it
     bool is_mpi;              // MPI finds the other processes by them
     const char* unbound;      // the launcher, and its option that leaves processes free to choose their cores
 };

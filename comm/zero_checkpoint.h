@@ -156,7 +156,7 @@ struct RunHeader {
     uint64_t at, count;
 };
 
-// Runs, one behind the other. Those that are neighbours where they go become one.
+// A sequence of runs. Runs that will be neighbours at their destination are joined.
 class RunMessage {
 public:
     void add(const RunHeader& run, const char* values, size_t width) {
@@ -269,6 +269,7 @@ public:
 
     // This rank's own elements of a batch go to the state, the others into messages.
     Messages take(const PieceBatch& batch, const char* values) override {
+        const int me = rank();
         std::map<int, RunMessage> others;
         RunMessage own;  // small runs, of which neighbours become one
         for (const CheckpointPiece* piece : batch.pieces) {
@@ -276,7 +277,7 @@ public:
             load_->places.each_slice(*piece, [&](int to, const PieceRun& run) {
                 const char* from = values + run.from * width;
                 RunHeader header = {piece->slot, run.unit, run.at, run.count};
-                if (to != rank())
+                if (to != me)
                     others[to].add(header, from, width);
                 else if (run.count * width >= large_run)
                     put(header, from);
@@ -355,8 +356,7 @@ private:
         room_ = bytes;
     }
 
-    // The stream copies pieces [begin, end) of those that are saved into the staging memory, one behind the
-    // other.
+    // The stream packs pieces [begin, end) of this save into the staging memory.
     void copy(size_t begin, size_t end, cudaStream_t stream) {
         char* to = staging_->data;
         for (size_t i = begin; i < end; i++) {

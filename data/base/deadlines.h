@@ -20,8 +20,8 @@ that is (comm/watchdog.h): the thread itself may be stuck in a call that does no
 // Seconds that one of these may take; 0: as long as it likes.
 inline std::atomic<double> time_limit = 600;
 
-// Locks a mutex that a stuck thread may hold. False: it was not free within so many seconds. (A timed mutex
-// would do the same, but ThreadSanitizer does not see that it is locked.)
+// Locks a mutex that a stuck thread may hold. Returns false if that took longer than `seconds`.
+// A timed mutex would do the same, but ThreadSanitizer does not see that it is locked.
 template <typename Mutex>
 bool lock_within(double seconds, Mutex& mutex) {
     for (double end = seconds_now() + seconds; !mutex.try_lock(); usleep(1000))

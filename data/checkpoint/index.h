@@ -427,12 +427,11 @@ inline std::string checkpoint_index_bytes(const CheckpointIndex& index) {
     }
     nlohmann::ordered_json& files = header["files"] = nlohmann::ordered_json::array();
     for (uint32_t file = 0; file < index.file_bytes.size(); file++) {
-        uint64_t bytes = index.file_bytes[file];
-        FileOrigin origin = index.origin_of(file);
-        if (index.shared.contains(file))
-            files.push_back({{"bytes", bytes}, {"number", origin.number}, {"save", origin.save_id}});
-        else
-            files.push_back(bytes);
+        files.push_back(index.file_bytes[file]);
+        if (auto found = index.shared.find(file); found != index.shared.end()) {
+            auto [number, save_id] = found->second;
+            files.back() = {{"bytes", files.back()}, {"number", number}, {"save", save_id}};
+        }
     }
     std::string source = header.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     source.resize((source.size() + alignment - 1) / alignment * alignment, ' ');
