@@ -319,18 +319,18 @@ private:
     }
     void qkv_backward() {
         if (!c_.local_filter) {
-            bool bias = c_.bias && !attention_makes_bias_gradient(c_);
+            bool bias = has_qkv_bias(c_) && !attention_makes_bias_gradient(c_);
             linear_backward(C_, d_.QKV, rotation_ends_attention(c_), bias).sent = scattered_alone();
             return regather(in_place_.norm1);
         }
         double values = d_.NKV * d_.HS;
         add(nullptr, M_, e * N_ * d_.QKV, e * N_ * d_.QKV, 2);
-        linear_backward(C_, d_.QKV - values, false, c_.bias).sent = RowsSent::scattered;
+        linear_backward(C_, d_.QKV - values, false, has_qkv_bias(c_)).sent = RowsSent::scattered;
         regather(in_place_.filtered);
         add(nullptr, M_, 0, e * n_ * C_);
         norm_backward(false);
         convolution_backward(d_.H, C_, RowsSent::gathered, false);
-        linear_backward(C_, values, false, c_.bias);
+        linear_backward(C_, values, false, has_qkv_bias(c_));
         regather(in_place_.norm1);
         convolution_backward(C_, d_.H, scattered_alone(), true);
         add("elementwise", M_, 2 * e * n_ * C_, e * n_ * C_);

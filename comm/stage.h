@@ -47,7 +47,7 @@ struct Dims {
 // The backward pass of attention makes the gradient of the bias of queries, keys and values, where there is
 // one and nothing between the two but the product.
 inline bool attention_makes_bias_gradient(const ModelConfig& c) {
-    return c.bias && !c.qk_norm && !c.local_filter && c.position != PositionKind::rope;
+    return has_qkv_bias(c) && !c.qk_norm && !c.local_filter && c.position != PositionKind::rope;
 }
 
 // The rotation is the last that is done to the gradient of queries, keys and values before the product.

@@ -110,7 +110,8 @@ inline const HfFamily& nearest_family(const ModelConfig& c) {
     const char* name = c.position == PositionKind::learned ? "gpt2" : c.bias ? "gpt_neox" : "gptj";
     // transformers 5 takes no Llama of an uneven width, but a Mistral without a window, which has no biases
     bool mistral = c.window || (c.channels % c.heads && !c.bias);
-    if (c.norm == NormKind::rmsnorm) name = c.qk_norm ? "qwen3" : mistral ? "mistral" : "llama";
+    if (c.norm == NormKind::rmsnorm)
+        name = c.qk_norm ? "qwen3" : c.qkv_bias ? "qwen2" : mistral ? "mistral" : "llama";
     if (c.local_filter) name = "yuan";
     for (const HfFamily& family : hf_families()) {
         if (family.name == std::string_view(name)) return family;

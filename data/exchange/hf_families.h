@@ -231,12 +231,12 @@ inline void rope(HfConfig& config, const char* theta, double* rotated = nullptr)
     read_others(object, HfConfig::remedy, config.unknown);
 }
 
-// Values of llama, mistral and qwen3 where a key is missing; 0: they follow from others.
+// Values of llama, mistral, qwen2 and qwen3 where a key is missing; 0: they follow from others.
 struct LlamaDefaults {
     int kv_heads = 0, head_size = 0;
 };
 
-// The keys that llama, mistral and qwen3 share.
+// The keys that llama, mistral, qwen2 and qwen3 share.
 inline void llama_family(HfConfig& config, LlamaDefaults defaults) {
     ModelConfig& model = config.model;
     sizes(config);
@@ -314,15 +314,12 @@ inline void read_layer_windows(HfConfig& config) {
     }
 }
 
-inline void qwen3(HfConfig& config) {
-    llama_family(config, {.kv_heads = 32, .head_size = 128});
-    if (config.in) {
-        config.only("attention_bias", false);
-        return read_layer_windows(config);
-    }
+// qwen2 and qwen3 share these keys, among them those of windows.
+inline void qwen_family(HfConfig& config, LlamaDefaults defaults) {
+    llama_family(config, defaults);
+    if (config.in) return read_layer_windows(config);
     const ModelConfig& model = config.model;
     config.write("sliding_window", model.window ? HfConfig::Json(model.window) : HfConfig::Json(nullptr));
-    config.only("attention_bias", false, true);
     config.write("use_sliding_window", model.window > 0);
     config.write("max_window_layers", model.window ? 0 : model.layers);
     if (model.window_pattern.empty()) return;
@@ -330,6 +327,17 @@ inline void qwen3(HfConfig& config) {
     for (int layer = 0; layer < model.layers; layer++)
         types.push_back(window_of_layer(model, layer) ? "sliding_attention" : "full_attention");
     config.write("layer_types", types);
+}
+
+// It has its biases, whatever a config says.
+inline void qwen2(HfConfig& config) {
+    qwen_family(config, {.kv_heads = 32});
+    ignore(config, {"attention_bias"});
+}
+
+inline void qwen3(HfConfig& config) {
+    qwen_family(config, {.kv_heads = 32, .head_size = 128});
+    config.only("attention_bias", false, true);
 }
 
 // The share of a head that is rotated. What multiplies it by the width of a head rounds down.
@@ -428,6 +436,9 @@ inline const std::vector<HfFamily>& hf_families() {
                                      .block = BlockKind::parallel, .tie_embeddings = false};
     static const ModelConfig llama = {.norm = NormKind::rmsnorm, .position = PositionKind::rope,
                                       .mlp = MlpKind::swiglu, .bias = false, .tie_embeddings = false};
+    static const ModelConfig qwen2 = {.norm = NormKind::rmsnorm, .position = PositionKind::rope,
+                                      .mlp = MlpKind::swiglu, .bias = false, .qkv_bias = true,
+                                      .tie_embeddings = false};
     static const ModelConfig qwen3 = {.norm = NormKind::rmsnorm, .position = PositionKind::rope,
                                       .mlp = MlpKind::swiglu, .bias = false, .tie_embeddings = false,
                                       .qk_norm = true};
@@ -460,6 +471,7 @@ inline const std::vector<HfFamily>& hf_families() {
             {"ln_f", "normf"}}},
         {"llama", "LlamaForCausalLM", &llama, hf::llama, "model.", "layers.", llama_rows},
         {"mistral", "MistralForCausalLM", &llama, hf::mistral, "model.", "layers.", llama_rows},
+        {"qwen2", "Qwen2ForCausalLM", &qwen2, hf::qwen2, "model.", "layers.", llama_rows},
         {"qwen3", "Qwen3ForCausalLM", &qwen3, hf::qwen3, "model.", "layers.", llama_rows},
         {"yuan", "YuanForCausalLM", &yuan, hf::yuan, "model.", "layers.", {
             {"embed_tokens", "wte"},

@@ -53,7 +53,7 @@ inline const std::map<std::string_view, OtherKey>& other_keys() {
             "num_local_experts", "pruned_heads", "q_lora_rank", "qk_layernorm", "quantization_config",
             "query_pre_attn_scalar", "rope_interleaved", "rope_parameters", "rope_scaling", "rope_theta",
             "scale_attn_by_inverse_layer_idx", "sliding_attention", "sliding_window", "use_moe",
-            "use_qk_norm", "use_shareqk", "use_sliding_window"})
+            "use_mrope", "use_qk_norm", "use_shareqk", "use_sliding_window"})
             keys[key] = OtherKey::changes;
         for (const char* key : {
             "attention_multiplier", "embedding_multiplier", "logit_scale", "logits_scaling",

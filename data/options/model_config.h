@@ -52,6 +52,7 @@ struct ModelConfig {
     int rope_original_context = 8192;
     MlpKind mlp = MlpKind::gelu;
     bool bias = true;
+    bool qkv_bias = false;            // those of queries, keys and values alone
     int window = 0;                   // sliding attention window; 0: none
     std::string window_pattern = {};  // layers with a window and without, in turn, as 3:1; empty: all have it
     BlockKind block = BlockKind::sequential;
@@ -122,6 +123,11 @@ inline LayerKind layer_kind(const ModelConfig& c, int layer) {
 // Outputs of the product that makes queries, keys and values.
 inline int qkv_width(const ModelConfig& c) {
     return (c.heads + 2 * c.kv_heads) * c.head_size;
+}
+
+// Tells whether that product has a bias: alone, or as all products do.
+inline bool has_qkv_bias(const ModelConfig& c) {
+    return c.bias || c.qkv_bias;
 }
 
 // Outputs of the first product of the MLP: SwiGLU has a gate beside each value.
@@ -258,7 +264,7 @@ inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
     add(filter, {filter2b, block, "filter2.bias", C, 0, 0, filter2, false, replicated, {}, 1, uniform});
     add(filter, {filternormw, block, "filternorm.weight", C, 0, 1, 0, false, replicated});
     add(true, {qkvw, block, "qkv.weight", A + 2 * KV, C, 0, in, true, rows, heads});
-    add(bias, {qkvb, block, "qkv.bias", A + 2 * KV, 0, 0, 0, false, rows, heads});
+    add(has_qkv_bias(c), {qkvb, block, "qkv.bias", A + 2 * KV, 0, 0, 0, false, rows, heads});
     add(c.qk_norm, {qnormw, block, "qnorm.weight", HS, 0, 1, 0, false, replicated});
     add(c.qk_norm, {knormw, block, "knorm.weight", HS, 0, 1, 0, false, replicated});
     add(true, {attprojw, block, "attproj.weight", C, A, 0, out, true, columns});
@@ -341,6 +347,8 @@ inline void complete(ModelConfig& c) {
         fail("--kv-heads %d: does not divide --heads %d; give a divisor of it", c.kv_heads, c.heads);
     }
     if (c.mlp_width == 0) c.mlp_width = 4 * c.channels;
+    if (c.bias && c.qkv_bias)
+        fail("--qkv-bias on: --bias on has these biases too; leave it out, or give --bias off");
     if (c.local_filter && c.channels % 2) {
         fail("--local-filter on: --channels %d is odd, and the filter has half as many within; give an even "
              "number",

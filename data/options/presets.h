@@ -75,16 +75,29 @@ inline ModelConfig mistral(int layers, int channels, int heads, int kv_heads, in
     return config;
 }
 
-// "Qwen3 Technical Report" (2025)
-inline ModelConfig qwen3(int layers, int channels, int heads, int kv_heads, int mlp_width,
-                         bool tie_embeddings) {
+// Qwen2.5 and Qwen3 have this in common.
+inline ModelConfig qwen(int layers, int channels, int heads, int kv_heads, int mlp_width,
+                        bool tie_embeddings) {
     ModelConfig config = llama(layers, channels, heads, kv_heads, mlp_width);
-    config.head_size = 128;
     config.vocab_size = 151936;
-    config.context = 40960;
     config.norm_eps = 1e-6f;
     config.rope_theta = 1000000;
     config.tie_embeddings = tie_embeddings;
+    return config;
+}
+
+// "Qwen2.5 Technical Report" (2024)
+inline ModelConfig qwen25(ModelConfig config, int context, int vocab_size) {
+    config.context = context;
+    config.vocab_size = vocab_size;
+    config.qkv_bias = true;
+    return config;
+}
+
+// "Qwen3 Technical Report" (2025)
+inline ModelConfig qwen3(ModelConfig config) {
+    config.head_size = 128;
+    config.context = 40960;
     config.qk_norm = true;
     return config;
 }
@@ -132,9 +145,12 @@ inline const std::vector<Preset>& preset_table() {
         {"llama3.2-1B", llama3_long(llama3(16, 2048, 32, 8, 8192), 32, true)},
         {"llama3.2-3B", llama3_long(llama3(28, 3072, 24, 8, 8192), 32, true)},
         {"mistral-7B", mistral(32, 4096, 32, 8, 14336)},
-        {"qwen3-0.6B", qwen3(28, 1024, 16, 8, 3072, true)},
-        {"qwen3-1.7B", qwen3(28, 2048, 16, 8, 6144, true)},
-        {"qwen3-8B", qwen3(36, 4096, 32, 8, 12288, false)},
+        {"qwen2.5-0.5B", qwen25(qwen(24, 896, 14, 2, 4864, true), 32768, 151936)},
+        {"qwen2.5-1.5B", qwen25(qwen(28, 1536, 12, 2, 8960, true), 131072, 151936)},
+        {"qwen2.5-7B", qwen25(qwen(28, 3584, 28, 4, 18944, false), 131072, 152064)},
+        {"qwen3-0.6B", qwen3(qwen(28, 1024, 16, 8, 3072, true))},
+        {"qwen3-1.7B", qwen3(qwen(28, 2048, 16, 8, 6144, true))},
+        {"qwen3-8B", qwen3(qwen(36, 4096, 32, 8, 12288, false))},
         {"yuan2-2B", yuan2(24, 2048, 32, 8192)},
         {"yuan2-51B", yuan2(42, 8192, 64, 4096)},
         {"yuan2-102B", yuan2(84, 8192, 64, 4096)},

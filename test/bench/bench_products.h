@@ -157,7 +157,7 @@ inline void add_linears(std::vector<LinearCase>& cases, const char* preset, int 
                    bool of_gelu = false) {
         cases.push_back({text("%s %s", preset, matrix), N, inputs, outputs, bias, makes_gelu, of_gelu});
     };
-    add("qkv", tokens, c.channels, qkv_width(c), c.bias);
+    add("qkv", tokens, c.channels, qkv_width(c), has_qkv_bias(c));
     add("attproj", tokens, A, c.channels, c.bias);
     add("fc", tokens, c.channels, fc_width(c), c.bias, gelu);
     add("fcproj", tokens, c.mlp_width, c.channels, c.bias, false, gelu);

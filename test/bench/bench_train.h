@@ -210,6 +210,7 @@ inline nlohmann::ordered_json record(const Row& row, const ModelConfig& c, const
             {"rope_theta", c.rope_theta},
             {"mlp", name_of(c.mlp)},
             {"bias", c.bias},
+            {"qkv_bias", c.qkv_bias},
             {"tie_embeddings", c.tie_embeddings}};
 }
 

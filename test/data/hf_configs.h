@@ -36,6 +36,17 @@ inline nlohmann::json hf_llama() {
         "transformers_version": "4.45.0", "use_cache": true, "vocab_size": 128256})");
 }
 
+// Qwen2.5-0.5B
+inline nlohmann::json hf_qwen2() {
+    return nlohmann::json::parse(R"({"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0,
+        "bos_token_id": 151643, "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 896,
+        "initializer_range": 0.02, "intermediate_size": 4864, "max_position_embeddings": 32768, "max_window_layers": 24,
+        "model_type": "qwen2", "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": true,
+        "torch_dtype": "bfloat16", "transformers_version": "4.40.1", "use_cache": true, "use_mrope": false,
+        "use_sliding_window": false, "vocab_size": 151936})");
+}
+
 inline nlohmann::json hf_qwen3() {
     return nlohmann::json::parse(R"({"architectures": ["Qwen3ForCausalLM"], "attention_bias": false,
         "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128,

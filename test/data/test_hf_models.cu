@@ -42,6 +42,13 @@ ModelConfig qwen3_model() {
     return c;
 }
 
+ModelConfig qwen2_model() {
+    ModelConfig c = qwen3_model();
+    c.qk_norm = false;
+    c.qkv_bias = true;
+    return c;
+}
+
 ModelConfig neox_model() {
     ModelConfig c = gpt2_model();
     c.position = PositionKind::rope;
@@ -93,6 +100,8 @@ std::vector<NamedModel> models() {
         {"llama", with(llama_model(), [](ModelConfig& c) { c.bias = true, c.tie_embeddings = true; })},
         {"llama", with(llama_model(), llama31)},
         {"mistral", with(llama_model(), [](ModelConfig& c) { c.window = 5; })},
+        {"qwen2", qwen2_model()},
+        {"qwen2", with(qwen2_model(), [](ModelConfig& c) { c.window = 5, c.channels = 26; })},
         {"qwen3", qwen3_model()},
         {"qwen3", with(qwen3_model(), [](ModelConfig& c) { c.window = 5; })},
         {"qwen3",
@@ -137,9 +146,9 @@ std::vector<CheckpointTensor> tensors_of(const ModelConfig& c) {
         tensors.push_back({name + (bias || shape.size() == 1 ? ".weight" : ""), shape, {Dtype::fp32}});
         if (bias) tensors.push_back({name + ".bias", {shape[0]}, {Dtype::fp32}});
     };
-    auto matrix = [&](const std::string& name, int64_t rows, int64_t columns) {
+    auto matrix = [&](const std::string& name, int64_t rows, int64_t columns, bool bias) {
         tensors.push_back({name + ".weight", {rows, columns}, {Dtype::fp32}});
-        if (c.bias) tensors.push_back({name + ".bias", {rows}, {Dtype::fp32}});
+        if (bias) tensors.push_back({name + ".bias", {rows}, {Dtype::fp32}});
     };
     tensors.push_back({"wte", {c.vocab_size, C}, {Dtype::fp32}});
     if (c.position == PositionKind::learned) tensors.push_back({"wpe", {c.context, C}, {Dtype::fp32}});
@@ -153,13 +162,13 @@ std::vector<CheckpointTensor> tensors_of(const ModelConfig& c) {
             tensors.push_back({layer + "filter2.bias", {C}, {Dtype::fp32}});
             add(layer + "filternorm", {C}, false);
         }
-        matrix(layer + "qkv", QKV, C);
+        matrix(layer + "qkv", QKV, C, c.bias || c.qkv_bias);
         if (c.qk_norm) add(layer + "qnorm", {c.head_size}, false);
         if (c.qk_norm) add(layer + "knorm", {c.head_size}, false);
-        matrix(layer + "attproj", C, A);
+        matrix(layer + "attproj", C, A, c.bias);
         if (c.block == BlockKind::sequential) add(layer + "norm2", {C}, norm_bias);
-        matrix(layer + "fc", fc_width(c), C);
-        matrix(layer + "fcproj", C, F);
+        matrix(layer + "fc", fc_width(c), C, c.bias);
+        matrix(layer + "fcproj", C, F, c.bias);
     }
     add("normf", {C}, norm_bias);
     if (!c.tie_embeddings) tensors.push_back({"head.weight", {c.vocab_size, C}, {Dtype::fp32}});
@@ -324,6 +333,8 @@ TEST_CASE("models that no family expresses are refused by the option") {
     refuse(with(llama_model(), [](ModelConfig& c) { c.window = 4, c.bias = true; }),
            "--bias on: Hugging Face's mistral, the nearest family, has only off; ");
     refuse(with(qwen3_model(), [](ModelConfig& c) { c.bias = true; }), "--bias on: Hugging Face's qwen3");
+    for (const ModelConfig& model : {gptj_model(), qwen3_model(), yuan_model()})
+        refuse(with(model, [](ModelConfig& c) { c.qkv_bias = true; }), "--qkv-bias on: Hugging Face's ");
     refuse(with(gpt2_model(), [](ModelConfig& c) { c.mlp = MlpKind::swiglu; }), "--mlp swiglu: ");
     refuse(with(gpt2_model(), [](ModelConfig& c) { c.qk_norm = true; }), "--qk-norm on: ");
     refuse(with(gpt2_model(), [](ModelConfig& c) { c.window = 4; }), "--window 4: ");
@@ -462,6 +473,11 @@ TEST_CASE("orders") {
     CHECK(fused[(3 * NH - 1) * HS] == value_of(t, 3 * C - HS));  // the first value of the last
     CHECK(exported(neox_model(), "neox", "gpt_neox.layers.1.post_attention_layernorm.weight") ==
           exported(neox_model(), "neox", "gpt_neox.layers.1.input_layernorm.weight"));
+
+    auto values = exported(qwen2_model(), "qwen2", "model.layers.1.self_attn.v_proj.bias");
+    t = number(qwen2_model(), "layers.1.qkv.bias");
+    CHECK(values.size() == 16);
+    CHECK(values[5] == value_of(t, 32 + 16 + 5));  // behind the queries and the keys
 
     // four of six elements are turned: 0 and 2, 1 and 3 are the pairs of ours
     auto keys = exported(gptj_model(), "gptj", "transformer.h.1.attn.k_proj.weight");

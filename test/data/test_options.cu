@@ -49,12 +49,13 @@ TEST_CASE("presets have the published numbers of parameters") {
         const char* name;
         int64_t parameters;
     } published[] = {
-        {"gpt2-124M", 124439808},    {"gpt2-350M", 354823168},     {"gpt2-774M", 774030080},
-        {"gpt2-1558M", 1557611200},  {"llama2-7B", 6738415616},    {"llama3-8B", 8030261248},
-        {"llama3-70B", 70553706496}, {"llama3.1-8B", 8030261248},  {"llama3.2-1B", 1235814400},
-        {"llama3.2-3B", 3212749824}, {"mistral-7B", 7241732096},   {"qwen3-0.6B", 596049920},
-        {"qwen3-1.7B", 1720574976},  {"qwen3-8B", 8190735360},     {"yuan2-2B", 2088724480},
-        {"yuan2-51B", 51842105344},  {"yuan2-102B", 102577954816},
+        {"gpt2-124M", 124439808},     {"gpt2-350M", 354823168},     {"gpt2-774M", 774030080},
+        {"gpt2-1558M", 1557611200},   {"llama2-7B", 6738415616},    {"llama3-8B", 8030261248},
+        {"llama3-70B", 70553706496},  {"llama3.1-8B", 8030261248},  {"llama3.2-1B", 1235814400},
+        {"llama3.2-3B", 3212749824},  {"mistral-7B", 7241732096},   {"qwen2.5-0.5B", 494032768},
+        {"qwen2.5-1.5B", 1543714304}, {"qwen2.5-7B", 7615616512},   {"qwen3-0.6B", 596049920},
+        {"qwen3-1.7B", 1720574976},   {"qwen3-8B", 8190735360},     {"yuan2-2B", 2088724480},
+        {"yuan2-51B", 51842105344},   {"yuan2-102B", 102577954816},
     };
     for (auto& row : published) {
         INFO(row.name);
@@ -296,6 +297,7 @@ TEST_CASE("options that do not fit together") {
         {"--window 9 --window-pattern 3", "--window-pattern 3: not two numbers of layers; "},
         {"--window 9 --window-pattern 3:0", "--window-pattern 3:0: not two numbers of layers; "},
         {"--window 9 --window-pattern 3:1x", "--window-pattern 3:1x: not two numbers of layers; "},
+        {"--bias --qkv-bias", "--qkv-bias on: --bias on has these biases too; "},
         {"--rope-scaling 2 --rope-low-frequency 4", "--rope-high-frequency 4: "},
         {"--layers 10000 --channels 131072 --heads 1024 --kv-heads 0 --mlp-width 1048576",
          "parameters: too large; "},
@@ -432,6 +434,8 @@ TEST_CASE("records of options") {
     auto without = record;
     without.erase("learning_rate");
     CHECK(options_from_json(without, "index.bin").learning_rate == 6e-4f);
+    without.erase("qkv_bias");
+    CHECK(!options_from_json(without, "index.bin").qkv_bias);
     without.erase("qk_norm");
     CHECK_REFUSED(options_from_json(without, "index.bin"), "index.bin: option qk_norm is missing; ");
     CHECK_REFUSED(options_from_json(nlohmann::json::array(), "index.bin"), "index.bin: ");
@@ -943,6 +947,7 @@ TEST_CASE("published configs are the presets") {
     CHECK(description(read_hf(hf_gpt2())) == description(find_preset("gpt2-124M")->config));
     CHECK(description(read_hf(hf_llama())) == description(find_preset("llama3.2-1B")->config));
     CHECK(description(read_hf(hf_mistral())) == description(find_preset("mistral-7B")->config));
+    CHECK(description(read_hf(hf_qwen2())) == description(find_preset("qwen2.5-0.5B")->config));
     CHECK(description(read_hf(hf_qwen3())) == description(find_preset("qwen3-0.6B")->config));
 }
 
@@ -957,6 +962,10 @@ TEST_CASE("variants of the families that are the same arithmetic") {
     CHECK(read_hf(windowed).window == 0);  // no layer of 28 has a window: they begin at layer 28
     CHECK(read_hf(with(windowed, "max_window_layers", 0)).window == 512);
     CHECK_REFUSED(read_hf(with(windowed, "max_window_layers", 5)), "max_window_layers 5 is not supported; ");
+    auto qwen2 = with(with(hf_qwen2(), "use_sliding_window", true), "sliding_window", 512);
+    CHECK(read_hf(qwen2).window == 0);
+    CHECK(read_hf(with(qwen2, "max_window_layers", 0)).window == 512);
+    CHECK(read_hf(with(hf_qwen2(), "attention_bias", false)).qkv_bias);  // which transformers does not read
     auto rope = nlohmann::json{{"rope_type", "default"}, {"rope_theta", 1000000}};
     auto newer = with(without(without(hf_qwen3(), "rope_theta"), "rope_scaling"), "rope_parameters", rope);
     CHECK(read_hf(newer).rope_theta == 1000000);
@@ -986,6 +995,9 @@ TEST_CASE("a missing key means what transformers takes it for") {
     CHECK(usual(hf_mistral(), {"num_key_value_heads"}).kv_heads == 8);
     CHECK(read_hf(with(hf_mistral(), "num_key_value_heads", nullptr)).kv_heads == 32);
     CHECK(read_hf(with(with(hf_qwen3(), "num_key_value_heads", nullptr), "head_dim", 64)).kv_heads == 16);
+    CHECK(
+        usual(with(with(hf_qwen2(), "num_attention_heads", 32), "hidden_size", 1024), {"num_key_value_heads"})
+            .kv_heads == 32);
     CHECK(usual(with(hf_qwen3(), "num_attention_heads", 32), {"num_key_value_heads"}).kv_heads == 32);
     CHECK(usual(hf_qwen3(), {"head_dim"}).head_size == 128);
     auto windowed = with(with(hf_qwen3(), "use_sliding_window", true), "max_window_layers", 0);
@@ -1008,8 +1020,8 @@ TEST_CASE("keys of a config that change nothing, and keys that nobody knows") {
         "is_encoder_decoder": false,
         "temperature": 1.0, "bad_words_ids": null, "torchscript": false, "embedding_multiplier": 1.0,
         "unk_token_id": 0, "cross_attention_hidden_size": null})");
-    for (auto config :
-         {hf_gpt2(), hf_llama(), hf_mistral(), hf_qwen3(), hf_gpt_neox(), hf_gptj(), hf_yuan2()}) {
+    for (auto config : {hf_gpt2(), hf_llama(), hf_mistral(), hf_qwen2(), hf_qwen3(), hf_gpt_neox(), hf_gptj(),
+                        hf_yuan2()}) {
         std::string usual = description(read_hf(config));
         config.update(plain);
         CHECK(notes(config).empty());
@@ -1126,6 +1138,7 @@ TEST_CASE("configs that cannot be expressed, or make no sense") {
          "rope_interleaved is true, which is not supported; remove it if"},
         {hf_llama, "embedding_multiplier", 12, "embedding_multiplier is 12, which is not supported; "},
         {hf_llama, "rope_scaling", 2, "config.json: rope_scaling is 2; it must be an object"},
+        {hf_qwen2, "use_mrope", true, "use_mrope is true, which is not supported; "},
         {hf_qwen3, "attention_bias", true, "attention_bias true is not supported; "},
     };
     for (auto& row : rows) {

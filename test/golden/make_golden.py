@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """
-Writes the golden runs beside this script: what PyTorch computes for seven tiny models, for our trainer to
+Writes the golden runs beside this script: what PyTorch computes for eight tiny models, for our trainer to
 reproduce.
 
     pip install torch transformers numpy          (CPU builds suffice; nothing else is downloaded)
     python3 test/golden/make_golden.py [model ...]
 
-gpt2, llama, llama3 and qwen are the models of Hugging Face transformers. parallel and yuan, which have no
+gpt2, llama, llama3, qwen2 and qwen are the models of Hugging Face transformers. parallel and yuan, which have no
 counterpart there, are written below with PyTorch's own layers; yuan after the formulas of "YUAN 2.0: A
 Large Language Model with Localized Filtering-based Attention", with the tensors of the published files,
 and on rows of several documents. Each is trained for ten steps by torch.optim.AdamW with clip_grad_norm_;
@@ -41,9 +41,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.gpt_neox.modeling_gpt_neox import apply_rotary_pos_emb
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 BATCH, TIME, STEPS, SEED = 2, 12, 10, 1
@@ -64,6 +65,10 @@ CONFIGS = {
     "qwen": CONFIG | dict(kv_heads=2, head_size=16, mlp_width=40, norm="rmsnorm", norm_eps=1e-6,
                           position="rope", rope_theta=1e6, rope_dims=16, mlp="swiglu", bias=False,
                           qk_norm=True),
+    # Slower waves would leave key biases a gradient that is hardly more than rounding.
+    "qwen2": CONFIG | dict(channels=16, kv_heads=2, head_size=4, mlp_width=20, vocab_size=31, norm="rmsnorm",
+                           norm_eps=1e-6, position="rope", rope_theta=30.0, rope_dims=4, mlp="swiglu",
+                           bias=False, qkv_bias=True),
     "parallel": CONFIG | dict(heads=3, kv_heads=1, head_size=8, mlp_width=52, position="rope", rope_dims=4,
                               mlp="gelu-exact", bias=False, window=5, block="parallel"),
     "muon": CONFIG | dict(layers=1, channels=8, heads=2, kv_heads=1, head_size=4, mlp_width=10,
@@ -76,8 +81,8 @@ CONFIGS = {
 # These settings keep, blend, divide and divide the four frequencies of a head.
 CONFIGS["llama3"] = CONFIGS["llama"] | dict(context=256, rope_scaling=4.0, rope_original_context=128)
 # Between the gradient norms of a run, so that some of its steps are clipped.
-GRADIENT_CLIP = {"gpt2": 2.8, "llama": 6.3, "llama3": 5.4, "qwen": 4.2, "parallel": 2.9, "muon": 1.35,
-                 "yuan": 1.9}
+GRADIENT_CLIP = {"gpt2": 2.8, "llama": 6.3, "llama3": 5.4, "qwen": 4.2, "qwen2": 2.9, "parallel": 2.9,
+                 "muon": 1.35, "yuan": 1.9}
 IGNORED_TARGETS = {"llama3": 0.25}  # share of the targets
 DOCUMENT_ENDS = {"yuan": 0.2}  # share of the tokens that end one
 
@@ -109,6 +114,10 @@ def llama(c):
     return like_llama(c, LlamaConfig, LlamaForCausalLM)
 
 
+def qwen2(c):
+    return like_llama(c, Qwen2Config, Qwen2ForCausalLM)
+
+
 def qwen(c):
     return like_llama(c, Qwen3Config, Qwen3ForCausalLM)
 
@@ -136,6 +145,8 @@ def like_llama(c, config_class, model_class):
     for l in range(c["layers"]):
         for name, theirs in ours.items():
             names[f"layers.{l}.{name}.weight"] = [f"model.layers.{l}.{t}.weight" for t in theirs]
+        if c.get("qkv_bias"):
+            names[f"layers.{l}.qkv.bias"] = [f"model.layers.{l}.{t}.bias" for t in ours["qkv"]]
     return model, names
 
 
@@ -144,7 +155,7 @@ def rms_norm(self, x):
     return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
 
 
-LlamaRMSNorm.forward = Qwen3RMSNorm.forward = rms_norm
+LlamaRMSNorm.forward = Qwen2RMSNorm.forward = Qwen3RMSNorm.forward = rms_norm
 
 
 def window_mask(time, window):
@@ -324,8 +335,8 @@ def yuan(c):
     return Yuan(c), names
 
 
-MODELS = {"gpt2": gpt2, "llama": llama, "llama3": llama, "qwen": qwen, "parallel": parallel, "muon": llama,
-          "yuan": yuan}
+MODELS = {"gpt2": gpt2, "llama": llama, "llama3": llama, "qwen": qwen, "qwen2": qwen2, "parallel": parallel,
+          "muon": llama, "yuan": yuan}
 
 
 def randomize(model, random):

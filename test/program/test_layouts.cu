@@ -188,7 +188,7 @@ ModelConfig config_of(const Case& c, bool large = false) {
     config.tie_embeddings = c.model.tied, config.local_filter = c.model.filter;
     if (c.model.llama) {
         config.norm = NormKind::rmsnorm, config.position = PositionKind::rope, config.mlp = MlpKind::swiglu;
-        config.bias = false, config.qk_norm = true;
+        config.bias = false, config.qkv_bias = config.qk_norm = true;
     }
     complete(config);
     return config;
@@ -249,14 +249,15 @@ struct Sizes {
         if (c.block == BlockKind::sequential) norm(block);
         if (c.bias) block.copies.push_back(C);
         block.others = {(A + 2 * KV) * C, A * C, F1 * C, F * C};
-        if (c.bias) block.others.insert(block.others.end(), {A + 2 * KV, F1});
+        if (c.bias || c.qkv_bias) block.others.push_back(A + 2 * KV);
+        if (c.bias) block.others.push_back(F1);
         if (c.local_filter) block.others.insert(block.others.end(), {H, 2 * H * C, 2 * C * H});
         norm(last_block);
         if (!c.tie_embeddings) head.others = {vocab * C};
         last_block.copies.insert(last_block.copies.end(), block.copies.begin(), block.copies.end());
         last_block.others = block.others;
         shared_heads = 2 * KV * C;
-        shared_bias = c.bias ? 2 * KV : 0;
+        shared_bias = c.bias || c.qkv_bias ? 2 * KV : 0;
     }
 };
 

@@ -129,6 +129,9 @@ TEST_CASE("golden: LLaMA, grouped heads") {
 TEST_CASE("golden: LLaMA with scaled RoPE and masked targets") {
     check_golden("llama3");
 }
+TEST_CASE("golden: Qwen2, biases of queries, keys and values") {
+    check_golden("qwen2");
+}
 TEST_CASE("golden: Qwen, QK-norm") {
     check_golden("qwen");
 }
@@ -158,6 +161,7 @@ const Variant variants[] = {
     {"gelu-exact", [](ModelConfig& c) { c.mlp = MlpKind::gelu_exact; }},
     {"swiglu", [](ModelConfig& c) { c.mlp = MlpKind::swiglu; }},
     {"no bias", [](ModelConfig& c) { c.bias = false; }},
+    {"qkv bias", [](ModelConfig& c) { c.bias = false, c.qkv_bias = true; }},
     {"kv-heads", [](ModelConfig& c) { c.kv_heads = 2; }},
     {"window", [](ModelConfig& c) { c.window = 3; }},
     {"window pattern", [](ModelConfig& c) { c.window = 3, c.window_pattern = "1:1"; }},
@@ -168,7 +172,7 @@ const Variant variants[] = {
     {"all together",
      [](ModelConfig& c) {
          c.norm = NormKind::rmsnorm, c.position = PositionKind::rope, c.rope_dims = 6,
-         c.mlp = MlpKind::swiglu, c.bias = false, c.kv_heads = 1, c.local_filter = true;
+         c.mlp = MlpKind::swiglu, c.bias = false, c.qkv_bias = true, c.kv_heads = 1, c.local_filter = true;
          c.window = 4, c.block = BlockKind::parallel, c.tie_embeddings = false, c.qk_norm = true;
      }},
 };

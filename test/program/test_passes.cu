@@ -25,6 +25,12 @@ ModelConfig gpt_without_bias(int C) {
     return c;
 }
 
+ModelConfig gpt_with_qkv_bias(int C) {
+    ModelConfig c = gpt_without_bias(C);
+    c.qkv_bias = true;
+    return c;
+}
+
 ModelConfig llama(int C) {
     ModelConfig c = gpt(C);
     c.norm = NormKind::rmsnorm, c.position = PositionKind::rope, c.mlp = MlpKind::swiglu;
@@ -35,7 +41,7 @@ ModelConfig llama(int C) {
 
 ModelConfig yuan(int C) {
     ModelConfig c = llama(C);
-    c.local_filter = true;
+    c.local_filter = c.qkv_bias = true;
     complete(c);
     return c;
 }
@@ -116,6 +122,7 @@ TEST_CASE("a step reads and writes what the table says") {
         PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
     } models[] = {{"gpt", gpt, Recompute::none, {large, small, wide}},
                   {"gpt without bias", gpt_without_bias, Recompute::elementwise},
+                  {"gpt with biases of queries, keys and values", gpt_with_qkv_bias, Recompute::none},
                   {"llama", llama, Recompute::elementwise, {large, small, wide}},
                   {"yuan", yuan, Recompute::mlp},
                   {"parallel", parallel, Recompute::block},

@@ -7,8 +7,8 @@
 # needs: cpu-fp32/train_gpt
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 74
-. test/support/python.sh 74
+plan 91
+. test/support/python.sh 91
 make --no-print-directory DEVICE=cpu PRECISION=fp32 build/cpu-fp32/token_likelihoods >/dev/null ||
     { echo "FAILED transformers: does not build"; exit 1; }
 OMP_NUM_THREADS=2 HF_HUB_OFFLINE=1 "$python" test/tools/transformers_round_trip.py build/cpu-fp32/train_gpt build/cpu-fp32/token_likelihoods \

@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from transformers import (AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPTJConfig, GPTNeoXConfig,
-                          LlamaConfig, MistralConfig, PreTrainedTokenizerFast, Qwen3Config)
+                          LlamaConfig, MistralConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config)
 
 sys.path.append(str(Path(__file__).parent.parent / "golden"))
 import make_golden  # noqa: E402
@@ -58,6 +58,9 @@ FAMILIES = {
     "llama biased": (LlamaConfig, LLAMA | dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
                                                rope_parameters=LLAMA3_ROPE)),
     "mistral": (MistralConfig, LLAMA | dict(sliding_window=5)),
+    "qwen2": (Qwen2Config, LLAMA | dict(vocab_size=720, eos_token_id=0, tie_word_embeddings=True)),
+    "qwen2 patterned": (Qwen2Config, LLAMA | dict(use_sliding_window=True, sliding_window=5, max_window_layers=0,
+                                                  layer_types=["sliding_attention", "full_attention"])),
     "qwen3": (Qwen3Config, LLAMA | dict(vocab_size=720, eos_token_id=0)),
     "qwen3 windowed": (Qwen3Config, LLAMA | dict(use_sliding_window=True, sliding_window=5,
                                                  max_window_layers=0, tie_word_embeddings=True)),
@@ -232,6 +235,9 @@ EDITED = {
     "usual sizes of qwen3": (Qwen3Config, LLAMA | dict(num_attention_heads=32, head_dim=128, num_key_value_heads=32),
                              dict.fromkeys(["head_dim", "num_key_value_heads", "rms_norm_eps", "hidden_act"],
                                            LEFT_OUT)),
+    "usual sizes of qwen2": (Qwen2Config, OTHERS | dict(hidden_size=64, num_attention_heads=32, num_key_value_heads=32),
+                             dict.fromkeys(["num_key_value_heads", "rms_norm_eps", "hidden_act"], LEFT_OUT)
+                             | dict(attention_bias=False, use_mrope=False)),
     "usual values of llama": (LlamaConfig, LLAMA | dict(num_key_value_heads=4),
                               dict(num_key_value_heads=None, rms_norm_eps=LEFT_OUT, hidden_act=LEFT_OUT,
                                    layer_types=["sliding_attention"] * 2, sliding_window=3)),
