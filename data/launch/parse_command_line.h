@@ -274,6 +274,7 @@ inline void complete_origin(TrainingLine& line, const StoredOptions& stored, con
     Options& options = line.options;
     const StoredRun& origin = *line.origin;
     stored.check_files(given);
+    stored.take_original_context(options, given);
     stored.check_fixed(options);
     take_own_tokenizer(line, stored);
     std::string cut = stored.fit_cut(options, given, processes);

@@ -90,6 +90,13 @@ public:
         }
     }
 
+    // RoPE that begins to be scaled is scaled from the context that the weights were trained with.
+    void take_original_context(Options& options, const GivenOptions& given) const {
+        bool begins = stored_.rope_scaling == 1 && options.rope_scaling != 1;
+        if (weights_only_ && begins && !is_given("--rope-original-context", given))
+            options.rope_original_context = stored_.context;
+    }
+
     const std::string& tokenizer() const { return stored_.tokenizer; }
     long long processes() const { return stored_.ranks(); }
 
@@ -111,7 +118,10 @@ public:
                      const char* remedy = "leave the option out, or begin a run without it") const {
         for (const OptionRow& row : option_table()) {
             bool fixed = row.resume == Resume::shape || (row.resume == Resume::fixed && !weights_only_);
-            if (!fixed || !is_stored(row) || comes_to_stored(row, options)) continue;
+            if (!fixed || may_turn(row) || !is_stored(row) || comes_to_stored(row, options)) continue;
+            if (weights_only_ && &row == find_option("--context"))
+                remedy = "it has a learned vector for each; leave the option out, or begin a run with "
+                         "--position rope";
             fail("%s %s: the checkpoint %s was made with %s; %s", option_name(row).c_str(),
                  shown(row, options).c_str(), run_.checkpoint.c_str(), shown(row, stored_).c_str(), remedy);
         }
@@ -160,11 +170,17 @@ public:
             bool noted = row.resume == Resume::overridable_noted && !weights_only_ &&
                          (is_given(row, given) || in_batches);
             bool cut = row.resume == Resume::layout && !weights_only_;
-            if (!is_stored(row) || !(noted || cut || row.resume == Resume::tokens)) continue;
+            if (!is_stored(row) || !(noted || cut || may_turn(row) || row.resume == Resume::tokens)) continue;
             if (value_text(row, options) == value_text(row, stored_)) continue;
             lines.push_back(option_name(row) + " " + shown(row, options) + ": the checkpoint had " +
                             shown(row, stored_));
         }
+        bool same_waves =
+            options.rope_theta == stored_.rope_theta && options.rope_scaling == stored_.rope_scaling;
+        if (options.context > stored_.context && same_waves)
+            lines.push_back(text("a longer context, and RoPE as it was: usual is --rope-scaling %g, or a "
+                                 "larger --rope-theta",
+                                 (double)stored_.rope_scaling * options.context / stored_.context));
         if (weights_only_) return lines;
         bool was_batches = is_stored(*find_option("--val-tokens")) && !run_.options.contains("val_tokens");
         if (was_batches && !options.val_data.empty() && options.val_tokens == stored_.val_tokens)
@@ -180,6 +196,13 @@ private:
     // A program that did not know an option, or a model from elsewhere, has stored nothing to compare.
     bool is_stored(const OptionRow& row) const {
         return row.belongs_to(command_train) && record_.contains(row.field);
+    }
+
+    // A model with RoPE may be given another context with --init, and wavelengths to suit it.
+    bool may_turn(const OptionRow& row) const {
+        std::string_view field = row.field;
+        bool of_turns = field == "context" || (field.starts_with("rope_") && field != "rope_dims");
+        return of_turns && weights_only_ && stored_.position == PositionKind::rope;
     }
 
     void copy(const OptionRow& row, Options& options) const { row.set(options, row.get(stored_)); }

@@ -42,7 +42,8 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(mlp_width), "Model", alike, range(0, 1048576), "Hidden width of the MLP. 0: 4 * channels.",
          shape},
         {FIELD(vocab_size), "Model", alike, range(1, 16777216), "Number of different tokens.", shape},
-        {FIELD(context), "Model", alike, range(1, 16777216), "Positions the model is made for, in tokens.",
+        {FIELD(context), "Model", alike, range(1, 16777216),
+         "Positions the model is made for, in tokens. With --init, a model with RoPE may be given others.",
          shape},
         {FIELD(norm), "Model", alike, by_name, "Normalisation before each sublayer.", shape},
         {FIELD(norm_eps), "Model", alike, range(1e-12, 1), "Added to the variance before its square root.",
@@ -59,8 +60,8 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(rope_high_frequency), "Model", alike, range(1e-3, 1e6),
          "RoPE scaling: wavelengths below the original context over this are left alone.", shape},
         {FIELD(rope_original_context), "Model", alike, range(1, 16777216),
-         "RoPE scaling: context before stretching, in tokens. 1: all wavelengths are stretched (linear "
-         "RoPE).",
+         "RoPE scaling: context before stretching, in tokens; where --init begins to stretch, that of the "
+         "weights if none is given. 1: all wavelengths are stretched (linear RoPE).",
          shape},
         {FIELD(mlp), "Model", alike, by_name,
          "Activation of the MLP: GELU by its tanh formula, GELU by the error function, or gated SiLU.",

@@ -504,6 +504,50 @@ TEST_CASE("weights alone: the model and its text, and nothing else") {
     CHECK_REFUSED(train(words, {{"runs/base", base}}), "options are not a JSON object; ");
 }
 
+TEST_CASE("weights of a model with RoPE may get another context, and other wavelengths") {
+    using Lines = std::vector<std::string>;
+    Checkpoints checkpoints = at_runs_a({"--run-dir", "runs/a"});
+    auto init = [&](const std::string& more) {
+        return train_line("--init runs/a --run-dir runs/b --train-data x.bin " + more, checkpoints);
+    };
+    TrainingLine line = init("--context 512 --rope-scaling 2");
+    CHECK(line.options.context == 512);
+    CHECK(line.options.sequence_length == 512);
+    CHECK(line.options.rope_original_context == 256);
+    CHECK(line.notes == Lines{"--context 512: the checkpoint had 256",
+                              "--rope-scaling 2: the checkpoint had 1",
+                              "--rope-original-context 256: the checkpoint had 8192"});
+    CHECK(init("--context 512 --rope-theta 50000").notes ==
+          Lines{"--context 512: the checkpoint had 256", "--rope-theta 50000: the checkpoint had 10000"});
+    CHECK(init("--context 1024").notes ==
+          Lines{"--context 1024: the checkpoint had 256",
+                "a longer context, and RoPE as it was: usual is --rope-scaling 4, or a larger --rope-theta"});
+    CHECK(init("--context 128").notes == Lines{"--context 128: the checkpoint had 256"});
+    CHECK(init("--rope-scaling 2 --rope-original-context 1").options.rope_original_context == 1);
+    CHECK(init("").options.rope_original_context == 8192);
+    CHECK_REFUSED(init("--context 512 --rope-dims 16"), "--rope-dims 16: the checkpoint ");
+    CHECK_REFUSED(init("--context 512 --sequence-length 600"), "--sequence-length 600: longer than ");
+    CHECK_REFUSED(train_line("--resume runs/a --context 512", checkpoints), "--context 512: the checkpoint ");
+    CHECK_REFUSED(train_line("--resume runs/a --rope-theta 9", checkpoints),
+                  "--rope-theta 9: the checkpoint ");
+
+    // weights that were stretched are stretched further from where that began
+    checkpoints.at("runs/a").options = options_to_json(line.options);
+    CHECK(init("--context 1024 --rope-scaling 4").options.rope_original_context == 256);
+    CHECK(
+        init("--context 1024").notes.back().ends_with("usual is --rope-scaling 4, or a larger --rope-theta"));
+    CHECK(train_line("--resume runs/a --context 512 --rope-scaling 2", checkpoints).notes.empty());
+
+    checkpoints = at_runs_a({"--model", "gpt2-124M", "--run-dir", "runs/a"});
+    for (const char* context : {"512", "2048"})
+        CHECK_REFUSED(
+            init("--context " + std::string(context)),
+            "--context " + std::string(context) +
+                ": the checkpoint runs/a/checkpoints/step_00000100 was made with 1024; it has a "
+                "learned vector for each; leave the option out, or begin a run with --position rope");
+    CHECK_REFUSED(init("--rope-scaling 2"), "--rope-scaling 2: the checkpoint ");
+}
+
 TEST_CASE("the tokenizer is the copy in the run, unless another is given") {
     std::string llama3 = "test/golden/tokenizers/llama3.json";
     Checkpoints checkpoints = at_runs_a({"--tokenizer", llama3.c_str(), "--run-dir", "runs/a"});

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/text.sh
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
-plan 39
+plan 40
 cd "$work" || exit 1
 
 # field NAME DIR    the values of a field of log.jsonl, one a line
@@ -158,3 +158,13 @@ published_stays() {
 } >published.out 2>&1
 few=(--train-data 'data/made_train_*.bin' --micro-batch 2)
 check "an imported model goes out with the config that it came with" published_stays
+
+# Weights get a longer context, which goes out with them.
+longer() {
+    "$cpu" train --init plain --run-dir longer --train-data 'data/text_train_*.bin' --micro-batch 2 --context 96 --rope-scaling 2 \
+        --steps 2 && "$cpu" export longer --output stretched && grep -q '"max_position_embeddings": 96,' stretched/config.json &&
+        tr -d ' \n' <stretched/config.json | grep -q '"factor":2.0,.*"original_max_position_embeddings":48}' &&
+        "$cpu" import stretched --output back &&
+        "$cpu" inspect back | grep -A 9 '^options' | tr -s ' \n' ' ' | grep -q -- '--context 96 .*--rope-original-context 48 '
+} >longer.out 2>&1
+check "--init gives a model with RoPE a longer context, for which it is scaled" longer
