@@ -56,8 +56,8 @@ inline const std::vector<CommandHelp>& command_table() {
          "plan",
          "Finds the fastest layout for a model on many devices, and says how long and how much, by "
          "simulation.",
-         {"plan --model gpt3-175B --machine h100 --gpus 12288 --global-batch 12M --tokens 300G",
-          "plan --model llama3-8B --machine cluster.json --gpus 64 --global-batch 4M --tokens 1000G --price "
+         {"plan --model gpt3-175B --machine h100 --gpus 12288 --global-batch 12M --tokens 300B",
+          "plan --model llama3-8B --machine cluster.json --gpus 64 --global-batch 4M --tokens 1T --price "
           "2",
           "plan --model llama3-70B --machine h100 --gpus 256 --global-batch 4M --tp 8 --format json",
           "plan --model llama3-8B --machine h200 --gpus 8 --global-batch 1M --explain --tp 2 --zero 1"}},
@@ -190,7 +190,10 @@ inline std::string option_help(const OptionRow& row, Command command, int width)
         (!describes_model(row) || &row == find_option("--model")) && !is_searched(row, command);
     std::string standard = has_default ? value_text(row.standard(command)) : "";
     if (!standard.empty()) standard = "default " + standard;
-    std::string notes = limits + (limits.empty() || standard.empty() ? "" : "; ") + standard;
+    std::string notes = limits;
+    for (const std::string& note : {suffixes_text(row), standard}) {
+        if (!note.empty()) append_item(notes, note, "; ");
+    }
     std::string help = words_for(command, row.help) + (notes.empty() ? "" : " [" + notes + "]");
     std::string line = "  " + (row.positional ? positional_name(row) : option_name(row) + value);
     line +=

@@ -18,9 +18,14 @@ of the structs of options that have it.
 using OptionValue = std::variant<int, long long, float, double, bool, Choice, Interval, std::string,
                                  std::vector<std::string>>;
 
+// What a suffix of a row's number means: k is 1000 where things are counted (tokens of a run, steps) and 1024
+// in the size of a batch or of a text.
+enum class Suffixes { none, of_count, of_size };
+
 // The numbers that a row accepts.
 struct Limits {
     double low = 0, high = 0;
+    Suffixes suffixes = Suffixes::none;
 };
 
 // Says what happens to an option when a run is resumed (--resume) or begins with another run's weights

@@ -11,7 +11,7 @@ rise (--batch-ramp).
 #include "data/base/error.h"       // fail
 #include "data/base/strings.h"     // printable
 #include "data/options/options.h"  // Options
-#include "data/options/values.h"   // parse_number
+#include "data/options/values.h"   // read_number
 
 // The rate of step `step` of `steps` (from 0), as a share of the peak. Warm-up rises linearly to 1; the last
 // step runs at the final rate exactly.
@@ -60,18 +60,17 @@ inline BatchRamp parse_batch_ramp(const std::string& source) {
              "before that, as in 256k:1M:2000",
              printable(source).c_str(), reason);
     };
-    auto number = [&](size_t begin, size_t end) {
+    auto number = [&](const char* option, size_t begin, size_t end) {
         long long value = 0;
-        std::string refused;
-        const OptionRow& tokens = *find_option("--global-batch");
-        note_error(refused,
-                   [&] { value = parse_number<long long>(tokens, source.substr(begin, end - begin)); });
-        if (!refused.empty()) refuse("not three numbers");
+        std::string part = source.substr(begin, end - begin);
+        std::string wrong = read_number(find_option(option)->limits.suffixes, part, value);
+        if (!wrong.empty()) refuse(((part.empty() ? "''" : printable(part)) + " is " + wrong).c_str());
         return value;
     };
     size_t first = source.find(':'), second = source.find(':', first + 1);
     if (second == std::string::npos) refuse("not three numbers");
-    BatchRamp ramp = {number(0, first), number(first + 1, second), number(second + 1, source.size())};
+    BatchRamp ramp = {number("--global-batch", 0, first), number("--global-batch", first + 1, second),
+                      number("--steps", second + 1, source.size())};
     if (ramp.first < 1) refuse("it begins with no tokens");
     if (ramp.last <= ramp.first || ramp.last % ramp.first)
         refuse("the end is not twice the start, or another multiple of it");

@@ -23,6 +23,8 @@ inline const std::vector<OptionRow>& option_table() {
     constexpr double most_ranks = 1048576;
     const Limits any_text = {}, on_off = {}, by_name = {};
     const auto range = [](double low, double high) { return Limits{low, high}; };
+    const auto count = [](double low, double high) { return Limits{low, high, Suffixes::of_count}; };
+    const auto size = [](double low, double high) { return Limits{low, high, Suffixes::of_size}; };
 #define FIELD(name) #name, [](auto&& options) -> decltype((options.name)) { return options.name; }
 // The field of one struct alone, where others have another option of the name.
 #define FIELD_OF(Struct, name)                                                                               \
@@ -114,9 +116,8 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(elastic), "Failures", alike, on_off,
          "Until there is another node, the run goes on with a data rank less: a checkpoint loads on any "
          "number of them."},
-        {FIELD_OF(PlanOptions, tokens), "Run", alike, range(0, 1e16),
-         "Tokens that are to be trained on, for days, cost and --steps; may end in k, M or G (1024, 1024^2, "
-         "1024^3). 0: not told."},
+        {FIELD_OF(PlanOptions, tokens), "Run", alike, count(0, 1e16),
+         "Tokens that are to be trained on, for days, cost and --steps. 0: not told."},
         {FIELD(explain), "Output", alike, on_off,
          "Tell of one layout alone, whether it fits or not: the one that is given. What is left out of it is "
          "as in train."},
@@ -185,9 +186,9 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(val_data), "Data", alike, any_text,
          "Token files to measure the validation loss on, in the same form. Empty: no validation.",
          overridable_noted},
-        {FIELD(val_tokens), "Data", alike, range(0, 1e12),
+        {FIELD(val_tokens), "Data", alike, count(0, 1e12),
          "Tokens that one validation takes, the first of --val-data: the same ones whatever the batch and "
-         "the layout are, so that losses of several runs can be compared. May end in k, M or G. 0: all.",
+         "the layout are, so that losses of several runs can be compared. 0: all.",
          overridable_noted},
         {FIELD(val_batches), "Data", alike, range(0, 1048576),
          "In place of --val-tokens: the tokens of this many batches of --global-batch, as it is when the run "
@@ -217,13 +218,13 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(overwrite), "Run", alike, on_off, "Replace what an earlier run left there.", not_stored},
         {FIELD(seed), "Run", alike, range(0, most),
          "Seed of all random numbers: the same seed gives the same result, bit for bit.", fixed},
-        {FIELD(log_every), "Run", alike, range(1, most),
+        {FIELD(log_every), "Run", alike, count(1, most),
          "Steps between lines on the screen, each with the means of the steps since the one before; "
          "log.jsonl has every step."},
         {FIELD(quiet), "Run", own, on_off,
          "Show warnings and errors, on standard error, and the last line of the run; log.jsonl has the rest.",
          not_stored},
-        {FIELD(log_trust_ratios), "Run", alike, range(0, most),
+        {FIELD(log_trust_ratios), "Run", alike, count(0, most),
          "--optimizer lamb: steps between records of the ratios of all matrices in log.jsonl. 0: none."},
         {FIELD(timings), "Run", alike, on_off,
          "Record when each rank's device does what: log.jsonl then has the phases of every step on the "
@@ -241,16 +242,17 @@ inline const std::vector<OptionRow>& option_table() {
          "is kept in the run directory, in matmul_algorithms.json, and a resumed run takes it again. A "
          "file: keep it there, for several runs to share and agree bit for bit. off: take what cuBLASLt "
          "proposes."},
-        {FIELD(steps), "Run", alike, range(1, most), "Optimizer steps of the run.", overridable_noted},
+        {FIELD(steps), "Run", alike, count(1, most), "Optimizer steps of the run.", overridable_noted},
         {FIELD(micro_batch), "Run", alike, range(1, 1048576),
          "Sequences that go through the model at once on each data rank; more is faster and takes more "
          "memory."},
         {FIELD(sequence_length), "Run", alike, range(0, 16777216), "Tokens of each sequence. 0: --context.",
          fixed},
-        {FIELD(global_batch), "Run", alike, range(0, 1e12),
-         "Tokens of each step, gathered from several micro-batches where need be; may end in k, M or G "
-         "(1024, 1024^2, 1024^3). 0: {train: one micro-batch of each data rank, or --pp of them where "
-         "--pp-schedule is interleaved}{plan: about as many as GPT-3 of the same size had}.",
+        {FIELD(global_batch), "Run", alike, size(0, 1e12),
+         "Tokens of each step, gathered from several micro-batches where need be. 0: {train: one micro-batch "
+         "of each data rank, or --pp of them where --pp-schedule is interleaved}{plan: about as many as "
+         "GPT-3 "
+         "of the same size had}.",
          overridable_noted},
         {FIELD(batch_ramp), "Run", alike, any_text,
          "A batch that rises, START:END:STEPS: from START tokens a step to END, which is --global-batch, "
@@ -269,7 +271,7 @@ inline const std::vector<OptionRow>& option_table() {
          "Begin a new run with the weights of a run, of one checkpoint or of an import, to train them on: "
          "the model and its tokenizer are taken from there, the optimizer starts afresh.",
          not_stored},
-        {FIELD(save_every), "Checkpoints", alike, any_text,
+        {FIELD(save_every), "Checkpoints", alike, count(0, most),
          "Steps between checkpoints, or time, as in 90s, 10m and 2h. auto: as often as costs least, by Young "
          "and Daly, from how long saves keep the training waiting and --failure-rate; no sooner than twice "
          "the time that one takes to be written, and each hour at least. 0: one when the run ends or is "
@@ -279,7 +281,7 @@ inline const std::vector<OptionRow>& option_table() {
          "Llama 3: 419 in 54 days on 16,384 devices. 0: there are none."},
         {FIELD(keep), "Checkpoints", alike, range(0, most),
          "Newest checkpoints to keep; an older one is deleted when a new one is safely on disk. 0: all."},
-        {FIELD(keep_every), "Checkpoints", alike, range(0, most),
+        {FIELD(keep_every), "Checkpoints", alike, count(0, most),
          "Keep those after every so many steps too, for good; a multiple of --save-every. 0: none."},
         {FIELD(async_save), "Checkpoints", alike, on_off,
          "Train on while a checkpoint is written from a copy in the memory of the host. off: wait for the "
@@ -305,7 +307,7 @@ inline const std::vector<OptionRow>& option_table() {
          "Course of the learning rate after the warm-up; wsd stays at the peak and falls at the end of the "
          "run.",
          overridable_noted},
-        {FIELD(warmup_steps), "Optimizer", alike, range(-1, most),
+        {FIELD(warmup_steps), "Optimizer", alike, count(-1, most),
          "Steps in which the learning rate rises from 0 to its peak. -1: a twentieth of the run, at most "
          "2000.",
          overridable_noted},
@@ -342,15 +344,15 @@ inline const std::vector<OptionRow>& option_table() {
          "running mean by more than so many running deviations; the first 20 steps are taken as they are. "
          "6 is usual. 0: take every step.",
          overridable_noted},
-        {FIELD(spike_skips), "Checks", alike, range(0, most),
+        {FIELD(spike_skips), "Checks", alike, count(0, most),
          "--spike-sigma: after so many steps in a row that were left out, go back to the checkpoint before "
          "them, and on with the samples behind them. 0: never go back.",
          overridable_noted},
-        {FIELD(check_replicas), "Checks", alike, range(0, most),
+        {FIELD(check_replicas), "Checks", alike, count(0, most),
          "Steps between comparisons of what ranks hold alike, by hashes of 64 bits: weights and, where "
          "replicas of a shard have it, the optimizer's state. One that holds other bits than most ends the "
          "run, and is named. Checkpoints are checked too, before they are written. 0: never."},
-        {FIELD(check_replay), "Checks", alike, range(0, most),
+        {FIELD(check_replay), "Checks", alike, count(0, most),
          "Steps between comparisons of what data ranks compute: each goes through a micro-batch of its own "
          "and one of another rank, beside the training, and their gradients must be the same to the bit. 0: "
          "never."},
@@ -461,10 +463,10 @@ inline const std::vector<OptionRow>& option_table() {
          "before the job ends with the name of the rank that is stuck. Work that the device still has to do "
          "counts too: give more than a step takes. A process alone waits so long for a disk. 0: for ever."},
 
-        {FIELD(val_every), "Evaluation", alike, range(0, most), "Steps between validations. 0: never."},
-        {FIELD(sample_every), "Sampling", alike, range(0, most),
+        {FIELD(val_every), "Evaluation", alike, count(0, most), "Steps between validations. 0: never."},
+        {FIELD(sample_every), "Sampling", alike, count(0, most),
          "Steps between samples from the model. 0: never."},
-        {FIELD(sample_tokens), "Sampling", alike, range(1, 16777216), "Tokens of such a sample."},
+        {FIELD(sample_tokens), "Sampling", alike, count(1, 16777216), "Tokens of such a sample."},
         {FIELD(prompt), "Sampling", alike, any_text, "Text that samples go on from."},
 
         {FIELD(run), "Model", alike, any_text,
@@ -481,7 +483,7 @@ inline const std::vector<OptionRow>& option_table() {
          "File that holds the prompt; - for the standard input."},
         {FIELD(interactive), "Sampling", alike, on_off,
          "Ask for prompts, one a line, and answer each, until the input ends."},
-        {FIELD_OF(SampleOptions, tokens), "Sampling", alike, range(1, 16777216),
+        {FIELD_OF(SampleOptions, tokens), "Sampling", alike, count(1, 16777216),
          "Tokens to add to the prompt."},
         {FIELD(temperature), "Sampling", alike, range(0, 100),
          "Divides the logits: below 1 plays safe, above 1 is wild. 0: always the likeliest token."},
@@ -496,7 +498,7 @@ inline const std::vector<OptionRow>& option_table() {
          "where negative. 1: no penalty."},
         {FIELD(stop), "Sampling", alike, any_text,
          "Text that ends a sample, and is left out. May be given several times."},
-        {FIELD(samples), "Sampling", alike, range(1, 65535),
+        {FIELD(samples), "Sampling", alike, count(1, 65535),
          "Number of samples, which are made together; one alone appears word by word."},
         {FIELD(cache), "Sampling", alike, on_off,
          "Keep keys and values of earlier tokens, instead of computing them again for each token."},
@@ -506,7 +508,7 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(choices), "Evaluation", alike, any_text,
          "Multiple-choice questions: lines of JSON, {\"context\": ..., \"choices\": [...], \"answer\": 0}, "
          "or an evaluation .bin of llm.c (HellaSwag)."},
-        {FIELD(limit), "Evaluation", alike, range(0, most), "Samples and questions to take at most. 0: all."},
+        {FIELD(limit), "Evaluation", alike, count(0, most), "Samples and questions to take at most. 0: all."},
         {FIELD(log), "Evaluation", alike, on_off,
          "Add the results to log.jsonl of the run, with the step of the checkpoint; also while it trains "
          "on."},
@@ -536,21 +538,20 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(skip_binary), "Text", alike, on_off,
          "Leave out files that do not begin as text in UTF-8: those with zero bytes, UTF-16, Latin-1. off: "
          "they are named, and taken as they are."},
-        {FIELD(skip_bad), "Text", alike, range(0, most),
+        {FIELD(skip_bad), "Text", alike, count(0, most),
          ".jsonl: how many bad lines are skipped, counted and named, such as one that is cut or whose text "
          "is null. One more ends the command."},
         {FIELD(val_fraction), "Text", alike, range(0, 1),
          "Part of the documents kept for validation. 0: none. 1: all, a validation set alone."},
-        {FIELD(shard_tokens), "Text", alike, range(1024, 1 << 30),
-         "Tokens of each file at most; may end in k, M or G."},
+        {FIELD(shard_tokens), "Text", alike, count(1024, 1 << 30), "Tokens of each file at most."},
         {FIELD(threads), "Text", alike, range(0, 4096), "Threads that encode. 0: one for each core."},
-        {FIELD(train_tokenizer), "Text", alike, range(0, 16777216),
+        {FIELD(train_tokenizer), "Text", alike, count(0, 16777216),
          "Train a byte-level BPE tokenizer with so many tokens on the text, write it to "
          "PREFIX_tokenizer.json and use it; the last of them ends a text. 0: use --tokenizer."},
         {FIELD(pre_tokenizer), "Text", alike, by_name,
          "Whose rules cut text into words for a tokenizer that is trained."},
-        {FIELD(tokenizer_text), "Text", alike, range(1, 1e12),
-         "Bytes of text that a tokenizer is trained on at most, taken from all files; may end in k, M or G."},
+        {FIELD(tokenizer_text), "Text", alike, size(1, 1e12),
+         "Bytes of text that a tokenizer is trained on at most, taken from all files."},
     };
 #undef FIELD
 #undef FIELD_OF

@@ -6,11 +6,13 @@ The value of one option, to and from text and JSON, by its row of the table.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <map>
 #include <set>
 #include <string>
 #include <optional>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <variant>
 
 #include "data/base/error.h"
@@ -136,6 +138,19 @@ inline bool is_open_ended(const OptionRow& row) {
     return is_whole(row) && row.limits.high == INT32_MAX;
 }
 
+// What may follow the digits of a number, and what it means there; or nothing.
+inline std::string suffixes_text(const OptionRow& row) {
+    switch (row.limits.suffixes) {
+    case Suffixes::none:
+        return "";
+    case Suffixes::of_count:
+        return "k, M, G or B, and T are powers of 1000, Ki to Ti of 1024";
+    case Suffixes::of_size:
+        return "k, M and G are powers of 1024";
+    }
+    __builtin_unreachable();
+}
+
 // "0 to 10", "at least 0", "cosine, linear or constant", or nothing for free text.
 inline std::string limits_text(const OptionRow& row) {
     if (is_switch(row)) return alternatives({name_of(true), name_of(false)});
@@ -150,6 +165,8 @@ inline std::string limits_text(const OptionRow& row) {
 
 // ----------------------------------------------------------------------------
 // reading text
+
+constexpr const char* not_a_number = "not a number";
 
 [[noreturn]] inline void refuse_value(const OptionRow& row, std::string_view value, const char* reason) {
     std::string kind;
@@ -182,29 +199,61 @@ void check_limits(const O& options) {
     }
 }
 
-// The whole text must be one number. Numbers of tokens (long long) may end in k, M or G: 1024, 1024^2,
-// 1024^3.
+// Reads the whole text as one number. Returns what is wrong with it; empty: nothing.
+template <typename Number>
+std::string read_number(std::string_view source, Number& value) {
+    auto [end, error] = std::from_chars(source.data(), source.data() + source.size(), value);
+    if (error == std::errc::result_out_of_range) return "out of range";
+    if (error != std::errc() || end != source.data() + source.size()) return not_a_number;
+    if constexpr (std::is_floating_point_v<Number>) return std::isfinite(value) ? "" : "not a finite number";
+    return "";
+}
+
+// Likewise a whole number that has more than digits: 20M, 1.5T, 3e9, 128Ki. Their decimal point is moved in the
+// text, for 0.3 * 1e9 is not always whole.
+inline std::string read_suffixed(Suffixes kind, std::string_view source, double& value) {
+    static const std::map<std::string_view, int> powers = {{"", 0},   {"k", 1}, {"M", 2},  {"G", 3},
+                                                           {"B", 3},  {"T", 4}, {"Ki", 1}, {"Mi", 2},
+                                                           {"Gi", 3}, {"Ti", 4}};
+    size_t end = std::min(source.find_first_not_of("-.0123456789"), source.size());
+    std::string digits(source.substr(0, end)), suffix(source.substr(end));
+    int exponent = 0;
+    if (auto power = powers.find(suffix); power != powers.end())
+        exponent = 3 * power->second;
+    else if (suffix[0] != 'e' || !read_number(suffix.substr(1), exponent).empty() || exponent < 0)
+        return not_a_number;
+    double by_1000 = 0, by_1024 = 0;
+    std::string wrong = read_number(digits + "e" + std::to_string(exponent), by_1000);
+    if (!wrong.empty()) return wrong;
+    read_number(digits + "e" + std::to_string(exponent % 3), by_1024);
+    by_1024 = std::ldexp(by_1024, 10 * (exponent / 3));
+    bool of_size = kind == Suffixes::of_size;
+    bool binary = suffix.ends_with('i') || (of_size && std::string_view("kMG").find(suffix) != suffix.npos);
+    value = binary ? by_1024 : by_1000;
+    if (of_size && !binary && by_1000 != by_1024)
+        return text("either %.0f, by powers of 1000, or %.0f, by those of 1024", by_1000, by_1024);
+    return value == std::floor(value) ? "" : "not a whole number";
+}
+
+template <typename Number>
+std::string read_number(Suffixes kind, std::string_view source, Number& value) {
+    std::string wrong = read_number(source, value);
+    if constexpr (std::is_integral_v<Number>) {
+        if (kind == Suffixes::none || wrong != not_a_number) return wrong;
+        double number = 0;
+        wrong = read_suffixed(kind, source, number);
+        if (!wrong.empty()) return wrong;
+        if (std::abs(number) > 9e18 || !std::in_range<Number>((long long)number)) return "out of range";
+        value = (Number)number;
+    }
+    return wrong;
+}
+
 template <typename Number>
 Number parse_number(const OptionRow& row, std::string_view source) {
-    std::string_view digits = source;
-    Number unit = 1;
-    if constexpr (std::is_same_v<Number, long long>) {
-        size_t power = digits.empty() ? std::string_view::npos : std::string_view("kMG").find(digits.back());
-        if (power != std::string_view::npos) {
-            digits.remove_suffix(1);
-            unit = 1LL << (10 * (power + 1));
-        }
-    }
     Number value{};
-    auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (error == std::errc::result_out_of_range) refuse_value(row, source, "out of range");
-    if (error != std::errc() || end != digits.data() + digits.size())
-        refuse_value(row, source, "not a number");
-    if constexpr (std::is_integral_v<Number>) {
-        if (__builtin_mul_overflow(value, unit, &value)) refuse_value(row, source, "too large");
-    } else if (!std::isfinite(value)) {
-        refuse_value(row, source, "not a finite number");
-    }
+    std::string wrong = read_number(row.limits.suffixes, source, value);
+    if (!wrong.empty()) refuse_value(row, source, wrong.c_str());
     return value;
 }
 
@@ -213,12 +262,11 @@ inline Interval parse_interval(const OptionRow& row, std::string_view source) {
     if (source == "auto") return {Interval::best, 0};
     size_t unit = source.empty() ? std::string_view::npos : std::string_view("smh").find(source.back());
     bool is_time = unit != std::string_view::npos;
-    std::string_view digits = source.substr(0, source.size() - is_time);
     int count = 0;
-    auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), count);
-    bool too_large = error == std::errc::result_out_of_range;
-    if (!too_large && (error != std::errc() || end != digits.data() + digits.size()))
-        refuse_value(row, source, "neither steps nor a time");
+    std::string wrong = is_time ? read_number(source.substr(0, source.size() - 1), count)
+                                : read_number(row.limits.suffixes, source, count);
+    if (wrong == not_a_number) refuse_value(row, source, "neither steps nor a time");
+    bool too_large = !wrong.empty();
     for (size_t i = 0; is_time && i < unit; i++)
         too_large = __builtin_mul_overflow(count, 60, &count) || too_large;
     if (too_large || count < is_time) refuse_value(row, source, "out of range");

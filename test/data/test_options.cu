@@ -143,6 +143,49 @@ TEST_CASE("explicit options come over the preset, in any order, and the rest fol
     CHECK(train({"--beta1", "0.999999"}).beta1 == 0.999999f);
 }
 
+TEST_CASE("numbers with a suffix are powers of 1000 where things are counted, and of 1024 in sizes") {
+    const struct {
+        const char *option, *given;
+        long long value;
+    } rows[] = {
+        {"--steps", "20k", 20000},
+        {"--steps", "1.5M", 1500000},
+        {"--steps", "2e3", 2000},
+        {"--steps", "4Ki", 4096},
+        {"--val-tokens", "300B", 300000000000},
+        {"--val-tokens", "0.3G", 300000000},
+        {"--val-tokens", "1.15k", 1150},
+        {"--val-tokens", "0.7T", 700000000000},
+        {"--val-tokens", "1.5Gi", 3LL << 29},
+        {"--val-tokens", "0.5Ti", 1LL << 39},
+        {"--val-tokens", "128Mi", 128 << 20},
+        {"--warmup-steps", "-1", -1},
+        {"--global-batch", "512k", 512 << 10},
+        {"--global-batch", "512Ki", 512 << 10},
+        {"--global-batch", "1.5M", 3 << 19},
+        {"--global-batch", "1G", 1 << 30},
+        {"--global-batch", "3e2", 300},
+    };
+    for (auto& row : rows) {
+        CAPTURE(row.given);
+        Options options;
+        const OptionRow& option = *find_option(row.option, command_train);
+        set_value(option, options, row.given);
+        CHECK(value_text(option, options) == std::to_string(row.value));
+    }
+    CHECK(train({"--save-every", "1k"}).save_every.count == 1000);
+    CHECK(options_of<TokenizeOptions>({"a", "--output", "o", "--train-tokenizer", "32k"}).train_tokenizer ==
+          32000);
+    CHECK(options_of<TokenizeOptions>({"a", "--output", "o", "--tokenizer-text", "1M"}).tokenizer_text ==
+          1 << 20);
+    CHECK(parse_batch_ramp("1k:2k:3k").steps == 3000);
+    std::string help = help_text(command_train, 200);
+    CHECK(help.find(
+              "--steps N                   Optimizer steps of the run. [at least 1; k, M, G or B, and T are "
+              "powers of 1000, Ki to Ti of 1024; default 1000]") != std::string::npos);
+    CHECK(help.find("; k, M and G are powers of 1024; default 0]") != std::string::npos);
+}
+
 TEST_CASE("switches") {
     CHECK(!train({}).bias);
     CHECK(!train({"--model", "gpt2-124M", "--bias", "off", "--steps", "3"}).bias);
@@ -157,7 +200,7 @@ TEST_CASE("commands with arguments that have no name") {
     TokenizeOptions options =
         options_of<TokenizeOptions>({"a,b.txt", "--output", "o", "--overwrite", "c", "--shard-tokens", "4k"});
     CHECK(options.inputs == std::vector<std::string>{"a,b.txt", "c"});
-    CHECK(options.shard_tokens == 4096);
+    CHECK(options.shard_tokens == 4000);
     CHECK(options.overwrite);
     CHECK(options_of<SampleOptions>({"--seed", "3", "runs/tiny"}).run == "runs/tiny");
     CHECK(options_of<SampleOptions>({"r", "--prompt", "a b, -c"}).prompt == "a b, -c");
@@ -200,9 +243,24 @@ TEST_CASE("bad options") {
         {"--layers +3", "not a number; "},
         {"--steps 99999999999999999999", "out of range; give a whole number of at least 1"},
         {"--steps -3", "--steps -3: out of range; give a whole number of at least 1"},
-        {"--steps 1k", "not a number; "},
+        {"--steps 1kk", "--steps 1kk: not a number; "},
+        {"--steps 1e", "--steps 1e: not a number; "},
+        {"--steps 1e-3", "--steps 1e-3: not a number; "},
+        {"--steps 1.5", "--steps 1.5: not a whole number; "},
+        {"--steps 1.0005k", "--steps 1.0005k: not a whole number; "},
+        {"--steps 3B", "--steps 3B: out of range; give a whole number of at least 1"},
+        {"--steps 1e999", "--steps 1e999: out of range; "},
+        {"--val-tokens 2T", "--val-tokens 2000000000000: out of range; "},
+        {"--layers 1k", "--layers 1k: not a number; "},
+        {"--seed 1e3", "--seed 1e3: not a number; "},
         {"--global-batch k", "not a number; "},
-        {"--global-batch 9999999999G", "too large; "},
+        {"--global-batch 9999999999G", "out of range; "},
+        {"--global-batch 0.5B",
+         "--global-batch 0.5B: either 500000000, by powers of 1000, or 536870912, by "},
+        {"--global-batch 1e6",
+         "--global-batch 1e6: either 1000000, by powers of 1000, or 1048576, by those "},
+        {"--global-batch 1T",
+         "either 1000000000000, by powers of 1000, or 1099511627776, by those of 1024; "},
         {"--global-batch -1k", "out of range; "},
         {"--learning-rate nan", "not a finite number; give a number from 0 to 10"},
         {"--learning-rate inf", "not a finite number; "},
@@ -316,8 +374,10 @@ TEST_CASE("options that do not fit together") {
          "--global-batch 1000000000000: more than 2^31 micro-batches of 1 tokens; "},
         {"--warmup-steps 2000", "--warmup-steps 2000: more than the run's 1000 steps; "},
         {"--batch-ramp 1k:2k", "--batch-ramp 1k:2k: not three numbers; "},
-        {"--batch-ramp 1k:2k:3:4", "--batch-ramp 1k:2k:3:4: not three numbers; "},
-        {"--batch-ramp 1k:x:3", "--batch-ramp 1k:x:3: not three numbers; "},
+        {"--batch-ramp 1k:2k:3:4", "--batch-ramp 1k:2k:3:4: 3:4 is not a number; "},
+        {"--batch-ramp 1k:x:3", "--batch-ramp 1k:x:3: x is not a number; "},
+        {"--batch-ramp :2k:3", "--batch-ramp :2k:3: '' is not a number; "},
+        {"--batch-ramp 1k:1B:3", "--batch-ramp 1k:1B:3: 1B is either 1000000000, by powers of 1000, or "},
         {"--batch-ramp 0:2k:3", "it begins with no tokens; "},
         {"--batch-ramp 2k:3k:3", "--batch-ramp 2k:3k:3: the end is not twice the start, or another "},
         {"--batch-ramp 2k:2k:3", "the end is not twice the start, "},
@@ -396,7 +456,7 @@ TEST_CASE("command lines that lack something, or say two things") {
         {"tokenize a --output b --val-fraction nan", "--val-fraction nan: not a finite number; "},
         {"tokenize a --output b --shard-tokens 0", "--shard-tokens 0: out of range; "},
         {"tokenize a --output b --shard-tokens -1", "--shard-tokens -1: out of range; "},
-        {"tokenize a --output b --shard-tokens 2G", "--shard-tokens 2147483648: out of range; "},
+        {"tokenize a --output b --shard-tokens 2G", "--shard-tokens 2000000000: out of range; "},
     };
     for (auto& row : rows) {
         CAPTURE(row.line);
