@@ -8,11 +8,12 @@ How every rank runs a command: from main() to the work of the command, on all ra
 #include <utility>
 #include <variant>
 
-#include "comm/agreement.h"          // check_same_program, check_same_options
-#include "comm/run_device.h"         // choose_device
-#include "comm/watchdog.h"           // watch_ranks
-#include "comm/world.h"              // World
-#include "data/commands/commands.h"  // the command line, and commands without a device
+#include "comm/agreement.h"           // check_same_program, check_same_options
+#include "comm/run_device.h"          // choose_device
+#include "comm/watchdog.h"            // watch_ranks
+#include "comm/world.h"               // World
+#include "data/commands/commands.h"   // the command line, and commands without a device
+#include "data/launch/config_file.h"  // config_text
 
 extern const char source_hash[];  // the Makefile makes it, of all that the program is built from
 
@@ -50,6 +51,10 @@ void run_command(const AskedLine& asked, const World& world, Work&& work) {
     world.on_all_ranks(
         [&] { line = parse_command_line(asked, world.size(), find, layout_choices(world, asked.given)); });
     std::visit(ComparedOptions{world}, line);
+    if (asked.training.print_config) {
+        if (world.is_root()) print_text(config_text(std::get<TrainingLine>(line).options));
+        return check_standard_output();
+    }
     if (computes(asked.command, asked.given)) choose_device(world);
 #ifndef __CUDACC__
     if (world.size() > 1) host_device.threads = threads_per_rank(world);

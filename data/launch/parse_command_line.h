@@ -17,9 +17,9 @@ checkpoint has (data/launch/resume.h), then what was given explicitly, then comp
 #include "data/checkpoint/folder.h"
 #include "data/launch/find_checkpoint.h"
 #include "data/launch/command_line.h"
+#include "data/launch/config_file.h"
 #include "data/options/help.h"
 #include "data/options/rules.h"
-#include "data/options/synonyms.h"
 #include "data/options/table.h"
 #include "data/options/values.h"
 #include "data/launch/resume.h"
@@ -67,26 +67,6 @@ inline std::vector<std::string> with_switch_values(const std::vector<std::string
             arguments.push_back(word);
     }
     return arguments;
-}
-
-inline void refuse_unknown(const std::string& argument, Command command) {
-    std::string name = argument.substr(0, argument.find('='));
-    const Synonym* synonym = find_synonym(name);
-    if (synonym && (!synonym->option || find_option(synonym->option, command))) {
-        std::string meant = synonym->option ? "it is " + std::string(synonym->option) + " here" : "";
-        fail("%s: no such option, %s%s; see train_gpt %s --help", name.c_str(), meant.c_str(), synonym->note,
-             command_name(command));
-    }
-    if (const OptionRow* row = find_option(name); row && !row->belongs_to(command)) {
-        fail("%s: not an option of train_gpt %s; see train_gpt %s --help", name.c_str(),
-             command_name(command), command_name(command));
-    }
-    std::vector<std::string> names;
-    for (const OptionRow& row : option_table()) {
-        if (row.belongs_to(command) && !row.positional) names.push_back(option_name(row));
-    }
-    fail("%s: no such option%s; see train_gpt %s --help", printable(name).c_str(),
-         nearest_name(name, names).c_str(), command_name(command));
 }
 
 // Takes a command line apart, from the command's own name on.
@@ -140,7 +120,7 @@ inline GivenOptions read_arguments(Command command, const std::vector<std::strin
         }
         given.push_back({positional, argument});
     }
-    return given;
+    return with_config(given);
 }
 
 // Notes on options that are given several times, as by a script that adds its arguments to options of its
@@ -298,8 +278,12 @@ inline void complete_origin(TrainingLine& line, const StoredOptions& stored, con
 inline Options asked_options(const GivenOptions& given) {
     Options asked;
     set_values(given, asked);
-    if (asked.val_batches > 0 && is_given("--val-tokens", given))
-        fail("--val-batches %d: --val-tokens says how many tokens; leave one of them out", asked.val_batches);
+    for (auto [name, other] : said_otherwise) {
+        const OptionRow& row = *find_option(other);
+        std::string value = value_text(row, asked);
+        if (is_given(name, given) && value != value_text(row.standard(command_train)))
+            fail("%s %s: %s says it already; leave one of them out", other, value.c_str(), name);
+    }
     check_origin(asked);
     return asked;
 }

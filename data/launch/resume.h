@@ -13,6 +13,7 @@ are given another value.
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "data/base/error.h"
@@ -59,6 +60,23 @@ inline bool is_given(const OptionRow& row, const GivenOptions& given) {
 inline bool is_given(const std::string& name, const GivenOptions& given) {
     return std::any_of(given.begin(), given.end(),
                        [&](const GivenOption& g) { return option_name(*g.row) == name; });
+}
+
+// Options that another one can say in other words.
+constexpr std::pair<const char*, const char*> said_otherwise[] = {{"--val-tokens", "--val-batches"}};
+
+// Says whether an option is given, in its own words or in others.
+inline bool is_said(const OptionRow& row, const GivenOptions& given) {
+    return is_given(row, given) || std::ranges::any_of(said_otherwise, [&](const auto& words) {
+               std::string name = option_name(row);
+               return (name == words.first && is_given(words.second, given)) ||
+                      (name == words.second && is_given(words.first, given));
+           });
+}
+
+// Options of a layout that another number of ranks has other values of.
+inline bool follows_ranks(const OptionRow& row) {
+    return &row == find_option("--dp") || &row == find_option("--shard-group");
 }
 
 // The tokens of the tokenizer must be in the vocabulary of a model that exists already.
@@ -155,8 +173,7 @@ public:
         bool same_ranks = processes == this->processes() && options.zero == stored_.zero;
         if (!same_model || weights_only_) return;
         for (const OptionRow& row : option_table()) {
-            bool of_ranks = &row == find_option("--dp") || &row == find_option("--shard-group");
-            bool stays = row.resume == Resume::layout && (same_ranks || !of_ranks);
+            bool stays = row.resume == Resume::layout && (same_ranks || !follows_ranks(row));
             if (stays && is_stored(row) && !is_given(row, given)) copy(row, options);
         }
     }
@@ -166,9 +183,7 @@ public:
     std::vector<std::string> changes(const Options& options, const GivenOptions& given) const {
         std::vector<std::string> lines;
         for (const OptionRow& row : option_table()) {
-            bool in_batches = &row == find_option("--val-tokens") && is_given("--val-batches", given);
-            bool noted = row.resume == Resume::overridable_noted && !weights_only_ &&
-                         (is_given(row, given) || in_batches);
+            bool noted = row.resume == Resume::overridable_noted && !weights_only_ && is_said(row, given);
             bool cut = row.resume == Resume::layout && !weights_only_;
             if (!is_stored(row) || !(noted || cut || may_turn(row) || row.resume == Resume::tokens)) continue;
             if (value_text(row, options) == value_text(row, stored_)) continue;

@@ -152,6 +152,8 @@ struct Options : ModelConfig, Cut, Arithmetic {
     int document_end = -1;             // token that ends a document; -1: documents are not told apart
     bool reset_positions = false;
     DataReader data_reader = DataReader::rank;
+    std::string config;  // a file of options; empty: none
+    bool print_config = false;
     std::string run_dir;
     bool overwrite = false;
     int seed = usual_seed;

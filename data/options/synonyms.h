@@ -7,6 +7,12 @@ the refusal of one that is not known here.
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/base/strings.h"  // nearest_name
+#include "data/options/help.h"  // command_name
+#include "data/options/values.h"
 
 struct Synonym {
     std::string_view names;  // each between spaces
@@ -73,4 +79,25 @@ inline const Synonym* find_synonym(std::string name) {
     auto row =
         std::ranges::find_if(synonyms, [&](const Synonym& s) { return s.names.find(name) != s.names.npos; });
     return row == std::end(synonyms) ? nullptr : row;
+}
+
+// Refuses the name of an option that the command does not have. A value may be joined to it by a "=".
+[[noreturn]] inline void refuse_unknown(const std::string& argument, Command command) {
+    std::string name = argument.substr(0, argument.find('='));
+    const Synonym* synonym = find_synonym(name);
+    if (synonym && (!synonym->option || find_option(synonym->option, command))) {
+        std::string meant = synonym->option ? "it is " + std::string(synonym->option) + " here" : "";
+        fail("%s: no such option, %s%s; see train_gpt %s --help", name.c_str(), meant.c_str(), synonym->note,
+             command_name(command));
+    }
+    if (const OptionRow* row = find_option(name); row && !row->belongs_to(command)) {
+        fail("%s: not an option of train_gpt %s; see train_gpt %s --help", name.c_str(),
+             command_name(command), command_name(command));
+    }
+    std::vector<std::string> names;
+    for (const OptionRow& row : option_table()) {
+        if (row.belongs_to(command) && !row.positional) names.push_back(option_name(row));
+    }
+    fail("%s: no such option%s; see train_gpt %s --help", printable(name).c_str(),
+         nearest_name(name, names).c_str(), command_name(command));
 }

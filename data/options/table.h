@@ -211,6 +211,13 @@ inline const std::vector<OptionRow>& option_table() {
          "that a shared file system has one reader from each. The batches are the same.",
          not_stored},
 
+        {FIELD(config), "Run", own, any_text,
+         "File of options, under those of the command line: the options.json of a run, but for its ranks and "
+         "what holds for a single start, or lines such as learning-rate = 3e-4, as --print-config writes "
+         "them; # begins a comment.",
+         not_stored},
+        {FIELD(print_config), "Run", alike, on_off,
+         "Print all options that the run would have, as --config reads them, and do not train.", not_stored},
         {FIELD_OF(Options, run_dir), "Run", own, any_text,
          "Folder for the log, the options, the samples and the checkpoints. Empty: that of the run that "
          "--resume names, else runs/ and the model's name.",

@@ -362,17 +362,15 @@ inline nlohmann::ordered_json options_to_json(const Options& options) {
     return json;
 }
 
-inline void set_from_json(const OptionRow& row, Options& options, const nlohmann::json& value) {
+// A value as the command line would have it.
+inline std::string text_of_json(const OptionRow& row, const nlohmann::json& value) {
     bool right_type = is_switch(row)   ? value.is_boolean()
                       : is_number(row) ? value.is_number()
                                        : value.is_string() || (holds<Interval>(row) && value.is_number());
     if (!right_type)
         fail("option %s should not be of type %s; the file is damaged", row.field, value.type_name());
-    if (value.is_boolean()) {
-        set_value(row, options, name_of(value.get<bool>()));
-    } else {
-        set_value(row, options, value.is_string() ? value.get<std::string>() : value.dump());
-    }
+    if (value.is_boolean()) return name_of(value.get<bool>());
+    return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
 // Those alone that tell what weights are made for: what is known of a model from elsewhere.
@@ -398,7 +396,7 @@ inline Options options_from_json(const nlohmann::json& record, const std::string
         }
         known.insert(row.field);
         try {
-            set_from_json(row, options, json[row.field]);
+            set_value(row, options, text_of_json(row, json[row.field]));
         } catch (const Error& error) {
             fail("%s: %s", file.c_str(), error.what());
         }

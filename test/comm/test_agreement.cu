@@ -83,7 +83,7 @@ TEST_CASE("every option that ranks must have alike is compared, and no other") {
         CHECK(message.substr(0, message.find(": ranks differ: ")) ==
               (row.ranks == Ranks::own ? "" : option_name(row)));
     }
-    CHECK(own == 4);
+    CHECK(own == 5);
 }
 
 TEST_CASE("programs of other sources, and other commands") {

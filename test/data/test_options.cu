@@ -501,6 +501,116 @@ TEST_CASE("records of options") {
     CHECK_REFUSED(options_from_json(nlohmann::json::array(), "index.bin"), "index.bin: ");
 }
 
+// A file with such options.
+struct ConfigFile {
+    TemporaryFolder folder;
+    std::string path = folder / "run.conf";
+    explicit ConfigFile(const std::string& content) { write_file(path, content); }
+};
+
+// The error that a training run gets from a file, without the path of that.
+static std::string config_error(const std::string& content) {
+    ConfigFile file(content);
+    std::string error = error_of([&] { train({"--config", file.path}); });
+    REQUIRE(error.starts_with(file.path));
+    return error.substr(file.path.size());
+}
+
+TEST_CASE("a file has the options that the command line does not say itself") {
+    ConfigFile file("# a run\n\n"
+                    "model=gpt2-124M\r\n"
+                    "  learning_rate = 1e-3   # as in JSON\n"
+                    "steps = 2k\n"
+                    "global-batch = '512k'\n"
+                    "prompt = \"a # \\\"b\\\"\\n\" # c\n"
+                    "tokenizer = bytes\n"
+                    "resume = ''\n"
+                    "run-dir = runs/a#b\n"
+                    "val-tokens = 4Ki");
+    Options o = train({"--config", file.path, "--learning-rate", "2e-3", "--val-batches", "3"});
+    CHECK(o.model == "gpt2-124M");
+    CHECK(o.channels == 768);
+    CHECK(o.learning_rate == 2e-3f);
+    CHECK(o.steps == 2000);
+    CHECK(o.global_batch == 512 << 10);
+    CHECK(o.prompt == "a # \"b\"\n");
+    CHECK(o.run_dir == "runs/a#b");
+    CHECK(o.val_tokens == 3 * (512 << 10));  // in other words on the command line
+    CHECK(train({"--config", file.path}).val_tokens == 4096);
+}
+
+TEST_CASE("a run's own record is a file of options, but for what held for its start alone") {
+    Options o = train({"--layers", "3", "--norm", "layernorm", "--overwrite", "--run-dir", "runs/a", "--bias",
+                       "--save-every", "10m", "--config", ConfigFile("seed = 5").path});
+    ConfigFile file(options_to_json(o).dump(2));
+    Options again = train({"--config", file.path, "--seed", "6"});
+    CHECK(again.layers == 3);
+    CHECK(again.bias);
+    CHECK(again.seed == 6);
+    CHECK(!again.overwrite);
+    CHECK(again.run_dir == "runs/tiny");
+    CHECK(train({"--config", file.path, "--micro-batch", "1"}, 4).dp == 4);
+    again.config = o.config, again.run_dir = o.run_dir, again.overwrite = true, again.seed = o.seed;
+    CHECK(options_to_json(again) == options_to_json(o));
+}
+
+TEST_CASE("options that were printed are read back, whatever is in them") {
+    for (auto [line, processes] : {std::pair{"--model tiny --prompt '' --val-data a,b*.bin", 1},
+                                   {"--model qwen3-0.6B --save-every auto --trace-steps 1:2", 1},
+                                   {"--layers 4 --pp 2 --pp-schedule interleaved --zero 1", 8},
+                                   {"--tp 2 --zero 3 --batch-ramp 16k:64k:9 --optimizer lamb", 4},
+                                   {"--window 9 --window-pattern 3:1 --tie-embeddings off --head-lr 2", 2}}) {
+        CAPTURE(line);
+        Options o = train_line(line, processes);
+        for (const char* prompt : {"it's", " \"a\\ ", "#", "a\n\x1b\xe2\x80\x8e", "='", ""}) {
+            o.prompt = *prompt && o.tokenizer != "none" ? prompt : "";
+            std::string printed = config_text(o);
+            ConfigFile file(printed);
+            std::vector<std::string> words = {"train", "--config", file.path};
+            GivenOptions given = read_arguments(command_train, words);
+            std::string again =
+                config_text(std::get<TrainingLine>(parse_options(command_train, given, processes)).options);
+            CHECK(again == printed);
+        }
+    }
+    Options o = train({});
+    o.run_dir = "runs/\xff";
+    CHECK_REFUSED(config_text(o), "--run-dir runs/\\xff: is no UTF-8, ");
+}
+
+TEST_CASE("what is wrong in a file of options is told with its line") {
+    const struct {
+        const char *content, *error;
+    } rows[] = {
+        {"\n# a\nlerning-rate = 1", ":3: --lerning-rate: no such option, the nearest is --learning-rate; "},
+        {"lr = 1", ":1: --lr: no such option, it is --learning-rate here; "},
+        {"top_k = 1", ":1: --top-k: not an option of train_gpt train; "},
+        {"seed = 1\nlayers = 0", ":2: --layers 0: out of range; give a whole number from 1 to 10000"},
+        {"layers =", ":1: --layers '': not a number; "},
+        {"config = a", ":1: --config: is for the command line alone; "},
+        {"print-config = on", ":1: --print-config: is for the command line alone; "},
+        {"seed 1", ":1: seed 1: no line of options; write them like learning-rate = 3e-4"},
+        {"= 1", ":1: --: no such option"},
+        {"prompt = 'a", ":1: the quote has no end; "},
+        {"prompt = \"\\q\"", ":1: the quotes do not hold a text of JSON; "},
+        {"prompt = 'a' b", ":1: b: unexpected behind a value; "},
+        {"{\n\"seed\": 1,\n\"top_k\": 2}", ":3: --top-k: not an option of train_gpt train; "},
+        {"{\n\"layers\": \"2\"}", ":2: option layers should not be of type string; "},
+        {"{\"seed\": 1", ": not valid JSON at byte 11; "},
+        {"seed = 1\nepoch = 2", ":2: --epoch: no such option"},
+    };
+    for (auto& row : rows) {
+        CAPTURE(row.content);
+        CAPTURE(row.error);
+        std::string error = config_error(row.content);
+        CAPTURE(error);
+        CHECK(error.starts_with(row.error));
+    }
+    ConfigFile twice("train-data = a\ntrain-data = b");
+    CHECK_REFUSED(parse(command_train, {"--config", twice.path}), "--train-data: given twice; ");
+    CHECK_REFUSED(train({"--config", "no/such"}), "no/such: ");
+}
+
 TEST_CASE("a tokenizer brings its vocabulary and document end, and what is given itself counts more") {
     CHECK(train({"--model", "gpt2-124M"}).vocab_size == 50257);
     Options bytes = train({"--model", "gpt2-124M", "--tokenizer", "bytes"});

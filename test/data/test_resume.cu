@@ -131,7 +131,7 @@ TEST_CASE("a run that goes on validates on the tokens that it has validated on")
     CHECK(line.notes == Lines{"--val-tokens 16384: the checkpoint had 8192"});
     CHECK(train_line("--train-data x.bin --global-batch 4k").options.val_tokens == 128 << 10);
     CHECK(error_of([&] { train_line("--train-data x.bin --val-batches 4 --val-tokens 1k"); }) ==
-          "--val-batches 4: --val-tokens says how many tokens; leave one of them out");
+          "--val-batches 4: --val-tokens says it already; leave one of them out");
     // the record of a program that knew batches alone
     nlohmann::json& record = checkpoints.at("runs/a").options;
     record.erase("val_tokens");

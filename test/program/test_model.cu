@@ -27,7 +27,7 @@ ModelConfig config_of(const Golden& golden) {
     Options c;
     for (auto& [field, value] : golden.header["config"].items()) {
         for (const OptionRow& row : option_table())
-            if (row.field == field) set_from_json(row, c, value);
+            if (row.field == field) set_value(row, c, text_of_json(row, value));
     }
     complete(c);
     return c;

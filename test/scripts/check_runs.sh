@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/text.sh
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
-plan 40
+plan 43
 cd "$work" || exit 1
 
 # field NAME DIR    the values of a field of log.jsonl, one a line
@@ -49,6 +49,16 @@ run accumulated "$cpu" --micro-batch 1 --global-batch 96
 check "accumulation gives the losses of one batch" close accumulated plain 1e-5
 run seed "$cpu" --seed 5
 check "another seed gives another run" test "$(field loss seed | head -1)" != "$(field loss plain | head -1)"
+
+# options in a file
+"$cpu" train --config seed/options.json --run-dir recorded --print-config >printed.conf
+"$cpu" train --config printed.conf --print-config >again.conf
+check "options that were printed are read back the same, and no run begins" eval \
+    'grep -qx "seed = 5" printed.conf && cmp printed.conf again.conf && [ ! -e recorded ]'
+"$cpu" train --config printed.conf --overwrite >recorded.out 2>&1
+check "a run of another's record is the same run, bit for bit" same_losses recorded seed
+check "ranks that share a file have its options, and those of the command line" grep -qx 'dp = 2' \
+    <(ranks 2 "$cpu" train --config printed.conf --dp 2 --micro-batch 1 --print-config)
 
 # By the clock, a checkpoint comes while the run goes on.
 "$cpu" "${tiny[@]}" --run-dir timed --steps 1000000 --save-every 1s --log-every 100 >timed.out 2>&1 &

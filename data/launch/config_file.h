@@ -1,0 +1,155 @@
+/*
+Options of `train` in a file (--config): lines that --print-config writes, or the options.json of a run.
+
+    # a comment
+    model = gpt2-124M
+    learning-rate = 3e-4        # learning_rate, as in JSON, is the same
+    prompt = '#include <'       # a value may be in quotes; in double ones it is written as in JSON
+
+Each becomes an option that is given, so all that holds for the command line holds for the file.
+*/
+#pragma once
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "data/base/error.h"
+#include "data/base/file.h"
+#include "data/base/json.h"
+#include "data/base/strings.h"
+#include "data/base/utf8.h"      // is_utf8
+#include "data/launch/resume.h"  // GivenOption, is_said
+#include "data/options/synonyms.h"
+#include "data/options/values.h"
+
+// Options of a file are no option of a file themselves.
+inline bool is_in_config(const OptionRow& row) {
+    return row.belongs_to(command_train) && row.field != std::string_view("config") &&
+           row.field != std::string_view("print_config");
+}
+
+// learning_rate or learning-rate: --learning-rate
+inline std::string name_of_key(std::string key) {
+    std::ranges::replace(key, '_', '-');
+    return "--" + key;
+}
+
+// value(row): the text of an option's value. What is wrong with either stands at this line.
+template <typename Value>
+GivenOption config_option(const std::string& file, long line, const std::string& name, Value&& value) try {
+    const OptionRow* row = find_option(name, command_train);
+    if (!row) refuse_unknown(name, command_train);
+    if (!is_in_config(*row)) fail("%s: is for the command line alone; leave it out", name.c_str());
+    GivenOption option = {row, value(*row)};
+    Options checked;
+    set_value(*row, checked, option.value);
+    return option;
+} catch (const Error& error) {
+    fail("%s:%ld: %s", printable(file).c_str(), line, error.what());
+}
+
+// What stands behind the = of a line.
+inline std::string config_value(std::string_view rest) {
+    constexpr std::string_view blanks = " \t\r";
+    rest.remove_prefix(std::min(rest.find_first_not_of(blanks), rest.size()));
+    size_t end = 0;
+    std::string value;
+    if (rest.starts_with('"')) {
+        end = behind_literal(rest, 0);
+        nlohmann::json text = try_json(rest.substr(0, end));
+        if (!text.is_string())
+            fail("the quotes do not hold a text of JSON; give '...' for text as it stands");
+        value = text;
+    } else if (rest.starts_with('\'')) {
+        end = rest.find('\'', 1);
+        if (end == rest.npos) fail("the quote has no end; add a '");
+        value = rest.substr(1, end++ - 1);
+    } else {
+        while (end < rest.size() &&
+               (rest[end] != '#' || (end > 0 && blanks.find(rest[end - 1]) == blanks.npos)))
+            end++;
+        value = rest.substr(0, end);
+        value.erase(value.find_last_not_of(blanks) + 1);
+    }
+    rest.remove_prefix(end);
+    size_t more = rest.find_first_not_of(blanks);
+    if (more != rest.npos && rest[more] != '#')
+        fail("%s: unexpected behind a value; put quotes around all of it",
+             printable(rest.substr(more)).c_str());
+    return value;
+}
+
+// A record tells of one start of a run: what holds for a single start, and how many ranks it had, is not taken
+// from it.
+inline GivenOptions options_of_record(const std::string& file, const std::string& content) {
+    GivenOptions given;
+    const nlohmann::json record = in_todays_form(parse_json(content, file), file);
+    for (const auto& [key, value] : record.items()) {
+        std::string name = name_of_key(key);
+        const OptionRow* row = find_option(name, command_train);
+        if (row && (row->resume == Resume::not_stored || follows_ranks(*row))) continue;
+        size_t at = std::min(content.find('"' + key + '"'), content.size());
+        long line = 1 + std::count(content.begin(), content.begin() + (std::ptrdiff_t)at, '\n');
+        given.push_back(
+            config_option(file, line, name, [&](const OptionRow& row) { return text_of_json(row, value); }));
+    }
+    return given;
+}
+
+inline GivenOptions read_config(const std::string& file) {
+    constexpr uint64_t most_bytes = 1 << 20;
+    constexpr std::string_view blanks = " \t\r\n";
+    const std::string content = read_whole(file, most_bytes, "that is no file of options");
+    size_t begin = content.find_first_not_of(blanks);
+    if (begin != content.npos && content[begin] == '{') return options_of_record(file, content);
+    GivenOptions given;
+    std::string_view rest = content;
+    for (long number = 1; !rest.empty(); number++) {
+        std::string_view line = next_line(rest);
+        line.remove_prefix(std::min(line.find_first_not_of(blanks), line.size()));
+        if (line.empty() || line[0] == '#') continue;
+        size_t equals = line.find('=');
+        if (equals == line.npos)
+            fail("%s:%ld: %s: no line of options; write them like learning-rate = 3e-4",
+                 printable(file).c_str(), number, printable(line).c_str());
+        std::string key(line.substr(0, equals));
+        key.erase(key.find_last_not_of(blanks) + 1);
+        given.push_back(config_option(file, number, name_of_key(key), [&](const OptionRow&) {
+            return config_value(line.substr(equals + 1));
+        }));
+    }
+    return given;
+}
+
+// The options of a command line and, before them, those of its --config that it does not say itself.
+inline GivenOptions with_config(const GivenOptions& given) {
+    GivenOptions all;
+    for (const GivenOption& option : given) {
+        if (option.row->field != std::string_view("config")) continue;
+        all = option.value.empty() ? GivenOptions() : read_config(option.value);
+    }
+    std::erase_if(all, [&](const GivenOption& option) { return is_said(*option.row, given); });
+    all.insert(all.end(), given.begin(), given.end());
+    return all;
+}
+
+// All options, as read_config() takes them.
+inline std::string config_text(const Options& options) {
+    constexpr std::string_view plain =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+.,:/*=%@~";
+    std::string lines;
+    for (const OptionRow& row : option_table()) {
+        if (!is_in_config(row)) continue;
+        std::string value = value_text(row, options);
+        if (!is_utf8(value))
+            fail("%s %s: is no UTF-8, which a file of options is in; rename it", option_name(row).c_str(),
+                 printable(value).c_str());
+        bool as_it_is = one_line(value) == value && value.find('\'') == value.npos;
+        if (value.empty() || value.find_first_not_of(plain) != value.npos)
+            value = as_it_is ? "'" + value + "'" : nlohmann::json(value).dump();
+        lines += option_name(row).substr(2) + " = " + value + "\n";
+    }
+    return lines;
+}
