@@ -8,12 +8,13 @@ How every rank runs a command: from main() to the work of the command, on all ra
 #include <utility>
 #include <variant>
 
-#include "comm/agreement.h"           // check_same_program, check_same_options
-#include "comm/run_device.h"          // choose_device
-#include "comm/watchdog.h"            // watch_ranks
-#include "comm/world.h"               // World
-#include "data/commands/commands.h"   // the command line, and commands without a device
-#include "data/launch/config_file.h"  // config_text
+#include "comm/agreement.h"            // check_same_program, check_same_options
+#include "comm/run_device.h"           // choose_device
+#include "comm/watchdog.h"             // watch_ranks
+#include "comm/world.h"                // World
+#include "data/commands/commands.h"    // the command line, and commands without a device
+#include "data/tokens/token_loader.h"  // TokenLoader
+#include "data/launch/config_file.h"   // config_text
 
 extern const char source_hash[];  // the Makefile makes it, of all that the program is built from
 
@@ -29,6 +30,21 @@ struct ComparedOptions {
         check_same_options(world, options, true);
     }
 };
+
+// For all ranks: the tokens of a pass over the data of --epochs, which the first one counts, as it checks files
+// for all. Which files, and how they are cut into samples, options tell that are complete but for the steps.
+inline double tokens_of_epoch(const AskedLine& asked, const World& world, const FindCheckpoint& find,
+                              LayoutChoices choose) {
+    return std::stod(text_from_root(world, [&] {
+        double tokens = 0;
+        choose.tokens_of_epoch = [&](const Options& o) {
+            TokenLoader data(o.train_data, o.vocab_size, o.sequence_length, SampleOrder::sequential);
+            return tokens = (double)data.samples_per_epoch() * o.sequence_length;
+        };
+        parse_command_line(asked, world.size(), find, choose);
+        return number_text(tokens);
+    }));
+}
 
 // Runs the command on every rank: work(command line, world). An error that stops it is thrown.
 template <typename Work>
@@ -47,9 +63,13 @@ void run_command(const AskedLine& asked, const World& world, Work&& work) {
     });
     check_same_options(world, asked.training, false);
     FindCheckpoint find = find_on_root(world, asked.places);
+    LayoutChoices choose = layout_choices(world, asked.given);
+    if (asked.training.epochs > 0) {
+        double tokens = tokens_of_epoch(asked, world, find, choose);
+        choose.tokens_of_epoch = [=](const Options&) { return tokens; };
+    }
     CommandLine line;
-    world.on_all_ranks(
-        [&] { line = parse_command_line(asked, world.size(), find, layout_choices(world, asked.given)); });
+    world.on_all_ranks([&] { line = parse_command_line(asked, world.size(), find, choose); });
     std::visit(ComparedOptions{world}, line);
     if (asked.training.print_config) {
         if (world.is_root()) print_text(config_text(std::get<TrainingLine>(line).options));

@@ -267,11 +267,15 @@ inline void complete_origin(TrainingLine& line, const StoredOptions& stored, con
     }
     if (line.weights_only) return;
     if (options.run_dir.empty()) options.run_dir = origin.run_dir;
-    if (options.steps < origin.step) {
-        fail("--steps %d: the checkpoint %s is after step %lld; give more steps, or go on from an earlier "
-             "checkpoint",
-             options.steps, origin.checkpoint.c_str(), (long long)origin.step);
-    }
+}
+
+inline void check_steps_left(const TrainingLine& line) {
+    const Options& options = line.options;
+    const StoredRun& origin = *line.origin;
+    if (line.weights_only || options.steps >= origin.step) return;
+    fail("--steps %d: the checkpoint %s is after step %lld; give more steps, or go on from an earlier "
+         "checkpoint",
+         options.steps, origin.checkpoint.c_str(), (long long)origin.step);
 }
 
 // The defaults, with the given values over them.
@@ -317,6 +321,7 @@ inline TrainingLine parse_training(const GivenOptions& given, int processes = 1,
                  line.origin->checkpoint.c_str(), stored.processes(), processes, stored.processes(),
                  refusal.message.c_str());
         refusal.raise();
+        check_steps_left(line);
         for (std::string& change : stored.changes(options, given)) line.notes.push_back(std::move(change));
     } else {
         options.model = asked.model;

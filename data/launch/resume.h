@@ -63,7 +63,8 @@ inline bool is_given(const std::string& name, const GivenOptions& given) {
 }
 
 // Options that another one can say in other words.
-constexpr std::pair<const char*, const char*> said_otherwise[] = {{"--val-tokens", "--val-batches"}};
+constexpr std::pair<const char*, const char*> said_otherwise[] = {{"--val-tokens", "--val-batches"},
+                                                                  {"--steps", "--epochs"}};
 
 // Says whether an option is given, in its own words or in others.
 inline bool is_said(const OptionRow& row, const GivenOptions& given) {

@@ -292,7 +292,8 @@ inline void complete_global_batch(Options& options) {
     check_limits(row, row.get(options));
 }
 
-// The choices for options that are not given. Code that knows how long layouts take is above this room.
+// The choices for options that are not given. Code that knows how long layouts take, or reads token files, is
+// above this room.
 struct LayoutChoices {
     // Completes the cut of a run whose --tp or --pp is auto.
     std::function<void(Options& options, int processes)> cut = [](Options&, int) {
@@ -300,6 +301,10 @@ struct LayoutChoices {
     };
     // Ranks that share the state, of a layout that is complete otherwise.
     std::function<int(const Options& options)> shard_group = [](const Options& o) { return o.dp; };
+    // Tokens of a pass over the data.
+    std::function<double(const Options& options)> tokens_of_epoch = [](const Options&) -> double {
+        fail("--epochs: tokens are counted where a run begins; give --steps");
+    };
 };
 
 // For options that are complete but for the layout. Nothing is cut yet, so a refusal costs no memory.

@@ -159,6 +159,7 @@ struct Options : ModelConfig, Cut, Arithmetic {
     int seed = usual_seed;
 
     int steps = 1000;
+    double epochs = 0;       // 0: steps says it
     std::string batch_ramp;  // 256k:1M:2000; empty: no ramp
 
     std::string pp_layers = name_of(PipelineLayers::time);  // or a list like 3,4,4,3

@@ -6,6 +6,7 @@ command.
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <filesystem>
 #include <string>
 
@@ -125,6 +126,20 @@ inline void check_graphs(const Options& options, int processes) {
     }
 }
 
+// --epochs in steps, of a run that is complete up to its batch. What the last step is short of is rounded up;
+// a millionth of a step is no more than the rounding of decimals.
+inline void complete_steps(Options& options, const LayoutChoices& choose) {
+    if (options.epochs == 0) return;
+    long long rising = options.batch_ramp.empty() ? 0 : parse_batch_ramp(options.batch_ramp).steps;
+    double rest = options.epochs * choose.tokens_of_epoch(options) - (double)tokens_until(options, rising);
+    double steps = (double)rising + std::ceil(std::max(rest, 0.) / (double)options.global_batch - 1e-6);
+    if (steps > INT32_MAX)
+        fail("--epochs %g: more than 2^31 steps of %lld tokens; lower it, or raise --global-batch",
+             options.epochs, options.global_batch);
+    options.steps = std::max((int)steps, 1);
+    options.epochs = 0;
+}
+
 inline void complete_training(Options& options, int processes, const LayoutChoices& choose) {
     if (options.train_data.empty()) {
         fail("--train-data: missing; name token files, such as those that `train_gpt tokenize` writes");
@@ -133,6 +148,7 @@ inline void complete_training(Options& options, int processes, const LayoutChoic
     complete_sequence_length(options);
     check_micro_batch(options);
     complete_layout(options, processes, choose);
+    complete_steps(options, choose);
     check_graphs(options, processes);
     check_optimizer_options(options);
     check_trace(options);

@@ -37,7 +37,7 @@ constexpr Synonym synonyms[] = {
     {" gradient-accumulation-steps grad-accum-steps accumulate ", "--global-batch",
      ", tokens of a step: as many micro-batches as it takes"},
     {" max-steps max-iters train-iters num-iterations num-steps iterations ", "--steps"},
-    {" epochs num-epochs num-train-epochs max-epochs ", "--steps", "; the header says of how many epochs"},
+    {" num-epochs num-train-epochs max-epochs ", "--epochs"},
     {" seq-len seq-length block-size max-seq-len max-length max-seq-length ", "--sequence-length"},
     {" n-layer n-layers num-layers num-hidden-layers depth ", "--layers"},
     {" n-embd d-model hidden-size hidden-dim dim embed-dim ", "--channels"},

@@ -250,6 +250,11 @@ inline const std::vector<OptionRow>& option_table() {
          "file: keep it there, for several runs to share and agree bit for bit. off: take what cuBLASLt "
          "proposes."},
         {FIELD(steps), "Run", alike, count(1, most), "Optimizer steps of the run.", overridable_noted},
+        {FIELD(epochs), "Run", alike, range(0, 1e6),
+         "In place of --steps: as many as it takes to go through --train-data so many times; a blend, "
+         "through "
+         "as many tokens as all of its sources have. 0: --steps says it.",
+         not_stored},
         {FIELD(micro_batch), "Run", alike, range(1, 1048576),
          "Sequences that go through the model at once on each data rank; more is faster and takes more "
          "memory."},

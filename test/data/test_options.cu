@@ -44,6 +44,13 @@ static CommandLine typed(std::string_view line) {
     return parse(parse_command(words[0]), {words.begin() + 1, words.end()});
 }
 
+// A file with such options.
+struct ConfigFile {
+    TemporaryFolder folder;
+    std::string path = folder / "run.conf";
+    explicit ConfigFile(const std::string& content) { write_file(path, content); }
+};
+
 TEST_CASE("presets have the published numbers of parameters") {
     struct {
         const char* name;
@@ -417,6 +424,43 @@ TEST_CASE("a batch that rises") {
     CHECK(tokens_of_step(o, 1) == 2048);
 }
 
+TEST_CASE("a run of so many epochs has the steps that these take") {
+    LayoutChoices choose;
+    choose.tokens_of_epoch = [](const Options& o) { return o.train_data == "x.bin" ? 1e6 : 0; };
+    auto steps = [&](std::string_view line, int processes = 1) {
+        std::string copy = "train --train-data x.bin " + std::string(line);
+        GivenOptions given = read_arguments(command_train, words_of(copy));
+        Options o =
+            std::get<TrainingLine>(parse_options(command_train, given, processes, find_checkpoint, choose))
+                .options;
+        CHECK(o.epochs == 0);
+        return o.steps;
+    };
+    CHECK(steps("--epochs 1") == 977);  // 976.6 batches of 1024 tokens
+    CHECK(steps("--epochs 2", 2) == 977);
+    CHECK(steps("--epochs 0.1024") == 100);
+    CHECK(steps("--epochs 1.1 --sequence-length 250") == 1100);
+    CHECK(steps("--epochs 0.0001") == 1);
+    CHECK(steps("--epochs 0 --steps 7") == 7);
+    Options ramp = train_line("--batch-ramp 1k:4k:10 --steps 1000");
+    int risen = steps("--epochs 2 --batch-ramp 1k:4k:10");
+    CHECK(tokens_until(ramp, risen) >= 2000000);
+    CHECK(tokens_until(ramp, risen - 1) < 2000000);
+    CHECK_REFUSED(steps("--epochs 1 --steps 7"),
+                  "--epochs 1: --steps says it already; leave one of them out");
+    CHECK_REFUSED(steps("--epochs 0.001 --batch-ramp 1k:4k:10"),
+                  "--batch-ramp 1k:4k:10: ends after the run's 10 steps; ");
+    CHECK_REFUSED(steps("--epochs 1e6 --micro-batch 1 --sequence-length 1"),
+                  "--epochs 1e+06: more than 2^31 ");
+    CHECK_REFUSED(steps("--epochs -1"), "--epochs -1: out of range; give a number from 0 to 1e+06");
+    CHECK_REFUSED(train_line("--epochs 1"), "--epochs: tokens are counted where a run begins; give --steps");
+    ConfigFile file("steps = 7");
+    CHECK(steps("--epochs 1 --config " + file.path) == 977);
+    ConfigFile other("epochs = 1");
+    CHECK(steps("--steps 7 --config " + other.path) == 7);
+    CHECK(steps("--config " + other.path) == 977);
+}
+
 TEST_CASE("layers with a window and without, in turn") {
     Options o = train({"--window", "9", "--window-pattern", "3:1", "--layers", "9"});
     for (int layer = 0; layer < 9; layer++) CHECK(window_of_layer(o, layer) == (layer % 4 == 3 ? 0 : 9));
@@ -500,13 +544,6 @@ TEST_CASE("records of options") {
     CHECK_REFUSED(options_from_json(without, "index.bin"), "index.bin: option qk_norm is missing; ");
     CHECK_REFUSED(options_from_json(nlohmann::json::array(), "index.bin"), "index.bin: ");
 }
-
-// A file with such options.
-struct ConfigFile {
-    TemporaryFolder folder;
-    std::string path = folder / "run.conf";
-    explicit ConfigFile(const std::string& content) { write_file(path, content); }
-};
 
 // The error that a training run gets from a file, without the path of that.
 static std::string config_error(const std::string& content) {

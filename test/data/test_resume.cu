@@ -118,6 +118,24 @@ TEST_CASE("a learning rate that jumps is told, with what goes on from the last o
     }
 }
 
+TEST_CASE("epochs of a run that goes on are those of all of it") {
+    Checkpoints checkpoints = at_runs_a({"--run-dir", "runs/a", "--steps", "200"});
+    LayoutChoices choose;
+    choose.tokens_of_epoch = [](const Options&) { return 150 * 1024.; };
+    auto go_on = [&](std::string words) {
+        std::string line = "train --resume runs/a " + words;
+        return parse_training(
+            read_arguments(command_train, words_of(line)), 1,
+            [&](const std::string& place) { return std::optional(checkpoints.at(place)); }, choose);
+    };
+    CHECK(go_on("").options.steps == 200);
+    TrainingLine line = go_on("--epochs 2");
+    CHECK(line.options.steps == 300);
+    CHECK(line.notes[0] == "--steps 300: the checkpoint had 200");
+    CHECK_REFUSED(go_on("--epochs 0.5"),
+                  "--steps 75: the checkpoint runs/a/checkpoints/step_00000100 is after ");
+}
+
 TEST_CASE("a run that goes on validates on the tokens that it has validated on") {
     using Lines = std::vector<std::string>;
     Checkpoints checkpoints = at_runs_a(

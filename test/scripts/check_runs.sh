@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/text.sh
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
-plan 43
+plan 44
 cd "$work" || exit 1
 
 # field NAME DIR    the values of a field of log.jsonl, one a line
@@ -59,6 +59,10 @@ check "options that were printed are read back the same, and no run begins" eval
 check "a run of another's record is the same run, bit for bit" same_losses recorded seed
 check "ranks that share a file have its options, and those of the command line" grep -qx 'dp = 2' \
     <(ranks 2 "$cpu" train --config printed.conf --dp 2 --micro-batch 1 --print-config)
+
+half=$("$cpu" "${tiny[@]/--steps/--keep}" --run-dir half --epochs 0.5 --print-config | sed -n 's/^steps = //p')
+ranks 2 "$cpu" "${tiny[@]/--steps/--keep}" --run-dir half --epochs 0.5 --global-batch 96 --micro-batch 1 --log-every 1000 >half.out 2>&1
+check "--epochs 0.5 is half of the data, in the same steps on two ranks" grep -q "^run .* $half steps of 96 tokens .* 0.50 epochs" half.out
 
 # By the clock, a checkpoint comes while the run goes on.
 "$cpu" "${tiny[@]}" --run-dir timed --steps 1000000 --save-every 1s --log-every 100 >timed.out 2>&1 &
