@@ -64,6 +64,7 @@ through a model, is in data/.
 #include "data/commands/generation.h"  // TextGenerator, generate_texts, the sample command
 #include "data/run/run_report.h"       // the header of a run
 #include "data/run/status_line.h"      // the last line of the screen
+#include "data/run/time_limit.h"       // TimeLimit: runs that end by the clock
 #include "data/run/step_log.h"         // shows and keeps a record of each step
 #include "data/tokens/token_loader.h"  // TokenLoader
 #include "kernels/attention.cuh"       // attention_forward, attention_backward
@@ -1054,6 +1055,7 @@ struct TrainingRun {
                           return PassProgress{(float)done * (float)of, of};
                       }};
     StepLog progress{o, meter, plan.log.get()};
+    TimeLimit limit{o.max_time};
     ZeroCheckpoint saved_state{g.state, [&](const MeshPosition& position) {
                                    Stage stage(o, plan.memory->layout, position, true);
                                    return parameter_layout(o, o.shard_group, stage.units());
@@ -1065,7 +1067,10 @@ struct TrainingRun {
         world,
         // So the log tells of every step that a checkpoint has, even if the power fails.
         [&] { plan.log ? progress.warn(plan.log->sync()) : void(); },
-        [&](const SaveReport& report) { progress.checkpoint(report); }};
+        [&](const SaveReport& report) {
+            if (report.error.empty()) limit.save.add(report.stalled + report.seconds);
+            progress.checkpoint(report);
+        }};
     RunPosition at = {};  // how far the run has come
     SpikeGuard spikes{o, world, checkpoints, progress, plan.log.get()};
     FaultChecks checks{o, g.state, world, checkpoints};
@@ -1131,12 +1136,27 @@ struct TrainingRun {
 
     // ---- loop
 
+    // Tells whether the step that begins now is the last that --max-time has room for, because with one more
+    // there would be no time left to save. The first rank says it to all.
+    bool time_is_over() const {
+        if (!world.is_root() || stop_requested) return false;
+        constexpr double assumed_rate = 5e8;  // bytes of a checkpoint in a second, until one has been saved
+        int step = at.step + 1, saves = 1 + checkpoints.under_way() + checkpoints.due(step);
+        long long tokens = tokens_of_step(o, at.step) + (step < o.steps ? tokens_of_step(o, step) : 0);
+        double token = limit.token.seconds();
+        double seconds = token * (double)tokens;
+        seconds += saves * limit.save.seconds((double)checkpoints.bytes() / assumed_rate);
+        if (val_batches && falls_on(o.val_every, step))
+            seconds += limit.validation.seconds(token * (double)plan.validation.tokens);
+        if (falls_on(o.sample_every, step)) seconds += limit.sample.seconds();
+        return limit.is_over(seconds);
+    }
+
     bool asked_to_stop() const { return stopping || (world.size() == 1 && stop_requested); }
 
+    bool falls_on(int every, int step) const { return every > 0 && (step == o.steps || step % every == 0); }
     // A run that is asked to stop may be killed soon, so it saves its state before anything else.
-    bool due(int every) const {
-        return every > 0 && !asked_to_stop() && (at.step == o.steps || at.step % every == 0);
-    }
+    bool due(int every) const { return !asked_to_stop() && falls_on(every, at.step); }
     bool validation_due() const { return val_batches && due(o.val_every); }
     bool measurement_due() const { return world.is_root() && gemm.measurement_due(); }
 
@@ -1179,16 +1199,20 @@ struct TrainingRun {
     void validate() {
         NotedLaunchErrors noted(error);
         status.begin_validation(at.step);
+        double start = seconds_now();
         progress.validation(at.step, plain_nan(evaluate(g, *val_batches, plan.validation.samples, error)));
+        limit.validation.add(seconds_now() - start);
     }
 
     void show_sample() {
         NotedLaunchErrors noted(error);
         status.begin_work("sample", at.step);
+        double start = seconds_now();
         auto generator = [&](const std::vector<int>& prompt) { return Generator(g, prompt, 1); };
         note_error(error, [&] {
             progress.sample(at.step, sample_text(o, plan.tokenizer.get(), at.step, generator));
         });
+        limit.sample.add(seconds_now() - start);
     }
 
     // A rank with an error, such as a launch that failed, goes on with the step and makes the loss of all
@@ -1197,13 +1221,15 @@ struct TrainingRun {
     // is agreed a step later.
     void give_step(const Optimizer& optimizer) {
         LaunchGuard guard;
+        bool is_last = time_is_over();
+        if (is_last) progress.note(text("--max-time: stopping after step %d, then saving", at.step + 1));
         timings->begin_step(at.step + 1);
         {
             NotedLaunchErrors noted(error);
             step_gradients(g, *batches, at.samples, micro_batches_of_step(o, at.step));
         }
         if (!error.empty()) poison_loss(g);
-        if (stop_requested) fill(&g.stats.data->stop, 1, 1, g.stream);
+        if (stop_requested || is_last) fill(&g.stats.data->stop, 1, 1, g.stream);
         if (checkpoints.is_ready()) fill(&g.stats.data->saved, 1, 1, g.stream);
         if (checkpoints.due(at.step + 1)) fill(&g.stats.data->save, 1, 1, g.stream);
         if (world.size() > 1) step_to_stop_after = std::min(at.step + 2, o.steps);
@@ -1243,6 +1269,7 @@ struct TrainingRun {
         status.set_seconds_left(progress.seconds_left(at.step));
         if (o.log_trust_ratios > 0 && at.step % o.log_trust_ratios == 0 && world.is_root())
             progress.trust_ratios(at.step, trust_ratios(g.state));
+        limit.token.add((seconds_now() - start) / (double)tokens_of_step(o, at.step - 1));
         timings->collect(at.step, seconds_now() - start);
         status.set_slowest(timings->slowest_text());
         if (result.saved) checkpoints.finish();

@@ -386,6 +386,8 @@ public:
             human((double)bytes()).c_str(), (long long)most, (long long)fit, remedy.c_str());
     }
 
+    bool under_way() const { return saver_.under_way(); }  // a save, which the next one waits for
+
     // Tells whether a save is over on this rank whose outcome finish() has not yet told.
     bool is_ready() const { return saver_.under_way() && saver_.is_ready(); }
 

@@ -31,8 +31,8 @@ struct ComparedOptions {
     }
 };
 
-// For all ranks: the tokens of a pass over the data of --epochs, which the first one counts, as it checks files
-// for all. Which files, and how they are cut into samples, options tell that are complete but for the steps.
+// For all ranks: the tokens of a pass over the data of --epochs, which the first one counts for all. It does
+// so where it completes the options, which say what the files are and how they are cut into samples.
 inline double tokens_of_epoch(const AskedLine& asked, const World& world, const FindCheckpoint& find,
                               LayoutChoices choose) {
     return std::stod(text_from_root(world, [&] {

@@ -50,7 +50,7 @@ GivenOption config_option(const std::string& file, long line, const std::string&
     fail("%s:%ld: %s", printable(file).c_str(), line, error.what());
 }
 
-// What stands behind the = of a line.
+// Reads what stands behind the = of a line.
 inline std::string config_value(std::string_view rest) {
     constexpr std::string_view blanks = " \t\r";
     rest.remove_prefix(std::min(rest.find_first_not_of(blanks), rest.size()));
@@ -81,8 +81,8 @@ inline std::string config_value(std::string_view rest) {
     return value;
 }
 
-// A record tells of one start of a run: what holds for a single start, and how many ranks it had, is not taken
-// from it.
+// A record tells of one start of a run. What holds for a single start is not taken from it, nor how many
+// ranks there were.
 inline GivenOptions options_of_record(const std::string& file, const std::string& content) {
     GivenOptions given;
     const nlohmann::json record = in_todays_form(parse_json(content, file), file);

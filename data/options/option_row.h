@@ -18,9 +18,9 @@ of the structs of options that have it.
 using OptionValue = std::variant<int, long long, float, double, bool, Choice, Interval, std::string,
                                  std::vector<std::string>>;
 
-// What a suffix of a row's number means: k is 1000 where things are counted (tokens of a run, steps) and 1024
-// in the size of a batch or of a text.
-enum class Suffixes { none, of_count, of_size };
+// Says what a suffix of a row's number means: k is 1000 where things are counted (tokens of a run, steps) and
+// 1024 in the size of a batch or of a text; m is a minute in a number of seconds.
+enum class Suffixes { none, of_count, of_size, of_time };
 
 // The numbers that a row accepts.
 struct Limits {

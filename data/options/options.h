@@ -154,6 +154,7 @@ struct Options : ModelConfig, Cut, Arithmetic {
     DataReader data_reader = DataReader::rank;
     std::string config;  // a file of options; empty: none
     bool print_config = false;
+    int max_time = 0;  // seconds; 0: any
     std::string run_dir;
     bool overwrite = false;
     int seed = usual_seed;

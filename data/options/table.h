@@ -25,6 +25,7 @@ inline const std::vector<OptionRow>& option_table() {
     const auto range = [](double low, double high) { return Limits{low, high}; };
     const auto count = [](double low, double high) { return Limits{low, high, Suffixes::of_count}; };
     const auto size = [](double low, double high) { return Limits{low, high, Suffixes::of_size}; };
+    const auto time = [](double low, double high) { return Limits{low, high, Suffixes::of_time}; };
 #define FIELD(name) #name, [](auto&& options) -> decltype((options.name)) { return options.name; }
 // The field of one struct alone, where others have another option of the name.
 #define FIELD_OF(Struct, name)                                                                               \
@@ -254,6 +255,11 @@ inline const std::vector<OptionRow>& option_table() {
          "In place of --steps: as many as it takes to go through --train-data so many times; a blend, "
          "through "
          "as many tokens as all of its sources have. 0: --steps says it.",
+         not_stored},
+        {FIELD(max_time), "Run", alike, time(0, most),
+         "Seconds since the start of the process, by which the run has saved and ended, as one that is asked "
+         "to stop, for a job with a time limit: it begins no step that would be too late, by the time that "
+         "steps, validations and saves have taken so far. 0: no limit.",
          not_stored},
         {FIELD(micro_batch), "Run", alike, range(1, 1048576),
          "Sequences that go through the model at once on each data rank; more is faster and takes more "

@@ -138,7 +138,7 @@ inline bool is_open_ended(const OptionRow& row) {
     return is_whole(row) && row.limits.high == INT32_MAX;
 }
 
-// What may follow the digits of a number, and what it means there; or nothing.
+// Tells what may follow the digits of a number, and what it means there; empty: nothing may.
 inline std::string suffixes_text(const OptionRow& row) {
     switch (row.limits.suffixes) {
     case Suffixes::none:
@@ -147,6 +147,8 @@ inline std::string suffixes_text(const OptionRow& row) {
         return "k, M, G or B, and T are powers of 1000, Ki to Ti of 1024";
     case Suffixes::of_size:
         return "k, M and G are powers of 1024";
+    case Suffixes::of_time:
+        return "a time such as 90m, 2h or 3h50m";
     }
     __builtin_unreachable();
 }
@@ -209,8 +211,8 @@ std::string read_number(std::string_view source, Number& value) {
     return "";
 }
 
-// Likewise a whole number that has more than digits: 20M, 1.5T, 3e9, 128Ki. Their decimal point is moved in the
-// text, for 0.3 * 1e9 is not always whole.
+// Likewise reads a whole number that has more than digits: 20M, 1.5T, 3e9, 128Ki. The decimal point is moved
+// in the text, for a product such as 1.1 * 1e9 is not always whole.
 inline std::string read_suffixed(Suffixes kind, std::string_view source, double& value) {
     static const std::map<std::string_view, int> powers = {{"", 0},   {"k", 1}, {"M", 2},  {"G", 3},
                                                            {"B", 3},  {"T", 4}, {"Ki", 1}, {"Mi", 2},
@@ -235,13 +237,28 @@ inline std::string read_suffixed(Suffixes kind, std::string_view source, double&
     return value == std::floor(value) ? "" : "not a whole number";
 }
 
+// Likewise reads seconds that are written as 90s, 10m, 2h or 3h50m.
+inline std::string read_time(std::string_view source, double& seconds) {
+    seconds = 0;
+    for (auto [unit, length] : {std::pair{'h', 3600}, {'m', 60}, {'s', 1}}) {
+        size_t end = source.find(unit);
+        if (end == source.npos) continue;
+        int count = 0;
+        if (std::string wrong = read_number(source.substr(0, end), count); !wrong.empty()) return wrong;
+        if (count < 0) return "out of range";
+        seconds += (double)count * length;
+        source.remove_prefix(end + 1);
+    }
+    return source.empty() ? "" : not_a_number;
+}
+
 template <typename Number>
 std::string read_number(Suffixes kind, std::string_view source, Number& value) {
     std::string wrong = read_number(source, value);
     if constexpr (std::is_integral_v<Number>) {
         if (kind == Suffixes::none || wrong != not_a_number) return wrong;
         double number = 0;
-        wrong = read_suffixed(kind, source, number);
+        wrong = kind == Suffixes::of_time ? read_time(source, number) : read_suffixed(kind, source, number);
         if (!wrong.empty()) return wrong;
         if (std::abs(number) > 9e18 || !std::in_range<Number>((long long)number)) return "out of range";
         value = (Number)number;
@@ -260,16 +277,11 @@ Number parse_number(const OptionRow& row, std::string_view source) {
 // Reads an interval in the form of interval_text().
 inline Interval parse_interval(const OptionRow& row, std::string_view source) {
     if (source == "auto") return {Interval::best, 0};
-    size_t unit = source.empty() ? std::string_view::npos : std::string_view("smh").find(source.back());
-    bool is_time = unit != std::string_view::npos;
+    bool is_time = !source.empty() && std::string_view("smh").find(source.back()) != std::string_view::npos;
     int count = 0;
-    std::string wrong = is_time ? read_number(source.substr(0, source.size() - 1), count)
-                                : read_number(row.limits.suffixes, source, count);
+    std::string wrong = read_number(is_time ? Suffixes::of_time : row.limits.suffixes, source, count);
     if (wrong == not_a_number) refuse_value(row, source, "neither steps nor a time");
-    bool too_large = !wrong.empty();
-    for (size_t i = 0; is_time && i < unit; i++)
-        too_large = __builtin_mul_overflow(count, 60, &count) || too_large;
-    if (too_large || count < is_time) refuse_value(row, source, "out of range");
+    if (!wrong.empty() || count < is_time) refuse_value(row, source, "out of range");
     return {is_time ? Interval::seconds : Interval::steps, count};
 }
 

@@ -27,6 +27,7 @@ pipes, so a disk that hangs does not matter.
 #include "data/base/strings.h"
 #include "data/base/this_machine.h"
 #include "data/checkpoint/folder.h"
+#include "data/run/time_limit.h"  // process_begun
 #include "data/supervisor/agents.h"
 #include "data/supervisor/host_checks.h"
 #include "data/supervisor/job.h"
@@ -201,6 +202,11 @@ private:
         Words command = {program_};
         command.insert(command.end(), line_.job.begin(), line_.job.end());
         if (!state_.resume.empty()) set_resume(command, state_.resume);
+        // The limit is that of the job around this program, however often it starts its own.
+        int passed = (int)(seconds_now() - process_begun);
+        if (line_.max_time > 0 && passed > 0)
+            command.insert(command.end(),
+                           {"--max-time", std::to_string(std::max(line_.max_time - passed, 1))});
         if (!is_single()) command = launcher_.start(places_, scratch_.hosts_file(places_), command);
         state_.number++;
         state_.places = places_;

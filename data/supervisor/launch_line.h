@@ -22,6 +22,7 @@ struct LaunchLine {
     std::string run_dir;      // the job's
     std::vector<Host> hosts;  // empty: this machine
     std::string hosts_from;   // the file or variable that names them
+    int max_time = 0;         // seconds since launch began; 0: any
     int ranks = 1;
     int unit = 1;  // ranks of the job are a multiple of it
 };
@@ -106,6 +107,7 @@ inline LaunchLine parse_launch(const GivenOptions& of_launch, const std::vector<
     // A failure may come at any time, and costs what was trained since the last checkpoint.
     if (!saves_as_chosen(given, job.run_dir)) line.job.insert(line.job.end(), {"--save-every", "auto"});
     line.run_dir = job.run_dir;
+    line.max_time = job.max_time;
     place_job(line, job);
     return line;
 }

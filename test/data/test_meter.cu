@@ -1,9 +1,10 @@
-// Tests of data/run/meter.h. Values by hand, from the published formula: a GPT with an MLP of 4 h costs
-// 72 B s l h^2 (1 + s / (6 h) + V / (12 l h)) FLOPs a step (Korthikanti et al. 2022).
+// Tests of data/run/meter.h and data/run/time_limit.h. Values by hand, from the published formula: a GPT with
+// an MLP of 4 h costs 72 B s l h^2 (1 + s / (6 h) + V / (12 l h)) FLOPs a step (Korthikanti et al. 2022).
 #include <doctest/doctest.h>
 
 #include "data/base/figures.h"
 #include "data/run/meter.h"
+#include "data/run/time_limit.h"
 
 namespace {
 
@@ -132,4 +133,24 @@ TEST_CASE("no share is above one") {
     CHECK(meter.gemm_share(rate / 2) == doctest::Approx(0.5).epsilon(1e-12));
     meter.add_measurement(5e12);
     CHECK(meter.gemm_share(rate) == doctest::Approx(0.5).epsilon(1e-12));
+}
+
+TEST_CASE("a run ends before its time is over, by the times that things have taken") {
+    const double begun = 1000;
+    TimeLimit limit(100, begun), none(0, begun);
+    CHECK(!limit.is_over(10, begun + 89));
+    CHECK(limit.is_over(10, begun + 89.5));
+    CHECK(limit.is_over(0, begun + 101));
+    CHECK(!none.is_over(1e9, begun + 1e9));
+    // The longest counts, but what was long once does so less and less.
+    CHECK(limit.save.seconds(3) == 3);
+    limit.save.add(2);
+    CHECK(limit.save.seconds(3) == 2);
+    limit.save.add(12);
+    CHECK(limit.save.seconds() == 12);
+    limit.save.add(2);
+    CHECK(limit.save.seconds() == doctest::Approx(11));
+    for (int i = 0; i < 100; i++) limit.save.add(2);
+    CHECK(limit.save.seconds() == doctest::Approx(2).epsilon(0.01));
+    CHECK(process_begun <= seconds_now());
 }

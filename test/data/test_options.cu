@@ -167,6 +167,10 @@ TEST_CASE("numbers with a suffix are powers of 1000 where things are counted, an
         {"--val-tokens", "0.5Ti", 1LL << 39},
         {"--val-tokens", "128Mi", 128 << 20},
         {"--warmup-steps", "-1", -1},
+        {"--max-time", "3h50m", 13800},
+        {"--max-time", "90m", 5400},
+        {"--max-time", "1h1m1s", 3661},
+        {"--max-time", "45", 45},
         {"--global-batch", "512k", 512 << 10},
         {"--global-batch", "512Ki", 512 << 10},
         {"--global-batch", "1.5M", 3 << 19},
@@ -219,11 +223,14 @@ TEST_CASE("an interval is of steps or of time, or is chosen, and comes back from
         const char *given, *shown, *in_json;
         Interval::Unit unit;
         int count;
-    } rows[] = {
-        {"500", "500", "500", Interval::steps, 500},       {"0", "0", "0", Interval::steps, 0},
-        {"90s", "90s", "\"90s\"", Interval::seconds, 90},  {"600s", "10m", "\"10m\"", Interval::seconds, 600},
-        {"10m", "10m", "\"10m\"", Interval::seconds, 600}, {"120m", "2h", "\"2h\"", Interval::seconds, 7200},
-        {"auto", "auto", "\"auto\"", Interval::best, 0}};
+    } rows[] = {{"500", "500", "500", Interval::steps, 500},
+                {"0", "0", "0", Interval::steps, 0},
+                {"90s", "90s", "\"90s\"", Interval::seconds, 90},
+                {"600s", "10m", "\"10m\"", Interval::seconds, 600},
+                {"10m", "10m", "\"10m\"", Interval::seconds, 600},
+                {"1h30m", "90m", "\"90m\"", Interval::seconds, 5400},
+                {"120m", "2h", "\"2h\"", Interval::seconds, 7200},
+                {"auto", "auto", "\"auto\"", Interval::best, 0}};
     for (auto& row : rows) {
         CAPTURE(row.given);
         Options options = train({"--save-every", row.given});
@@ -251,6 +258,10 @@ TEST_CASE("bad options") {
         {"--steps 99999999999999999999", "out of range; give a whole number of at least 1"},
         {"--steps -3", "--steps -3: out of range; give a whole number of at least 1"},
         {"--steps 1kk", "--steps 1kk: not a number; "},
+        {"--max-time 50m3h", "--max-time 50m3h: not a number; give a whole number of at least 0"},
+        {"--max-time 3d", "--max-time 3d: not a number; "},
+        {"--max-time 1h-5m", "--max-time 1h-5m: out of range; "},
+        {"--max-time 999999h", "--max-time 999999h: out of range; "},
         {"--steps 1e", "--steps 1e: not a number; "},
         {"--steps 1e-3", "--steps 1e-3: not a number; "},
         {"--steps 1.5", "--steps 1.5: not a whole number; "},

@@ -10,9 +10,9 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/text.sh
 . test/support/jobs.sh
 . test/support/launches.sh
-plan 41
+plan 43
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs faults=$PWD/build/cpu-fp32/fault_injection.so
-command -v mpirun >/dev/null || { skip "no mpirun here" 41; exit; }
+command -v mpirun >/dev/null || { skip "no mpirun here" 43; exit; }
 at_end() {
     local out
     for out in "$work"/*.out; do
@@ -53,15 +53,19 @@ check "help teaches" eval "'$cpu' launch --help | grep -q 'a host that fails its
 # ----------------------------------------------------------------------------------------------------------
 # how a job ends, and what is done
 
-launch killed "${two[@]}" --on-event 'cat >>killed.events' -- "${job[@]}" "${slow[@]}"
+launch killed "${two[@]}" --on-event 'cat >>killed.events' -- "${job[@]}" "${slow[@]}" --max-time 1h
 wait_for 60 is_past killed 50
 kill -9 "$(ranks_of killed | tail -1)"
 check "a job of which a rank is killed is started again" eval 'launched killed 60 && [ $code = 0 ] && [ "$(starts_of killed)" = 2 ]'
 check "and ends with the bits of a run without failures" agrees killed plain
+check "and has the time that is left" grep -qE '^launch  *start 2: .* --max-time 3[45][0-9][0-9]( |$)' killed.out
 check "the incident is told" grep -qE '^\{"time":"[^"]*","what":".*","who":".*","then":"started again","step":[0-9]+,"lost_steps":[0-9]+,"since":[0-9.e+]+,"seconds":[0-9.]+\}$' killed/incidents.jsonl
 check "once, and to --on-event with the end" eval '[ "$(wc -l <killed/incidents.jsonl)" = 1 ] && wait_for 5 eval "[ \$(grep -c event killed.events) = 2 ]" && grep -q "\"event\":\"failure\"" killed.events && grep -q "\"what\":\"done\"" killed.events'
 check "the share of the time that trained is told" eval "grep -qE '^launch  *done; [0-9.]+% of .* trained' killed.out && grep -qE '\"effective_training_time\": 0\.[0-9]' killed/supervisor.json"
 check "a report has the incident, and the share" eval "'$cpu' report killed --output killed.html && grep -q '\"started again\"' killed.html && grep -qE '\"effective training time\",\"[0-9.]+% of ' killed.html"
+
+launch limited "${restart[@]}" -- "${tiny[@]}" --steps 100000000 --max-time 1
+check "a job whose time is over is done" eval 'launched limited 60 && [ $code = 0 ] && [ "$(starts_of limited)" = 1 ] && grep -q "^launch  *done" limited.out && grep -q "stopped as asked" limited.out'
 
 launch wrong "${restart[@]}" -- "${job[@]/text_train_*.bin/nothing_*.bin}"
 check "a user's error is not tried again" eval 'launched wrong 240 && [ $code = 1 ] && [ "$(starts_of wrong)" = 1 ] && grep -q "given up: what it was given has to be changed: .*nothing_" wrong.out'

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/text.sh
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
-plan 44
+plan 46
 cd "$work" || exit 1
 
 # field NAME DIR    the values of a field of log.jsonl, one a line
@@ -60,9 +60,9 @@ check "a run of another's record is the same run, bit for bit" same_losses recor
 check "ranks that share a file have its options, and those of the command line" grep -qx 'dp = 2' \
     <(ranks 2 "$cpu" train --config printed.conf --dp 2 --micro-batch 1 --print-config)
 
-half=$("$cpu" "${tiny[@]/--steps/--keep}" --run-dir half --epochs 0.5 --print-config | sed -n 's/^steps = //p')
-ranks 2 "$cpu" "${tiny[@]/--steps/--keep}" --run-dir half --epochs 0.5 --global-batch 96 --micro-batch 1 --log-every 1000 >half.out 2>&1
-check "--epochs 0.5 is half of the data, in the same steps on two ranks" grep -q "^run .* $half steps of 96 tokens .* 0.50 epochs" half.out
+tenth=$("$cpu" "${tiny[@]/--steps/--keep}" --run-dir tenth --epochs 0.1 --print-config | sed -n 's/^steps = //p')
+ranks 2 "$cpu" "${tiny[@]/--steps/--keep}" --run-dir tenth --epochs 0.1 --global-batch 96 --micro-batch 1 --log-every 1000 >tenth.out 2>&1
+check "--epochs 0.1 is a tenth of the data, in the same steps on two ranks" grep -q "^run .* $tenth steps of 96 tokens .* 0.10 epochs" tenth.out
 
 # By the clock, a checkpoint comes while the run goes on.
 "$cpu" "${tiny[@]}" --run-dir timed --steps 1000000 --save-every 1s --log-every 100 >timed.out 2>&1 &
@@ -121,6 +121,17 @@ wait $pid
 check "Ctrl-C ends with exit code 0" test $? = 0
 check "Ctrl-C leaves the weights" "$cpu" sample stopped --tokens 1
 check "Ctrl-C leaves a whole log" test "$(grep -c '}$' stopped/log.jsonl)" = "$(wc -l <stopped/log.jsonl)"
+
+# a run whose time is over; on a slow machine that may be after one step
+limited=("${tiny[@]}" --steps 100000000 --max-time 2s --log-every 100000 --micro-batch 1)
+"$cpu" "${limited[@]}" --run-dir limited1 >limited1.out 2>&1 &
+ranks 2 "$cpu" "${limited[@]}" --run-dir limited2 >limited2.out 2>&1
+codes="$? $(wait $!; echo $?)"
+for n in 1 2; do
+    check "--max-time 2s ends a run of -np $n as one that is asked to stop" eval \
+        '[ "$codes" = "0 0" ] && step=$(sed -nE "s/^--max-time: stopping after step ([0-9]+), then saving$/\1/p" limited$n.out) &&
+        grep -q "^stopped as asked after step $step; " limited$n.out && "$cpu" sample limited$n --tokens 1'
+done
 
 # data that turns out to be bad: one token is not in the vocabulary
 cp data/text_train_000000.bin bad.bin
