@@ -176,14 +176,14 @@ endif
 to_linker = $(if $(filter cuda,$(DEVICE)),$(foreach flag,$(1),-Xlinker $(patsubst -Wl$(comma)%,%,$(flag))),$(1))
 # A packed program finds its libraries in the folder lib beside it, wherever it was copied to. With
 # --disable-new-dtags they find theirs there too.
-libs := $(call to_linker,-Wl$(comma)-rpath$(comma)'$$ORIGIN/lib') $(libs) -lxxhash -lpcre2-8 -lutf8proc -lz $(LDFLAGS) \
+libs := $(call to_linker,-Wl$(comma)-rpath$(comma)'$$ORIGIN/lib') $(libs) -lxxhash -lpcre2-8 -lutf8proc -lz -ledit $(LDFLAGS) \
         $(call to_linker,$(mpi_link) -Wl$(comma)--disable-new-dtags)
 
 # ----------------------------------------------------------------------------------------------------------
 # things that must be installed: header or program, and the Debian package that has it
 
 need_build := cxxopts.hpp=libcxxopts-dev nlohmann/json.hpp=nlohmann-json3-dev xxhash.h=libxxhash-dev pcre2.h=libpcre2-dev \
-              utf8proc.h=libutf8proc-dev zlib.h=zlib1g-dev
+              utf8proc.h=libutf8proc-dev zlib.h=zlib1g-dev histedit.h=libedit-dev
 need_build += $(if $(filter cuda,$(DEVICE)),cublasLt.h=libcublas-dev $(if $(staged),,nccl.h=libnccl-dev),dnnl.h=libdnnl-dev)
 need_build += $(if $(filter on,$(MPI)),mpi.h=libopenmpi-dev)
 need_test  := doctest/doctest.h=doctest-dev
@@ -250,7 +250,8 @@ $(shared)/source_hash.o: $(sources)
 	@{ printf 'extern const char source_hash[];\nconst char source_hash[] = "'; cat $(sources) | sha256sum | cut -c-16 | tr '\n' '"'; echo ';'; } | \
 	    $(CXX) -x c++ -c - -o $@
 
-$(BUILD)/found-%:
+# They are looked for again when this file may name others.
+$(BUILD)/found-%: Makefile
 	$(call require,$(need_$*))
 	@mkdir -p $(BUILD); touch $@
 
@@ -373,6 +374,7 @@ info:
 	$(call show,PCRE2,$(call where,pcre2.h,libpcre2-dev),CPPFLAGS=-I... LDFLAGS=-L...)
 	$(call show,utf8proc,$(call where,utf8proc.h,libutf8proc-dev),CPPFLAGS=-I... LDFLAGS=-L...)
 	$(call show,zlib,$(call where,zlib.h,zlib1g-dev),CPPFLAGS=-I... LDFLAGS=-L...)
+	$(call show,libedit,$(call where,histedit.h,libedit-dev),CPPFLAGS=-I... LDFLAGS=-L...)
 	$(call show,doctest,$(call where,doctest/doctest.h,doctest-dev),(tests only))
 	$(call show,Boost,$(call where,boost/context/detail/fcontext.hpp,libboost-context-dev),(tests only))
 

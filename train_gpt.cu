@@ -18,9 +18,9 @@ On one process the lines about other ranks do nothing, and the rest is the same.
     layers        attention, MLP, block, embedding, head: each forward, with its backward directly under it
     stage         the part of both passes that one pipeline stage makes
     step          micro-batches, statistics, update
-    sampling      text from a model, with a key/value cache
+    passes        logits of what comes next, and losses of batches, for those who do not train
     training      the train command: check, build, loop
-    commands      sample, eval; the table of all commands; main
+    commands      a model that is loaded for sample and eval; the table of all commands; main
 
 The arithmetic of a layer is in kernels/, one file each: the formula, the plain loop that specifies it, the
 CUDA kernels. How the work is cut over ranks is in comm/: matrices over tensor ranks in tensor_parallel.h,
@@ -43,6 +43,7 @@ through a model, is in data/.
 
 #include "comm/activations.h"          // Workload, ActivationMemory, ActivationArrays
 #include "comm/fault_checks.h"         // FaultChecks: devices that compute wrongly
+#include "comm/inference.h"            // ModelPasses, Generator, BatchLosses; the sample and eval commands
 #include "comm/memory_plan.h"          // memory_plan, stream_size
 #include "comm/batches.h"              // batches read once for all ranks of a machine
 #include "comm/plan_report.h"          // the plan command
@@ -60,12 +61,10 @@ through a model, is in data/.
 #include "comm/whole_tensors.h"        // initialize, raise_not_finite, trust_ratios
 #include "comm/zero.h"                 // ZeroState: parameters, gradients and optimizer state, cut over ranks
 #include "data/commands/commands.h"    // the command line, and commands without a device
-#include "data/commands/eval.h"        // the loss on token files, multiple-choice questions
-#include "data/commands/generation.h"  // TextGenerator, generate_texts, the sample command
 #include "data/run/run_report.h"       // the header of a run
 #include "data/run/status_line.h"      // the last line of the screen
-#include "data/run/time_limit.h"       // TimeLimit: runs that end by the clock
 #include "data/run/step_log.h"         // shows and keeps a record of each step
+#include "data/run/time_limit.h"       // TimeLimit: runs that end by the clock
 #include "data/tokens/token_loader.h"  // TokenLoader
 #include "kernels/attention.cuh"       // attention_forward, attention_backward
 #include "kernels/classifier.cuh"      // classifier, sum_losses
@@ -360,12 +359,13 @@ struct Attention : Sublayer {
     void hidden() const {
         qkv_forward(g.config.qk_norm ? a.qkv_raw : a.qkv);
         finish_qkv();
-        if (int limit = g.workload.cache_length) {
-            const Batch& batch = l.batch;
-            KvCacheShape shape = kv_cache_shape(d.B, d.T, limit, batch.past, d.NH, d.NKV, d.HS, heads.window);
+        const Batch& batch = l.batch;
+        if (int limit = g.workload.cache_length; limit && batch.row >= 0) {
+            KvCacheShape shape =
+                kv_cache_shape(d.B, d.T, limit, 0, d.NH, d.NKV, d.HS, heads.window, batch.past);
             floatX* cache = a.cache + (size_t)batch.row * limit * shape.row();
             kv_cache_append(cache, a.qkv, shape, g.stream);
-            if (batch.past > 0) return kv_cache_attention(a.att, a.qkv, cache, shape, g.stream);
+            if (batch.past) return kv_cache_attention(a.att, a.qkv, cache, shape, g.stream);
         }
         attention_forward(a.att, a.lse, a.qkv, heads, g.stream, att8.amax());
     }
@@ -497,9 +497,9 @@ struct FilteredAttention : Attention {
                        floatX* state) const {
         Linear linear = l.linear(weight, bias, {.inp = inp, .dout = dout});
         linear.OC /= 2;
-        if (state) state += (size_t)l.batch.row * linear.OC;
+        state = state && l.batch.row >= 0 ? state + (size_t)l.batch.row * linear.OC : nullptr;
         linear.conv = {a.taps, dtaps, state, {d.N, d.T, l.batch.doc_start}};
-        if (l.batch.past > 0) linear.conv.rows.before = state;
+        if (l.batch.past) linear.conv.rows.before = state;
         return linear;
     }
 
@@ -956,80 +956,74 @@ inline void gradients_beside(Gpt& g, DeviceBatches& batches, uint64_t first) {
 }
 
 // ----------------------------------------------------------------------------
-// sampling
+// passes without training
 // ----------------------------------------------------------------------------
 
-// Continues `prompt` once for each of some texts with this model. One rank has the logits, and chooses.
-class Generator final : public TextGenerator {
-public:
-    Generator(Gpt& g, const std::vector<int>& prompt, int texts)
-        : TextGenerator(prompt, texts, g.workload.cache_length, std::min(g.workload.T, g.config.context),
-                        g.rows.ranks()),
-          g_(g),
-          chooser_(first_of_stage(g.mesh.shape.pp - 1)),
-          tokens_(2 * std::max(limit(), texts)) {}
+// The passes that texts and evaluations (comm/inference.h) ask for.
+struct GptPasses final : ModelPasses {
+    Gpt& g;
 
-private:
-    Rows logits(const std::vector<int>& tokens, int T, int past, int row, int last) override {
-        int N = (int)tokens.size();
-        std::vector<int> with_positions = tokens;
-        for (int n = 0; n < N; n++) with_positions.push_back(past + n % T);
-        copy_to_device(tokens_.data, with_positions.data(), with_positions.size(), g_.stream);
-        Batch batch = {{.tokens = tokens_.data, .positions = tokens_.data + N}, N / T, T, past, row, last};
-        forward(g_, batch);
-        Rows logits;
-        if (!g_.stage.has_head()) return logits;
+    explicit GptPasses(Gpt& g)
+        : ModelPasses(g.config, g.workload, g.mesh, g.stream, g.stage.capacity.micro_batches,
+                      g.state.cuts_params(),
+                      g.layout.size() / (g.state.cuts_params() ? g.mesh.shape.shard : 1)),
+          g(g) {}
 
-        const floatX* normf = classifier_input(g_, g_.dims(batch)) + (size_t)last * g_.config.channels;
-        int unit = g_.classifier_unit(), Vp = g_.local_vocab(), ranks = g_.rows.ranks(), texts = N / T;
+    Logits logits(const Batch& batch, int texts) override {
+        forward(g, batch);
+        Logits logits;
+        if (!g.stage.has_head()) return logits;
+        const floatX* normf = classifier_input(g, g.dims(batch)) + (size_t)batch.last * g.config.channels;
+        int unit = g.classifier_unit(), Vp = g.local_vocab(), ranks = g.rows.ranks();
         size_t part = (size_t)texts * Vp;
-        g_.state.acquire(unit, 0);
-        floatX* all = g_.acts[0].logits;
-        matmul_forward(all + g_.rows.rank() * part, normf, g_.weights(unit)[g_.classifier_weight()], nullptr,
-                       texts, g_.config.channels, Vp, g_.stream);
-        g_.state.release(unit);
-        g_.rows.exchange(all, part);
-        if (!(g_.mesh.position == chooser_)) return logits;
+        floatX* all = g.acts[0].logits;
+        g.state.acquire(unit, 0);
+        matmul_forward(all + g.rows.rank() * part, normf, g.weights(unit)[g.classifier_weight()], nullptr,
+                       texts, g.config.channels, Vp, g.stream);
+        g.state.release(unit);
+        g.rows.exchange(all, part);
+        if (g.rows.rank() != 0) return logits;
         std::vector<floatX> values(ranks * part);
-        copy_to_host(values.data(), all, values.size(), g_.stream, g_.mesh);
+        copy_to_host(values.data(), all, values.size(), g.stream, g.mesh);
         for (int text = 0; text < texts; text++) {
             logits.emplace_back();
             for (int rank = 0; rank < ranks; rank++) {
                 const floatX* begin = &values[rank * part + (size_t)text * Vp];
-                logits.back().insert(logits.back().end(), begin, begin + g_.stage.vocab_of(rank).count);
+                logits.back().insert(logits.back().end(), begin, begin + g.stage.vocab_of(rank).count);
             }
         }
         return logits;
     }
 
-    void copy_first_row(int length, int texts) override {
-        size_t row = cache_row_size(g_.config, limit()), used = cache_row_size(g_.config, length);
+    void copy_row(int from, int to, int length) override {
+        Dims d(g.config, g.rows.ranks(), 1, 1);
+        size_t position = (size_t)2 * d.NKV * d.HS;
         auto copy = [&](floatX* rows, size_t width, size_t columns) {
-            for (int i = 1; i < texts && rows; i++) {
-                cudaCheck(cudaMemcpyAsync(rows + i * width, rows, columns * sizeof(floatX),
-                                          cudaMemcpyDeviceToDevice, g_.stream));
-            }
+            if (!rows) return;
+            cudaCheck(cudaMemcpyAsync(rows + to * width, rows + from * width, columns * sizeof(floatX),
+                                      cudaMemcpyDeviceToDevice, g.stream));
         };
-        Dims d(g_.config, g_.rows.ranks(), 1, 1);
-        for (const Activations& a : g_.acts) {
-            copy(a.cache, row, used);
+        for (const Activations& a : g.acts) {
+            copy(a.cache, g.workload.cache_length * position, length * position);
             copy(a.filter1_state, d.H, d.H);
             copy(a.filter2_state, d.C, d.C);
         }
     }
 
-    // All ranks take the tokens of the one that chooses.
-    void agree_on(std::vector<int>& tokens) override {
-        if (g_.mesh.world().size() == 1) return;
-        copy_to_device(tokens_.data, tokens.data(), tokens.size(), g_.stream);
-        g_.mesh.world().broadcast(tokens_.data, tokens.size(), rank_of(chooser_, g_.mesh.shape),
-                                  Traffic::statistics, g_.stream);
-        copy_to_host(tokens.data(), tokens_.data, tokens.size(), g_.stream, g_.mesh);
+    void losses(int count, const Load& load, const Take& take) override {
+        clear_statistics(g);  // the sum of these losses is added to them
+        auto work = [&](const Batch& batch, const PipelineTask& task) {
+            stage_forward(g, batch, task);
+            if (task.part < g.stage.last_part()) return;
+            classify(g, batch, 0, false);
+            if (g.rows.rank() != 0) return;
+            std::vector<float> losses((size_t)batch.B * batch.T);
+            copy_to_host(losses.data(), g.acts[0].losses, losses.size(), g.stream, g.mesh);
+            take(task.micro_batch, losses);
+        };
+        run_micro_batches(g, forward_actions(g.stage.pipeline(count)), g.workload.B * g.workload.T, load,
+                          work);
     }
-
-    Gpt& g_;
-    const MeshPosition chooser_;
-    DeviceArray<int> tokens_;  // and their positions
 };
 
 // ----------------------------------------------------------------------------
@@ -1045,6 +1039,7 @@ struct TrainingRun {
     const Mesh& mesh;
     Gpt g{o, plan.memory->workload, zero_settings(o, sizeof(floatX), threads_per_rank(world)), mesh,
           plan.memory->layout};
+    GptPasses passes{g};
     GemmRate gemm{g.stream};
     const SparedMultiprocessors spared{spared_by_products(plan.memory->layout, o.zero)};
     Meter meter{o, o.sequence_length, peak_rate(o), gemm.rate, world.size()};
@@ -1069,14 +1064,16 @@ struct TrainingRun {
         [&] { plan.log ? progress.warn(plan.log->sync()) : void(); },
         [&](const SaveReport& report) {
             if (report.error.empty()) limit.save.add(report.stalled + report.seconds);
+            if (!report.error.empty()) at.best = checkpoints.best();
             progress.checkpoint(report);
         }};
     RunPosition at = {};  // how far the run has come
     SpikeGuard spikes{o, world, checkpoints, progress, plan.log.get()};
     FaultChecks checks{o, g.state, world, checkpoints};
     std::unique_ptr<Timings> timings;
-    std::unique_ptr<DeviceBatches> batches, val_batches;
-    bool stopping = false, saving = false;  // all ranks agreed on these in the last step
+    std::unique_ptr<DeviceBatches> batches;
+    std::vector<std::unique_ptr<DeviceBatches>> val_batches;  // one for each validation set
+    bool stopping = false, saving = false;                    // all ranks agreed on these in the last step
 
     // ---- build: for all ranks, as all that follows
     TrainingRun(const TrainingLine& line, const World& world, const TrainingPlan& plan, const Mesh& mesh)
@@ -1096,7 +1093,7 @@ struct TrainingRun {
         begin();
         begin_log(line, world, plan, checkpoints, progress, at.step);
         batches = make_batches(*plan.train_data);
-        if (plan.val_data) val_batches = make_batches(*plan.val_data);
+        for (const auto& files : plan.val_data) val_batches.push_back(make_batches(*files));
         tune();
         timings = std::make_unique<Timings>(o, world, mesh, g.stage, g.stream, progress);
         step_to_stop_after = world.size() > 1 ? at.step + 1 : at.step;
@@ -1136,18 +1133,27 @@ struct TrainingRun {
 
     // ---- loop
 
+    double validation_tokens() const {
+        double tokens = 0;
+        for (const ValidationSet& set : plan.validation) tokens += (double)set.tokens;
+        return tokens;
+    }
+
     // Tells whether the step that begins now is the last that --max-time has room for, because with one more
     // there would be no time left to save. The first rank says it to all.
     bool time_is_over() const {
         if (!world.is_root() || stop_requested) return false;
-        constexpr double assumed_rate = 5e8;  // bytes of a checkpoint in a second, until one has been saved
-        int step = at.step + 1, saves = 1 + checkpoints.under_way() + checkpoints.due(step);
+        // bytes of a checkpoint in a second, until one has been saved
+        const double assumed_rate = 5e8 * ceil_div(world.size(), world.most_on_a_host());
+        int step = at.step + 1,
+            saves = 1 + checkpoints.under_way() + (checkpoints.due(step) || o.keep_best > 0);
         long long tokens = tokens_of_step(o, at.step) + (step < o.steps ? tokens_of_step(o, step) : 0);
         double token = limit.token.seconds();
         double seconds = token * (double)tokens;
         seconds += saves * limit.save.seconds((double)checkpoints.bytes() / assumed_rate);
-        if (val_batches && falls_on(o.val_every, step))
-            seconds += limit.validation.seconds(token * (double)plan.validation.tokens);
+        if (!val_batches.empty() && falls_on(o.val_every, step))
+            seconds += limit.validation.seconds(token * validation_tokens());
+        if (!plan.questions.empty() && falls_on(o.choices_every, step)) seconds += limit.choices.seconds();
         if (falls_on(o.sample_every, step)) seconds += limit.sample.seconds();
         return limit.is_over(seconds);
     }
@@ -1157,17 +1163,19 @@ struct TrainingRun {
     bool falls_on(int every, int step) const { return every > 0 && (step == o.steps || step % every == 0); }
     // A run that is asked to stop may be killed soon, so it saves its state before anything else.
     bool due(int every) const { return !asked_to_stop() && falls_on(every, at.step); }
-    bool validation_due() const { return val_batches && due(o.val_every); }
+    bool validation_due() const { return !val_batches.empty() && due(o.val_every); }
+    bool choices_due() const { return !plan.questions.empty() && due(o.choices_every); }
     bool measurement_due() const { return world.is_root() && gemm.measurement_due(); }
 
     bool next_is_a_step() const {
         return at.step < o.steps && !asked_to_stop() && !measurement_due() && !validation_due() &&
-               !due(o.sample_every);
+               !choices_due() && !due(o.sample_every);
     }
 
     void loop() {
         for (;;) {
             if (validation_due()) validate();
+            if (choices_due()) answer_questions();
             if (due(o.sample_every)) show_sample();
             check();
             if (at.step == o.steps || asked_to_stop() || (world.size() == 1 && !error.empty())) break;
@@ -1200,15 +1208,42 @@ struct TrainingRun {
         NotedLaunchErrors noted(error);
         status.begin_validation(at.step);
         double start = seconds_now();
-        progress.validation(at.step, plain_nan(evaluate(g, *val_batches, plan.validation.samples, error)));
+        for (size_t i = 0; i < val_batches.size(); i++) {
+            const ValidationSet& set = plan.validation[i];
+            float loss = evaluate(g, *val_batches[i], set.samples, error);
+            progress.validation(at.step, set.name, plain_nan(loss));
+            if (o.keep_best > 0 && (o.best_set.empty() ? i == 0 : set.name == o.best_set))
+                keep_best(set, loss);
+        }
         limit.validation.add(seconds_now() - start);
+    }
+
+    // A model that has not been trained yet is none of the best.
+    void keep_best(const ValidationSet& set, float loss) {
+        if (at.best.begin(set.name, set.content))
+            progress.note("--keep-best  the losses so far are of other tokens: their checkpoints are not "
+                          "kept any more");
+        if (at.step > 0 && at.best.add(at.step, loss, o.keep_best))
+            saving = saving || !checkpoints.is_on_disk(at.step);
+    }
+
+    void answer_questions() {
+        NotedLaunchErrors noted(error);
+        status.begin_work("choices", at.step);
+        double start = seconds_now();
+        BatchLosses losses(passes, world);
+        ChoiceScore score = evaluate_choices(plan.questions, o, losses, false);
+        progress.evaluation(at.step, score_text(score, o.choices), with_time(score_record(score, o.choices)));
+        limit.choices.add(seconds_now() - start);
     }
 
     void show_sample() {
         NotedLaunchErrors noted(error);
         status.begin_work("sample", at.step);
         double start = seconds_now();
-        auto generator = [&](const std::vector<int>& prompt) { return Generator(g, prompt, 1); };
+        auto generator = [&](const std::vector<std::vector<int>>& prompts) {
+            return Generator(passes, prompts);
+        };
         note_error(error, [&] {
             progress.sample(at.step, sample_text(o, plan.tokenizer.get(), at.step, generator));
         });
@@ -1324,55 +1359,25 @@ inline void train(const TrainingLine& line, const World& world) {
 // ----------------------------------------------------------------------------
 
 // A model that is not trained any further.
-inline std::unique_ptr<Gpt> load_model(const TrainedModel& model, const Workload& workload,
-                                       const World& world) {
-    ZeroSettings settings = {.training = false};
-    memory_plan(model.options, workload, settings).check();
-    auto g = std::make_unique<Gpt>(model.options, workload, settings);
-    ZeroCheckpoint state(g->state, [&](const MeshPosition&) { return g->layout; });
-    load_checkpoint({&state}, world, model.reader, true);
-    return g;
-}
+struct LoadedGpt {
+    Gpt g;
+    GptPasses passes{g};
 
-inline void sample(const SampleOptions& command, const World& world) {
-    TrainedModel model(command.run, command.tokenizer);
-    std::string prompt = sample_prompt(model, command);
-    int length = sample_length(model, command, prompt), samples = command.samples;
-    Workload workload = {.B = 1,
-                         .T = std::max(length, samples),
-                         .training = false,
-                         .loss_chunk = samples,
-                         .cache_rows = command.cache ? samples : 0,
-                         .cache_length = command.cache ? length : 0};
-    std::unique_ptr<Gpt> g = load_model(model, workload, world);
-    auto generator = [&](const std::vector<int>& tokens, int texts) { return Generator(*g, tokens, texts); };
-    generate_samples(model, command, prompt, generator);
-}
+    LoadedGpt(const InferencePlan& plan, const Mesh& mesh, const CheckpointReader& checkpoint,
+              const World& world)
+        : g(plan.options, plan.workload, plan.settings, mesh, plan.layout) {
+        ZeroCheckpoint state(g.state, [&](const MeshPosition& position) {
+            Stage stage(plan.options, plan.layout, position, false);
+            return parameter_layout(plan.options, plan.layout.mesh.shard, stage.units());
+        });
+        load_checkpoint({&state}, world, checkpoint, true);
+    }
+};
 
-// The losses (B*T) of a batch as the eval command has them. `device` has room for batch_ints().
-inline std::vector<float> batch_losses(Gpt& g, const HostBatch& host, DeviceArray<int>& device) {
-    int B = g.workload.B, T = g.workload.T;
-    size_t N = (size_t)B * T;
-    copy_to_device(device.data, host.tokens, batch_ints(B, T), g.stream);
-    Batch batch = batch_on_device(device.data, host, B, T);
-    clear_statistics(g);  // the sum of these losses is added to them
-    forward(g, batch);
-    classify(g, batch, 0, false);
-    std::vector<float> losses(N);
-    copy_to_host(losses.data(), g.acts[0].losses, N, g.stream, g.mesh);
-    return losses;
-}
-
-inline void evaluate_run(const EvalOptions& command, const World& world) {
-    TrainedModel model(command.run, command.tokenizer);
-    const Options& o = shape_evaluation(model.options, command);
-    int tokens = o.micro_batch * o.sequence_length;
-    Workload workload = {o.micro_batch, o.sequence_length, false, Recompute::none,
-                         chosen_loss_chunk(o, tokens)};
-    std::unique_ptr<Gpt> g = load_model(model, workload, world);
-    DeviceArray<int> device(batch_ints(o.micro_batch, o.sequence_length));
-    auto losses = [&](const HostBatch& batch) { return batch_losses(*g, batch, device); };
-    print_scores(model, command, losses);
+inline std::shared_ptr<ModelPasses> load_model(const InferencePlan& plan, const Mesh& mesh,
+                                               const CheckpointReader& checkpoint, const World& world) {
+    auto loaded = std::make_shared<LoadedGpt>(plan, mesh, checkpoint, world);
+    return {loaded, &loaded->passes};
 }
 
 // Every rank runs its command with this, by the type of the options; data/options/help.h has the names.
@@ -1382,8 +1387,8 @@ struct CommandWork {
     void operator()(const TrainingLine& line) const { train(line, world); }
     void operator()(const PlanLine& line) const { plan_or_measure(line, world); }
     void operator()(const SelftestOptions& o) const { selftest(o, world); }
-    void operator()(const SampleOptions& o) const { sample(o, world); }
-    void operator()(const EvalOptions& o) const { evaluate_run(o, world); }
+    void operator()(const SampleOptions& o) const { sample(o, world, load_model); }
+    void operator()(const EvalOptions& o) const { evaluate_runs(o, world, load_model); }
     void operator()(const FileCommand& command) const {
         run_on_files(command, [](const Options& model) {
             return checkpoint_tensors(parameter_layout(model), {.training = false});

@@ -35,9 +35,10 @@ micro-batch while the host reads the next.
 #include "data/base/deadlines.h"  // WorksOn
 #include "data/base/error.h"      // note_error
 #include "data/base/file.h"
-#include "data/base/this_machine.h"    // boot_id
-#include "data/tokens/batch_reader.h"  // BatchSource, BatchArrays
-#include "data/tokens/token_loader.h"  // TokenLoader, check_sources
+#include "data/base/this_machine.h"         // boot_id
+#include "data/commands/multiple_choice.h"  // ChoiceExample, parse_choice_file
+#include "data/tokens/batch_reader.h"       // BatchSource, BatchArrays
+#include "data/tokens/token_loader.h"       // TokenLoader, check_sources
 
 // ----------------------------------------------------------------------------
 // which files there are
@@ -79,6 +80,20 @@ inline std::unique_ptr<TokenLoader> open_token_files(const World& world, const s
         check_same_tokens(world, files, world.local_rank() == 0);
     }
     return loader;
+}
+
+// For all ranks: the multiple-choice questions of a file, which the first one reads.
+inline std::vector<ChoiceExample> read_questions(const std::string& path, const Options& o,
+                                                 const Tokenizer* tokenizer, const World& world) {
+    std::string content = text_from_root(world, [&] { return read_text(path); });
+    std::vector<ChoiceExample> questions;
+    world.on_all_ranks([&] {
+        questions = parse_choice_file(content, path, tokenizer, o.vocab_size);
+        for (const ChoiceExample& question : questions)
+            for (size_t i = 0; i < question.choices.size(); i++)
+                check_choice_fits(question, i, o.sequence_length);
+    });
+    return questions;
 }
 
 // ----------------------------------------------------------------------------
@@ -352,8 +367,10 @@ inline std::unique_ptr<BatchSource> make_batch_source(const World& world, bool p
 // One micro-batch on the device.
 struct Batch : BatchArrays<const int> {
     int B, T;
-    int past = 0;  // tokens before the first, which are in the key/value cache
-    int row = 0;   // row of the cache for the first sequence
+    // (B) on the device: tokens before the first of each sequence, which are in the key/value cache. The
+    // sequence is left out where it is negative. Null: there are none.
+    const int* past = nullptr;
+    int row = 0;   // row of the cache for the first sequence; -1: nothing is kept
     int last = 0;  // token of each sequence, from 0, behind which there may be padding
 };
 

@@ -35,7 +35,8 @@ they were. It is reported and not thrown: losing a checkpoint is no reason to lo
 #include "data/base/figures.h"            // seconds_now
 #include "data/base/json.h"               // json_line
 #include "data/checkpoint/files.h"        // CheckpointDataFile
-#include "data/checkpoint/folder.h"       // NewCheckpoint, keep_newest
+#include "data/checkpoint/folder.h"       // NewCheckpoint
+#include "data/checkpoint/retention.h"    // Retention, remove_old_checkpoints
 #include "data/checkpoint/save_report.h"  // SaveReport
 
 // ----------------------------------------------------------------------------
@@ -105,16 +106,15 @@ inline std::vector<RankNumbers> sum_over_ranks(const World& world, const std::ve
 
 class CheckpointSaver {
 public:
-    // For all ranks. Of older checkpoints, the newest stay, `keep` with the new one (0: all), and those whose
-    // step is a multiple of keep_every (0: none). weights_alone: what is saved is nothing to go on from.
-    CheckpointSaver(Contributors parts, const World& world, const std::string& run_dir, int keep,
-                    int64_t keep_every, bool in_background, bool weights_alone = false)
+    // For all ranks. retention: which older checkpoints stay, beside the best that a header names.
+    // weights_alone: what is saved is nothing to go on from.
+    CheckpointSaver(Contributors parts, const World& world, const std::string& run_dir,
+                    const Retention& retention, bool in_background, bool weights_alone = false)
         : parts_(std::move(parts)),
           world_(world),
           thread_world_(world.for_another_thread()),
           run_dir_(run_dir),
-          keep_(keep),
-          keep_every_(keep_every),
+          retention_(retention),
           scope_{in_background, weights_alone} {
         cudaCheck(cudaGetDevice(&device_));
         uint64_t mine = 0;
@@ -316,7 +316,7 @@ private:
             if (!scope_.weights_alone) last_ = {report_.folder, save_.id};
             note_error(remark, [&] {
                 if (!scope_.weights_alone) remove_weights(run_dir_, report_.step);
-                keep_newest(run_dir_, keep_, keep_every_);
+                remove_old_checkpoints(run_dir_, retention_.with(best_checkpoints(about_, report_.folder)));
             });
         }));
     }
@@ -364,8 +364,7 @@ private:
     const World& world_;
     const std::unique_ptr<World> thread_world_;
     const std::string run_dir_;
-    const int keep_;
-    const int64_t keep_every_;
+    const Retention retention_;
     const SaveScope scope_;
     uint64_t all_bytes_ = 0;
     int device_ = 0;

@@ -10,7 +10,7 @@ connections. Here, of N ranks,
     gather          each sends to the first, which takes them as they come      N - 1
     all_gather      gather, then broadcast                          2N, and N more where texts are long
     exchange        to whom there is something to say, and then all agree that nothing is under way
-    largest         up a tree and down it                           2N
+    largest, sum    up a tree and down it                           2N
     barrier         in log2 N turns                                 N log2 N
     post            to the first, which takes what has come         N - 1, and nobody waits
 
@@ -222,6 +222,17 @@ public:
         mpi_wait(&request, 1);
 #endif
         return value;
+    }
+
+    // For all ranks, which have equally many: replaces each value by its sum over them.
+    void sum([[maybe_unused]] std::vector<double>& values) const {
+#ifndef WITHOUT_MPI
+        if (size_ == 1) return;
+        MPI_Request request;
+        mpiCheck(MPI_Iallreduce(MPI_IN_PLACE, values.data(), (int)values.size(), MPI_DOUBLE, MPI_SUM, mpi_,
+                                &request));
+        mpi_wait(&request, 1);
+#endif
     }
 
 protected:

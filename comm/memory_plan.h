@@ -18,24 +18,25 @@ chosen by it.
 #include <utility>
 #include <vector>
 
-#include "comm/activations.h"        // Workload, ActivationArrays
-#include "comm/checkpoint_places.h"  // staging_bytes
-#include "comm/batches.h"            // DeviceBatches
-#include "comm/gradient_sums.h"      // GradientSumArrays
-#include "comm/layout.h"             // Layout
-#include "comm/matrix_owners.h"      // MatrixArrays
-#include "comm/memory.h"             // Arena, MemoryClass
-#include "comm/mesh_shape.h"         // MeshShape, mesh_groups
-#include "comm/pipeline.h"           // PipelineArrays
-#include "comm/placement.h"          // ranks_sharing_device
-#include "comm/pipeline_schedule.h"  // PipelineShape
-#include "comm/settings.h"           // rope_floats, fp8_sizes, zero_settings, training_layout
-#include "comm/stage.h"              // Stage
-#include "comm/world.h"              // World
-#include "comm/zero_arrays.h"        // ZeroArrays
-#include "data/base/error.h"         // fail, text
-#include "data/options/options.h"    // Options
-#include "kernels/fp8_matmul.cuh"    // Fp8Arrays
+#include "comm/activations.h"          // Workload, ActivationArrays
+#include "comm/checkpoint_places.h"    // staging_bytes
+#include "comm/batches.h"              // DeviceBatches
+#include "comm/gradient_sums.h"        // GradientSumArrays
+#include "comm/layout.h"               // Layout
+#include "comm/matrix_owners.h"        // MatrixArrays
+#include "comm/memory.h"               // Arena, MemoryClass
+#include "comm/mesh_shape.h"           // MeshShape, mesh_groups
+#include "comm/pipeline.h"             // PipelineArrays
+#include "comm/placement.h"            // ranks_sharing_device
+#include "comm/pipeline_schedule.h"    // PipelineShape
+#include "comm/settings.h"             // rope_floats, fp8_sizes, zero_settings, training_layout
+#include "comm/stage.h"                // Stage
+#include "comm/world.h"                // World
+#include "comm/zero_arrays.h"          // ZeroArrays
+#include "data/base/error.h"           // fail, text
+#include "data/options/named_lists.h"  // named_lists
+#include "data/options/options.h"      // Options
+#include "kernels/fp8_matmul.cuh"      // Fp8Arrays
 
 // ----------------------------------------------------------------------------
 // the groups of the mesh
@@ -69,6 +70,18 @@ inline size_t communicator_memory(const MeshShape& shape, int per_machine) {
     }
     for (int link = 0; link < 4 && shape.pp > 1; link++) add(2, shape.along(stage_axes), blocks_of_links);
     return bytes;
+}
+
+constexpr const char* memory_of_groups = "communicators up to";
+
+// The class of that memory, on each rank; nothing where ranks do not talk by NCCL.
+inline std::vector<MemoryClass> memory_of_mesh([[maybe_unused]] const MeshShape& shape,
+                                               [[maybe_unused]] const World& world) {
+#ifdef RANKS_USE_NCCL
+    return {{memory_of_groups, communicator_memory(shape, world.local_size())}};
+#else
+    return {};
+#endif
 }
 
 // ----------------------------------------------------------------------------
@@ -186,11 +199,12 @@ public:
         }
         fail("the model needs %s of memory and %s are free; %s", size_text(needs()).c_str(),
              size_text(capacity_.device).c_str(),
-             !training_ ? "free some, or ask for less at once"
-                        : text("choose a smaller --model, a shorter --sequence-length%s or --async-save off, "
-                               "or cut it over more processes with --zero, --tp or --pp",
-                               saves_more ? ", --recompute block" : "")
-                              .c_str());
+             !training_
+                 ? "free some, ask for less at once, or start more processes, which share it (mpirun -np)"
+                 : text("choose a smaller --model, a shorter --sequence-length%s or --async-save off, "
+                        "or cut it over more processes with --zero, --tp or --pp",
+                        saves_more ? ", --recompute block" : "")
+                       .c_str());
     }
 
     // The class has been taken, and so much is left: refuses what does not fit any more.
@@ -266,8 +280,6 @@ inline MemoryPlan memory_plan(const ModelConfig& config, const Workload& workloa
 // ----------------------------------------------------------------------------
 // the choice of --recompute
 
-constexpr const char* memory_of_groups = "communicators up to";
-
 // A training run with one kind of recomputation.
 struct TrainingMemory {
     Workload workload;
@@ -293,15 +305,13 @@ private:
         return {available_memory(ranks_sharing_device(world)),
                 has_own_memory ? available_host_memory(world.local_size()) : SIZE_MAX};
     }
-    // Batches, of one source or of two, and what libraries take.
-    static std::function<std::vector<MemoryClass>(const Workload&)>
-    beside(const Options& o, [[maybe_unused]] const World& world) {
-        std::vector<MemoryClass> classes = {{"graphs up to", graph_memory(o)}};
-#ifdef RANKS_USE_NCCL
-        classes.push_back({memory_of_groups, communicator_memory(mesh_shape(o), world.local_size())});
-#endif
+    // Batches, of training and of each validation set, and what libraries take.
+    static std::function<std::vector<MemoryClass>(const Workload&)> beside(const Options& o,
+                                                                           const World& world) {
+        std::vector<MemoryClass> classes = memory_of_mesh(mesh_shape(o), world);
+        classes.push_back({"graphs up to", graph_memory(o)});
         std::erase_if(classes, [](const MemoryClass& one) { return one.bytes == 0; });
-        size_t sources = o.val_data.empty() ? 1 : 2;
+        size_t sources = 1 + named_lists("--val-data", o.val_data).size();
         return [=](const Workload& w) {
             std::vector<MemoryClass> all = classes;
             all.push_back({"batches", sources * DeviceBatches::host_bytes(w.B, w.T), true});

@@ -313,8 +313,6 @@ private:
         std::vector<LocalSection> sections = {};
     };
 
-    static size_t round_up(size_t size, size_t to) { return ceil_div(size, to) * to; }
-
     // By unit, and as they lie in it.
     static int turn(const TensorRow& row) {
         return (int)row.unit * 3 + (row.shard != Shard::replicated) + row.is_block_matrix();

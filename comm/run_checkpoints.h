@@ -29,9 +29,11 @@ The checkpoints of a run: where it goes on from, and what is saved of it while i
 #include "data/base/screen.h"
 #include "data/base/stop_signals.h"        // waits_for_user
 #include "data/checkpoint/folder.h"        // checkpoint_steps, remove_checkpoint
+#include "data/checkpoint/retention.h"     // Retention, BestCheckpoints
 #include "data/checkpoint/save_report.h"   // SaveReport
 #include "data/checkpoint/verification.h"  // verify_checkpoint
 #include "data/launch/find_checkpoint.h"   // find_checkpoint, StoredRun
+#include "data/options/named_lists.h"      // named_lists
 #include "data/options/options.h"          // Options
 #include "data/options/values.h"           // options_to_json
 #include "data/run/spike_rule.h"           // SpikeHistory
@@ -48,10 +50,15 @@ The checkpoints of a run: where it goes on from, and what is saved of it while i
 //     --fallback-dir    it goes there
 //     the weights       are saved alone, and marked as such, for the program may be killed while it waits
 //     --disk-wait       it is tried again, until somebody has made room, the time is over, or Ctrl-C
-//     older ones        are deleted, but not the newest that is whole, nor what --keep-every keeps
+//     older ones        are deleted, but not the newest that is whole, nor what --keep-every and --keep-best
+//                       keep
 //
 // The second and the last are for a full disk or quota. A quota, or a limit on the size of a file, is not
 // waited for: neither changes by itself. What was saved of the weights goes when there is more.
+
+inline Retention retention_of(const Options& o) {
+    return {.newest = o.keep, .every = o.keep_every};
+}
 
 class LastCheckpoint {
 public:
@@ -96,7 +103,7 @@ private:
     static constexpr double longest_pause = 30;  // seconds between two saves that are tried
 
     SaveReport save_as(const std::string& run_dir, bool weights_alone) {
-        CheckpointSaver saver(parts_, world_, run_dir, 0, 0, false, weights_alone);
+        CheckpointSaver saver(parts_, world_, run_dir, {}, false, weights_alone);
         SaveReport report = *saver.save(about_);
         report_(report);
         return report;
@@ -192,8 +199,9 @@ private:
         std::vector<int64_t> spare;
         if (options_.keep == 0) return spare;  // all are to stay
         bool verified = false;
+        Retention retention = retention_of(options_).with(best_checkpoints(about_, "the last checkpoint"));
         for (int64_t step : checkpoint_steps(options_.run_dir)) {
-            if (verified && !stays_for_good(step, options_.keep_every)) spare.push_back(step);
+            if (verified && !retention.stays(step)) spare.push_back(step);
             verified = verified || is_whole(step);
         }
         std::reverse(spare.begin(), spare.end());
@@ -244,7 +252,12 @@ inline std::vector<std::string> gone_files(const StoredRun& run) {
         for (const BlendSource& source : parse_blend(list)) files_named(source.files);
     };
     look("--train-data", find_tokens);
-    look("--val-data", find_tokens);
+    look("--val-data", [&](const std::string& lists) {
+        for (const NamedList& one : named_lists("--val-data", lists)) find_tokens(one.list);
+    });
+    look("--choices", [](const std::string& path) {
+        if (!path.empty()) MappedFile file(path);
+    });
     if (run.tokenizer.empty())
         look("--tokenizer", [](const std::string& name) { Tokenizer::load_if_any(name); });
     return gone;
@@ -292,6 +305,7 @@ struct RunPosition {
     int step = 0;          // steps done
     uint64_t samples = 0;  // taken from the data, in the order of the run, or passed over
     SpikeHistory spikes = {};
+    BestCheckpoints best = {};
 };
 
 class RunCheckpoints {
@@ -308,7 +322,7 @@ public:
           before_save_(std::move(before_save)),
           report_(std::move(report)),
           clock_(o, world.size()),
-          saver_(parts_, world, o.run_dir, o.keep, o.keep_every, in_background) {}
+          saver_(parts_, world, o.run_dir, retention_of(o), in_background) {}
 
     const Contributors& parts() const { return parts_; }
 
@@ -364,9 +378,13 @@ public:
         double start = seconds_now();
         before_save_();
         before_seconds_ = seconds_now() - start;
+        saving_ = position.best;
         if (auto report = saver_.save(header(position))) tell(*report);
     }
 
+    bool is_on_disk(int step) const { return on_disk_ == step; }
+    // The best as the last checkpoint on disk has them.
+    const BestCheckpoints& best() const { return best_; }
     uint64_t bytes() const { return saver_.bytes(); }  // size of one checkpoint
 
     // On the first rank, before some steps more: a warning if the disk has no room for all checkpoints that
@@ -460,6 +478,7 @@ private:
             try {
                 RunPosition position = load(run_of(folder), false);
                 if (is_own(folder, position.step)) on_disk_ = position.step;
+                best_ = position.best;
                 loaded_ = folder;
                 return position;
             } catch (const CommonError& error) {
@@ -503,6 +522,7 @@ private:
         world_.on_all_ranks([&] {
             nlohmann::json about = reader->index().about;
             published_ = about.value(published_key, nlohmann::json());
+            position.best = best_checkpoints(about, index_path(run.checkpoint));
             position.spikes = spike_history_from_json(about.value("spikes", nlohmann::json()),
                                                       index_path(run.checkpoint) + ": spikes");
         });
@@ -515,6 +535,7 @@ private:
                                          {"samples", position.samples},
                                          {"options", options_to_json(options_)}};
         if (!position.spikes.is_empty()) header["spikes"] = position.spikes.to_json();
+        if (!position.best.losses.empty()) header[best_key] = to_json(position.best);
         if (!published_.is_null()) header[published_key] = published_;
         return header;
     }
@@ -522,7 +543,7 @@ private:
     void tell(SaveReport report) {
         report.stalled += before_seconds_;
         last_ = report;
-        if (report.error.empty()) on_disk_ = (int)report.step;
+        if (report.error.empty()) on_disk_ = (int)report.step, best_ = saving_;
         report_(report);
         if (report.error.empty() && !ending_ && clock_.learn(report)) {
             Screen::Turn turn(screen);
@@ -541,6 +562,7 @@ private:
     bool is_trusted_ = true;
     bool ending_ = false;                 // nothing is trained any more, and saves are waited for
     int on_disk_ = -1;                    // step of the last checkpoint that is
+    BestCheckpoints saving_, best_;       // those of the save under way, and of that one
     std::string loaded_;                  // the checkpoint that was loaded last
     std::pair<std::string, int> origin_;  // the one that the run began with, and its step; empty: none
     nlohmann::json published_;            // text files that the model came with; null: none

@@ -53,8 +53,7 @@ void run_command(const AskedLine& asked, const World& world, Work&& work) {
     world.on_all_ranks([&] {
         asked.refusal.raise();
         if (asked.command == command_train) check_all_started();
-        bool alone = asked.command != command_train && asked.command != command_selftest &&
-                     !is_given("--measure", asked.given);
+        bool alone = !computes(asked.command, asked.given);
         if (alone && world.size() > 1)
             fail("%s: works in one process and there are %d; start it without mpirun", asked.name.c_str(),
                  world.size());

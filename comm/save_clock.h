@@ -35,8 +35,8 @@ inline int64_t most_checkpoints(const Options& o, int steps_left) {
     bool by_steps = o.save_every.unit == Interval::steps;
     int64_t saves = by_steps && o.save_every.count ? 1 + steps_left / o.save_every.count : 1;
     if (o.keep == 0) return saves;
-    int64_t kept = o.keep + 1 + (o.keep_every ? steps_left / o.keep_every : 0);
-    return by_steps ? std::min(saves, kept) : kept;
+    int64_t kept = o.keep + o.keep_best + 1 + (o.keep_every ? steps_left / o.keep_every : 0);
+    return by_steps && !o.keep_best ? std::min(saves, kept) : kept;
 }
 
 // The clock of the rank that decides for all: clocks of different machines differ.

@@ -11,30 +11,34 @@ token files of another vocabulary, a model that does not fit, a folder that is i
 #include <string>
 #include <vector>
 
-#include "comm/plan_choice.h"            // expected_step
-#include "comm/memory_plan.h"            // TrainingMemory, fit_training
-#include "comm/save_clock.h"             // SaveClock
-#include "comm/run_checkpoints.h"        // RunCheckpoints
-#include "comm/run_device.h"             // check_build, check_tuning
-#include "comm/batches.h"                // open_token_files
-#include "comm/world.h"                  // World
-#include "data/launch/command_line.h"    // TrainingLine
-#include "data/run/run_log.h"            // RunLog
-#include "data/run/run_report.h"         // start_record
-#include "data/run/step_log.h"           // StepLog
-#include "data/tokenizer/tokenizer.h"    // Tokenizer
-#include "data/tokens/data_notes.h"      // data_notes
-#include "data/tokens/token_loader.h"    // TokenLoader
-#include "data/tokens/validation_set.h"  // ValidationSet
+#include "comm/plan_choice.h"               // expected_step
+#include "comm/memory_plan.h"               // TrainingMemory, fit_training
+#include "comm/save_clock.h"                // SaveClock
+#include "comm/run_checkpoints.h"           // RunCheckpoints
+#include "comm/run_device.h"                // check_build, check_tuning
+#include "comm/batches.h"                   // open_token_files
+#include "comm/world.h"                     // World
+#include "data/commands/multiple_choice.h"  // ChoiceExample
+#include "data/launch/command_line.h"       // TrainingLine
+#include "data/options/named_lists.h"       // named_lists
+#include "data/run/run_log.h"               // RunLog
+#include "data/run/run_report.h"            // start_record
+#include "data/run/step_log.h"              // StepLog
+#include "data/tokenizer/tokenizer.h"       // Tokenizer
+#include "data/tokens/data_notes.h"         // data_notes
+#include "data/tokens/token_loader.h"       // TokenLoader
+#include "data/tokens/validation_set.h"     // ValidationSet
 
 struct TrainingPlan {
-    std::unique_ptr<TokenLoader> train_data, val_data;  // val_data: or null
-    ValidationSet validation;                           // empty without val_data
-    std::unique_ptr<Tokenizer> tokenizer;               // or null
-    std::vector<std::string> notes;                     // for the header
-    std::unique_ptr<TrainingMemory> memory;             // includes the workload and the layout
-    double expected_seconds = 0;                        // time of a step; 0: not known
-    std::unique_ptr<RunLog> log;                        // null but on the first rank
+    std::unique_ptr<TokenLoader> train_data;
+    std::vector<std::unique_ptr<TokenLoader>> val_data;
+    std::vector<ValidationSet> validation;   // one for each of val_data
+    std::vector<ChoiceExample> questions;    // those of --choices
+    std::unique_ptr<Tokenizer> tokenizer;    // or null
+    std::vector<std::string> notes;          // for the header
+    std::unique_ptr<TrainingMemory> memory;  // includes the workload and the layout
+    double expected_seconds = 0;             // time of a step; 0: not known
+    std::unique_ptr<RunLog> log;             // null but on the first rank
 };
 
 // For all ranks: refuses what can be refused before the run directory is made and memory is taken.
@@ -47,18 +51,25 @@ inline TrainingPlan check_training(const TrainingLine& line, const World& world)
     if (std::string warning = attention_warning(o); !warning.empty()) plan.notes.push_back(warning);
     // Tokens of another vocabulary are noticed before an earlier run is cleared away.
     plan.train_data = open_token_files(world, o.train_data, o.vocab_size, T, SampleOrder::shuffled, o.seed);
-    if (!o.val_data.empty())
-        plan.val_data = open_token_files(world, o.val_data, o.vocab_size, T, SampleOrder::sequential);
+    std::vector<NamedList> sets = named_lists("--val-data", o.val_data);
+    for (const NamedList& set : sets)
+        plan.val_data.push_back(open_token_files(world, set.list, o.vocab_size, T, SampleOrder::sequential));
     world.on_all_ranks([&] {
         plan.tokenizer = Tokenizer::load_if_any(o.tokenizer);
-        if (plan.val_data) plan.validation = validation_set(*plan.val_data, T, o.val_tokens);
-        if (world.is_root()) {
-            if (plan.val_data) plan.validation.content = hash_of_samples(plan.validation, *plan.val_data);
-            for (const std::string& note :
-                 data_notes(*plan.train_data, plan.val_data.get(), plan.tokenizer.get(), o.document_end))
-                plan.notes.push_back(note);
+        for (size_t i = 0; i < sets.size(); i++) {
+            ValidationSet set = validation_set(*plan.val_data[i], T, o.val_tokens);
+            set.name = sets[i].name;
+            if (world.is_root()) set.content = hash_of_samples(set, *plan.val_data[i]);
+            plan.validation.push_back(set);
         }
+        if (!world.is_root()) return;
+        for (const std::string& note :
+             data_notes(*plan.train_data, plan.val_data, plan.tokenizer.get(), o.document_end))
+            plan.notes.push_back(note);
     });
+    for (ValidationSet& set : plan.validation) set.content = world.broadcast_text(set.content);
+    if (!o.choices.empty() && o.choices_every > 0)
+        plan.questions = read_questions(o.choices, o, plan.tokenizer.get(), world);
     check_same_content(world, "--tokenizer", content_of(plan.tokenizer.get(), o.tokenizer));
     if (std::string saves = SaveClock(o, world.size()).summary(); !saves.empty())
         plan.notes.push_back("--save-every auto: " + saves);
@@ -98,7 +109,7 @@ inline void begin_log(const TrainingLine& line, const World& world, const Traini
         nlohmann::ordered_json how =
             start_record(o, world.host(), world.size(), device_text(o), communication, origin, changes);
         how.update(plan.memory->plan.record());
-        if (plan.val_data) how["validation"] = record_of(plan.validation);
+        if (!plan.validation.empty()) how["validation"] = record_of(plan.validation);
         progress.start(step, how);
         if (plan.tokenizer && !plan.tokenizer->file().empty())
             plan.tokenizer->write(tokenizer_path(o.run_dir));

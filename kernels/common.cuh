@@ -56,6 +56,11 @@ HOST_DEVICE constexpr Integer ceil_div(Integer a, std::type_identity_t<Integer> 
     return (a + b - 1) / b;
 }
 
+template <typename Integer>
+HOST_DEVICE constexpr Integer round_up(Integer size, std::type_identity_t<Integer> to) {
+    return ceil_div(size, to) * to;
+}
+
 // Workers for one item or more: the fewest that are done as early as `most` of them would be.
 constexpr int even_share(int items, int most) {
     return ceil_div(items, ceil_div(items, most));

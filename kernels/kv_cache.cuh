@@ -5,7 +5,8 @@ positions are kept, so that a new token costs one query instead of the whole seq
     att_t = sum_j p_tj v_j,  p_tj = exp(s_tj) / sum_j exp(s_tj),  s_tj = q_t . k_j / sqrt(HS)
 
 Query t of the T in qkv stands at position past + t. j runs over the positions 0 .. past + t, or the last
-`window` of them. Formula and qkv are those of attention.cuh, and the results are the same to rounding.
+`window` of them. Formula and qkv are those of attention.cuh, and the results are the same to rounding. Texts
+of several lengths have a `past` each; one whose past is negative is left out, and its output is zero.
 
 A cache (B, limit, 2, NKV, HS) is of one layer. Its row of a position, [NKV keys | NKV values], is the end of
 that position's row of qkv, so new rows are copied as they are. Nothing is saved: there is no backward pass.
@@ -25,6 +26,9 @@ block owns one query of one head, and spreads the keys over its threads.
 struct KvCacheShape {
     AttentionShape attention;  // describes qkv and att, whose position t is past + t of the text
     int limit, past;
+    const int* pasts;  // (B), on the device; null: `past` is that of every text
+
+    HOST_DEVICE int before(int b) const { return pasts ? pasts[b] : past; }
 
     HOST_DEVICE size_t row() const { return (size_t)2 * attention.NKV * attention.HS; }
 
@@ -35,17 +39,19 @@ struct KvCacheShape {
     }
     HOST_DEVICE size_t value(int b, int at, int kv_head) const { return key(b, at, attention.NKV + kv_head); }
 
-    // Query t sees the positions first(t) .. past + t.
-    HOST_DEVICE int first(int t) const { return attention.first_key(0, past + t); }
+    // The query at a position sees those from this one on.
+    HOST_DEVICE int first(int position) const { return attention.first_key(0, position); }
 };
 
-// T positions, after `past` that are in the cache already. Throws Error if it has no room for them.
-inline KvCacheShape kv_cache_shape(int B, int T, int limit, int past, int NH, int NKV, int HS, int window) {
+// T positions, after `past` that are in the cache already. Throws Error if it has no room for them. pasts: on
+// the device, those of each text, which the caller knows to leave room.
+inline KvCacheShape kv_cache_shape(int B, int T, int limit, int past, int NH, int NKV, int HS, int window,
+                                   const int* pasts = nullptr) {
     if (past < 0 || T > limit - past) {
         fail("key/value cache: no room for %d positions after %d in one of %d; make it longer", T, past,
              limit);
     }
-    return {self_attention_shape(B, T, NH, NKV, HS, window, nullptr), limit, past};
+    return {self_attention_shape(B, T, NH, NKV, HS, window, nullptr), limit, past, pasts};
 }
 
 // ----------------------------------------------------------------------------
@@ -56,7 +62,8 @@ inline void kv_cache_append_cpu(floatX* cache, const floatX* qkv, const KvCacheS
 #pragma omp parallel for collapse(2) if (a.B * a.Tk > 16)
     for (int b = 0; b < a.B; b++)
         for (int t = 0; t < a.Tk; t++) {
-            std::copy_n(qkv + a.key(b, t, 0), s.row(), cache + s.position(b, s.past + t));
+            if (s.before(b) >= 0)
+                std::copy_n(qkv + a.key(b, t, 0), s.row(), cache + s.position(b, s.before(b) + t));
         }
 }
 
@@ -95,8 +102,9 @@ struct CachedQuery {
         }
     }
 
+    // Zeros where no position was shown.
     void finish(floatX* att, int HS) const {
-        for (int c = 0; c < HS; c++) att[c] = floatX(sum[c] / total);
+        for (int c = 0; c < HS; c++) att[c] = floatX(total == 0 ? 0 : sum[c] / total);
     }
 };
 
@@ -117,8 +125,8 @@ inline void kv_cache_attention_cpu(floatX* att, const floatX* qkv, const floatX*
                 for (int i = 0; i < heads; i++) {
                     queries[i].begin(qkv + a.query(b, t, first + i), a.scale(), a.HS);
                 }
-                int end = s.past + t + 1;
-                for (int at = s.first(t); at < end; at += CachedQuery::tile) {
+                int past = s.before(b), end = past < 0 ? 0 : past + t + 1;
+                for (int at = s.first(end - 1); at < end; at += CachedQuery::tile) {
                     int count = std::min(CachedQuery::tile, end - at);
                     for (int i = 0; i < heads; i++) {
                         queries[i].add_tile(cache + s.key(b, at, kv_head), cache + s.value(b, at, kv_head),
@@ -142,7 +150,9 @@ __global__ void kv_cache_append_kernel(floatX* cache, const floatX* qkv, KvCache
     const AttentionShape& a = s.attention;
     int b = blockIdx.x / a.Tk, t = blockIdx.x % a.Tk;
     const floatX* from = qkv + a.key(b, t, 0);
-    floatX* to = cache + s.position(b, s.past + t);
+    int past = s.before(b);
+    if (past < 0) return;
+    floatX* to = cache + s.position(b, past + t);
     for (size_t c = threadIdx.x * W; c < s.row(); c += blockDim.x * W) store(to + c, load<W>(from + c));
 }
 
@@ -179,7 +189,7 @@ __global__ void __launch_bounds__(kv_cache_block)
     const AttentionShape& a = s.attention;
     int t = blockIdx.x, h = blockIdx.y, b = blockIdx.z, kv_head = h / a.group();
     int team = threadIdx.x / lanes, lane = threadIdx.x % lanes, teams = kv_cache_block / lanes;
-    int end = s.past + t + 1;
+    int past = s.before(b), end = past < 0 ? 0 : past + t + 1;
     const floatX* keys = cache + s.key(b, 0, kv_head);
     const floatX* values = cache + s.value(b, 0, kv_head);
 
@@ -187,7 +197,7 @@ __global__ void __launch_bounds__(kv_cache_block)
     q.load_from(qkv + a.query(b, t, h), true, lane, lanes, a.HS);
     float largest = -1e30f;  // finite: a team may have no position
     float total = 0, sum[lane_elements] = {};
-    for (int start = s.first(t); start < end; start += at_a_time * teams) {
+    for (int start = s.first(end - 1); start < end; start += at_a_time * teams) {
         HeadSlice<W> k[at_a_time], v[at_a_time];
         for (int j = 0; j < at_a_time; j++) {
             int at = start + j * teams + team;
@@ -227,7 +237,7 @@ __global__ void __launch_bounds__(kv_cache_block)
     for (int c = threadIdx.x; c < a.HS; c += kv_cache_block) {
         float all = 0;
         for (int warp = 0; warp < warps; warp++) all += sums[warp][c];
-        att[a.output(b, t, h) + c] = floatX(all / total);
+        att[a.output(b, t, h) + c] = floatX(total == 0 ? 0 : all / total);
     }
 }
 

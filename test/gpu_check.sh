@@ -13,7 +13,7 @@
 #                     among them, into FILE (.tar.xz), for ARCH (90a)
 #   BUILT=FILE        takes the programs from what was packed, and builds nothing
 #   DEPS=DIR          unpacked Debian packages (dpkg -x FILE DIR) of what the machine lacks to build:
-#                     libcxxopts-dev, nlohmann-json3-dev, libxxhash-dev, doctest-dev
+#                     libcxxopts-dev, nlohmann-json3-dev, libxxhash-dev, libedit-dev, doctest-dev
 #   SECONDS_LEFT=N    in all (780): fifteen minutes with a card, less what it takes to get one. Nothing is begun after these.
 #   COMMIT=NAME       where the source is no git clone
 #

@@ -62,6 +62,14 @@ inline std::string launcher_terminal() {
     return terminal_of_process(parent);
 }
 
+// Tells whether a terminal shows what this process prints. mpirun gives its processes terminals of their own,
+// and what counts is where its own output goes.
+inline bool is_shown_on_terminal() {
+    if (!isatty(STDOUT_FILENO)) return false;
+    pid_t parent = getppid();
+    return !is_mpirun(process_file(process_folder(parent), "comm")) || !terminal_of_process(parent).empty();
+}
+
 // ----------------------------------------------------------------------------
 
 class Screen {

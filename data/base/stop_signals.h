@@ -91,6 +91,15 @@ inline void stop_on_signals(int descriptor = STDOUT_FILENO, const char* before_l
     if (std::signal(SIGHUP, request_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // started by nohup
 }
 
+// For work that leaves nothing to save: the first Ctrl-C asks for its end, and a second one ends the program.
+inline void stop_on_interrupt() {
+    stop_requested = 0;
+    std::signal(SIGINT, [](int signal) {
+        stop_requested = signal;
+        std::signal(signal, SIG_DFL);
+    });
+}
+
 // Advice for users of a launcher before the run is asked to stop; empty if there is none.
 inline std::string launcher_advice() {
     if (!getenv("OMPI_COMM_WORLD_SIZE") || getenv("OMPI_MCA_odls_base_sigkill_timeout")) return "";

@@ -134,21 +134,6 @@ inline void remove_checkpoint(const std::string& run_dir, int64_t step) {
     remove_folder(partial);
 }
 
-// Tells whether --keep-every (0: not given) keeps the checkpoint of this step, whatever else goes.
-inline bool stays_for_good(int64_t step, int64_t keep_every) {
-    return keep_every > 0 && step % keep_every == 0;
-}
-
-// Removes all but the newest `keep` (0: none is removed) and those whose step is a multiple of `keep_every`
-// (0: no such).
-inline void keep_newest(const std::string& run_dir, int keep, int64_t keep_every) {
-    if (keep == 0) return;
-    std::vector<int64_t> steps = checkpoint_steps(run_dir);
-    for (size_t i = (size_t)keep; i < steps.size(); i++) {
-        if (!stays_for_good(steps[i], keep_every)) remove_checkpoint(run_dir, steps[i]);
-    }
-}
-
 // Removes weights alone of steps up to this one, in place of which there is more now.
 inline void remove_weights(const std::string& run_dir, int64_t step) {
     for (int64_t other : checkpoint_steps(run_dir, weights_ending)) {

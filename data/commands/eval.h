@@ -1,7 +1,6 @@
 /*
-How well a model knows token files, and answers multiple-choice questions. The model itself is behind
-losses(batch): the loss of each position (B*T) of a HostBatch whose arrays lie in memory as batch_at() has
-them; by_token and by_position may be null.
+How well models know token files, and answer multiple-choice questions. A model itself is behind a LossSource,
+which may be cut over many ranks.
 */
 #pragma once
 
@@ -9,7 +8,8 @@ them; by_token and by_position may be null.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <optional>
+#include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,19 +17,41 @@ them; by_token and by_position may be null.
 #include "data/tokens/batch_reader.h"
 #include "data/commands/multiple_choice.h"
 #include "data/base/error.h"
+#include "data/base/file.h"
 #include "data/base/json.h"
 #include "data/base/log_file.h"
 #include "data/base/figures.h"
 #include "data/run/meter.h"
+#include "data/options/named_lists.h"
 #include "data/options/options.h"
 #include "data/base/terminal.h"
 #include "data/tokens/token_record.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/launch/trained_model.h"
 
+// Gives the losses of batches under a model, on all ranks that have a part of it. The data ranks take the
+// batches in turn.
+class LossSource {
+public:
+    virtual ~LossSource() = default;
+
+    // The arrays of a batch lie in memory as batch_at() has them; by_token and by_position may be null. The
+    // batches that follow the last are empty.
+    using Load = std::function<HostBatch(uint64_t number)>;
+    using Take = std::function<void(uint64_t number, const std::vector<int>& targets,
+                                    const std::vector<float>& losses)>;
+
+    virtual int ranks() const = 0;  // data ranks
+    // For all ranks: loads the batches 0 .. count-1 that are this rank's, and gives the targets and losses
+    // (B*T) of each to take(), on one rank alone. What either throws, all ranks throw.
+    virtual void each(uint64_t count, const Load& load, const Take& take) = 0;
+    // For all ranks: replaces the values by their sums over them.
+    virtual void add_up(std::vector<double>& values) = 0;
+};
+
 // Calls visit(position, loss) for the positions that have a target.
 template <typename Visit>
-void each_loss(const std::vector<float>& losses, const int* targets, Visit&& visit) {
+void each_loss(const std::vector<float>& losses, const std::vector<int>& targets, Visit&& visit) {
     for (size_t i = 0; i < losses.size(); i++) {
         if (targets[i] >= 0) visit(i, losses[i]);
     }
@@ -48,34 +70,39 @@ struct DataScore {
     double bits_per_byte() const { return loss / std::log(2.0) / (double)bytes; }
 };
 
-// Evaluates the first `limit` samples (0: all), under the options of the model.
-template <typename Losses>
-DataScore evaluate_data(const std::string& data, int limit, const Options& o, const Tokenizer* tokenizer,
-                        Losses&& losses) {
+// For all ranks: evaluates the first `limit` samples of these files (0: all), under the options of the model.
+inline DataScore evaluate_data(const TokenLoader& files, const std::string& title, int limit,
+                               const Options& o, const Tokenizer* tokenizer, LossSource& model) {
     int B = o.micro_batch, T = o.sequence_length;
-    TokenLoader loader(data, o.vocab_size, T, SampleOrder::sequential);
-    for (const std::string& note : check_token_records(loader, tokenizer, o.document_end))
-        print("note: %s\n", note.c_str());
     DataScore score;
-    score.samples = loader.samples_per_epoch();
+    score.samples = files.samples_per_epoch();
     if (limit > 0) score.samples = std::min(score.samples, (uint64_t)limit);
-    BatchReader reader(loader, {B, T, o.document_end, resets_positions(o)}, (uint64_t)B);
-    ProgressLine progress("eval", (double)score.samples * T, "tokens");
-    for (uint64_t first = 0; first < score.samples; first += (uint64_t)B) {
-        const HostBatch& batch = reader.load(first, (int)std::min((uint64_t)B, score.samples - first));
-        each_loss(losses(batch), batch.targets, [&](size_t i, float loss) {
-            int target = batch.targets[i];
-            score.loss += loss;
-            score.targets++;
+    BatchReader reader(files, {B, T, o.document_end, resets_positions(o)},
+                       (uint64_t)B * (uint64_t)model.ranks());
+    ProgressLine progress("eval", (double)score.samples * T / model.ranks(), "tokens");
+    std::vector<double> sums(3);
+    double &loss = sums[0], &targets = sums[1], &bytes = sums[2];
+    auto load = [&](uint64_t number) {
+        uint64_t first = std::min(number * (uint64_t)B, score.samples);
+        progress.add((double)B * T);
+        return reader.load(first, (int)std::min((uint64_t)B, score.samples - first));
+    };
+    auto take = [&](uint64_t, const std::vector<int>& targets_here, const std::vector<float>& losses) {
+        each_loss(losses, targets_here, [&](size_t i, float loss_here) {
+            int target = targets_here[i];
+            loss += loss_here;
+            targets++;
             if (!tokenizer || target == o.document_end) return;
             if (!tokenizer->has(target)) {
                 fail("%s: has token %d, which the tokenizer does not have; name the one it was made with",
-                     data.c_str(), target);
+                     title.c_str(), target);
             }
-            score.bytes += tokenizer->token_bytes(target).size();
+            bytes += (double)tokenizer->token_bytes(target).size();
         });
-        progress.add((double)B * T);
-    }
+    };
+    model.each((score.samples + (uint64_t)B - 1) / (uint64_t)B, load, take);
+    model.add_up(sums);
+    score.loss = loss, score.targets = (uint64_t)targets, score.bytes = (uint64_t)bytes;
     return score;
 }
 
@@ -104,39 +131,42 @@ inline std::string score_text(const DataScore& score, const std::string& data) {
 // ----------------------------------------------------------------------------
 // multiple-choice questions
 
-// Which choice the model finds likeliest, in the first `limit` questions (0: all).
-template <typename Losses>
-ChoiceScore evaluate_choices(const std::string& path, int limit, const Options& o, const Tokenizer* tokenizer,
-                             Losses&& losses) {
-    std::vector<ChoiceExample> examples = read_choices(path, tokenizer, o.vocab_size);
-    if (limit > 0 && examples.size() > (size_t)limit) examples.resize((size_t)limit);
-    std::vector<std::vector<double>> likelihoods;
+// For all ranks: which choices the model finds likeliest. Examples: the same on all ranks.
+inline ChoiceScore evaluate_choices(const std::vector<ChoiceExample>& examples, const Options& o,
+                                    LossSource& model, bool shows_progress) {
     std::vector<std::pair<size_t, size_t>> rows;  // example and choice
-    for (size_t i = 0; i < examples.size(); i++) {
-        likelihoods.emplace_back(examples[i].choices.size());
+    for (size_t i = 0; i < examples.size(); i++)
         for (size_t j = 0; j < examples[i].choices.size(); j++) rows.push_back({i, j});
-    }
     size_t B = (size_t)o.micro_batch, T = (size_t)o.sequence_length;
-    ProgressLine progress("eval", (double)rows.size(), "choices");
-    for (size_t first = 0; first < rows.size(); first += B) {
-        std::vector<int> memory(batch_ints((int)B, (int)T));
+    ProgressLine progress("eval", (double)rows.size() / model.ranks(), "choices");
+    std::vector<double> likelihoods(rows.size());
+    std::vector<int> memory(batch_ints((int)B, (int)T));
+    auto load = [&](uint64_t number) -> HostBatch {
         BatchArrays<int> batch = batch_at(memory.data(), (int)B, (int)T);
+        std::ranges::fill(memory, 0);
         std::fill_n(batch.targets, B * T, -1);
         for (size_t n = 0; n < B * T; n++) batch.positions[n] = (int)(n % T);
-        for (size_t i = first; i < std::min(first + B, rows.size()); i++) {
-            size_t at = (i - first) * T;
+        for (size_t i = number * B; i < std::min((number + 1) * B, rows.size()); i++) {
+            size_t at = i % B * T;
             choice_row(examples[rows[i].first], rows[i].second, (int)T, batch.tokens + at,
                        batch.targets + at);
         }
-        HostBatch asked = {.tokens = batch.tokens, .targets = batch.targets, .positions = batch.positions};
-        each_loss(losses(asked), asked.targets, [&](size_t i, float loss) {
-            auto [example, choice] = rows[first + i / T];
-            likelihoods[example][choice] -= loss;
-        });
-        progress.add((double)B);
-    }
+        if (shows_progress) progress.add((double)B);
+        return {.tokens = batch.tokens, .targets = batch.targets, .positions = batch.positions};
+    };
+    model.each((rows.size() + B - 1) / B, load,
+               [&](uint64_t number, const std::vector<int>& targets, const std::vector<float>& losses) {
+                   each_loss(losses, targets,
+                             [&](size_t i, float loss) { likelihoods[number * B + i / T] -= loss; });
+               });
+    model.add_up(likelihoods);
     ChoiceScore score;
-    for (size_t i = 0; i < examples.size(); i++) score.add(examples[i], likelihoods[i]);
+    auto first = likelihoods.begin();
+    for (const ChoiceExample& example : examples) {
+        auto end = first + (ptrdiff_t)example.choices.size();
+        score.add(example, {first, end});
+        first = end;
+    }
     return score;
 }
 
@@ -160,13 +190,16 @@ inline std::string score_text(const ChoiceScore& score, const std::string& path)
 // ----------------------------------------------------------------------------
 // the eval command
 
+inline std::vector<NamedList> evaluation_sets(const EvalOptions& command) {
+    return named_lists("--data", command.data);
+}
+
 // The options of a model with the sizes of the batches in which the command evaluates it.
-inline const Options& shape_evaluation(Options& model, const EvalOptions& command) {
+inline void shape_evaluation(Options& model, const EvalOptions& command) {
     model.micro_batch = command.micro_batch;
     model.sequence_length = command.sequence_length;
     complete_sequence_length(model);
     check_micro_batch(model);
-    return model;
 }
 
 // The log of the run that a model is of.
@@ -179,21 +212,76 @@ inline std::string log_of(const TrainedModel& model) {
     return log_path(run);
 }
 
-// Evaluates what the command asks for, prints it and, with --log, adds it to the log of the run.
-template <typename Losses>
-void print_scores(const TrainedModel& model, const EvalOptions& command, Losses&& losses) {
-    const Tokenizer* tokenizer = model.tokenizer.get();
-    std::optional<LogFile> log;
-    if (command.log) log.emplace(log_of(model));  // before there is a result that it could not take
-    auto tell = [&](const auto& score, const std::string& of) {
-        print("%s\n", score_text(score, of).c_str());
-        nlohmann::ordered_json line = {{"step", model.reader.index().step()},
-                                       {"eval", score_record(score, of)}};
-        line["eval"]["time"] = utc_time();
-        if (log) log->append(json_line(line));
-    };
-    if (const std::string& data = command.data; !data.empty())
-        tell(evaluate_data(data, command.limit, model.options, tokenizer, losses), data);
-    if (const std::string& choices = command.choices; !choices.empty())
-        tell(evaluate_choices(choices, command.limit, model.options, tokenizer, losses), choices);
+// A score as the log of a run has it.
+inline nlohmann::ordered_json with_time(nlohmann::ordered_json record) {
+    record["time"] = utc_time();
+    return record;
 }
+
+// The results of the command, as they come: printed, or written to --output when all are there, and added to
+// the logs of their runs. On ranks but the first it does nothing.
+class EvaluationResults {
+public:
+    EvaluationResults(const EvalOptions& command, bool is_root) : command_(command), is_root_(is_root) {}
+
+    // For each run, in the order of the command, before there is a result that its log could not take.
+    void open(const TrainedModel& model) {
+        if (!is_root_) return;
+        if (command_.log) logs_.push_back(std::make_unique<LogFile>(log_of(model)));
+        runs_.push_back({{"run", command_.runs[runs_.size()]},
+                         {"checkpoint", model.reader.folder()},
+                         {"step", model.reader.index().step()},
+                         {"results", nlohmann::ordered_json::array()}});
+    }
+
+    void begin_run() {
+        run_++;
+        if (is_root_ && runs_.size() > 1)
+            say(text("%s, step %lld", command_.runs[run_].c_str(),
+                     (long long)runs_[run_]["step"].get<int64_t>()));
+    }
+
+    // Score: of data, or of choices; title: what of.
+    template <typename Score>
+    void add(const Score& score, const std::string& title) {
+        if (!is_root_) return;
+        nlohmann::ordered_json record = score_record(score, title);
+        runs_[run_]["results"].push_back(record);
+        say(score_text(score, title));
+        if (command_.log)
+            logs_[run_]->append(json_line({{"step", runs_[run_]["step"]}, {"eval", with_time(record)}}));
+    }
+
+    // Tells something about the files of a run.
+    void note(const std::string& words) {
+        if (command_.format == EvalFormat::json || !command_.output.empty())
+            screen.warn("note: " + words);
+        else
+            say("note: " + words);
+    }
+
+    void finish() {
+        if (!is_root_) return;
+        if (command_.format == EvalFormat::json)
+            words_ = runs_.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+        if (!command_.output.empty())
+            write_whole(command_.output, words_);
+        else if (command_.format == EvalFormat::json)
+            print("%s", words_.c_str());
+    }
+
+private:
+    void say(const std::string& line) {
+        if (command_.format == EvalFormat::json) return;
+        words_ += line + "\n";
+        if (command_.output.empty()) print("%s\n", line.c_str());
+        fflush(stdout);
+    }
+
+    const EvalOptions& command_;
+    const bool is_root_;
+    size_t run_ = SIZE_MAX;  // the one that is evaluated
+    std::vector<std::unique_ptr<LogFile>> logs_;
+    nlohmann::ordered_json runs_ = nlohmann::ordered_json::array();
+    std::string words_;
+};

@@ -7,16 +7,19 @@ ends a text where it was asked to end.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <iostream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
 #include "data/base/error.h"
 #include "data/base/file.h"
 #include "data/base/figures.h"
+#include "data/base/json.h"
+#include "data/base/screen.h"
+#include "data/base/stop_signals.h"
+#include "data/base/strings.h"
 #include "data/commands/sampler.h"
 #include "data/exchange/published.h"
 #include "data/tokenizer/tokenizer.h"
@@ -64,93 +67,156 @@ private:
     bool stopped_ = false;
 };
 
-// Continues a prompt once for each of some texts, all of them together. What is not in the model's cache is
-// computed again: all of it where there is no cache. When what the model sees at once is full, the older half
-// is left out from then on, and the rest has new positions.
+// Continues texts, all of them together, each from a prompt of its own. What is not in the model's cache is
+// computed again: all of it where there is no cache. When what the model sees of a text at once is full, the
+// older half is left out from then on, and the rest has new positions.
+//
+// Each data rank has some texts that follow each other. Every rank knows all texts, so it knows which passes
+// the others make. Where these gather weights together, it joins in, with or without a text.
 class TextGenerator {
 public:
-    using Rows = std::vector<std::vector<float>>;  // logits (V) of what comes next, one row for each text
+    // Logits (V) of what comes next, one row for each text of this rank: number(row) is the text.
+    using Rows = std::vector<std::vector<float>>;
+    struct DataRanks {
+        int count, rank;
+        bool gather;  // a pass needs all of them
+    };
 
-    // The cache holds cache_length tokens of each text; 0: there is none, and the model sees `without_cache`
-    // tokens at once. It reads multiples of `multiple` tokens, which divides without_cache.
-    TextGenerator(const std::vector<int>& prompt, int texts, int cache_length, int without_cache,
-                  int multiple = 1)
-        : cached_(cache_length > 0),
-          step_(64 * multiple),
-          limit_(cached_ ? cache_length : without_cache),
-          texts_((size_t)texts, prompt) {}
+    // The model sees `limit` tokens of a text at once, and reads multiples of `multiple` tokens.
+    TextGenerator(const std::vector<std::vector<int>>& prompts, int limit, bool cached, int multiple = 1,
+                  DataRanks ranks = {1, 0, false})
+        : limit_(limit), cached_(cached), multiple_(multiple), ranks_(ranks) {
+        for (const std::vector<int>& prompt : prompts) texts_.push_back({prompt});
+    }
     virtual ~TextGenerator() = default;
     TextGenerator(const TextGenerator&) = delete;
     TextGenerator& operator=(const TextGenerator&) = delete;
 
     // The tokens of a text so far.
-    const std::vector<int>& text(int number) const { return texts_[(size_t)number]; }
+    const std::vector<int>& text(int number) const { return texts_[(size_t)number].tokens; }
+    int number(int row) const { return number(row, ranks_.rank); }
 
-    // Logits (V) of what comes next, for each text.
+    // For all ranks. Returns nothing on one that does not choose.
     Rows next() {
-        int length = (int)(texts_[0].size() - begin_), rows = (int)texts_.size();
-        if (length > limit_) {
-            length = std::max(limit_ / 2, 1);
-            begin_ = texts_[0].size() - (size_t)length;
-            past_ = 0;
+        for (Text& text : texts_) {
+            if (text.seen() <= limit_) continue;
+            text.begin = text.tokens.size() - (size_t)std::max(limit_ / 2, 1);
+            text.past = 0;
         }
-        Rows logits;
-        if (past_ > 0) {
-            std::vector<int> newest;
-            for (const auto& text : texts_) newest.push_back(text.back());
-            logits = this->logits(newest, 1, past_, 0, 0);
-        } else {
-            for (int row = 0; row < (all_alike_ ? 1 : rows); row++) {
-                std::vector<int> seen = window(row, length);
-                for (auto& of_row : this->logits(seen, (int)seen.size(), 0, row, length - 1))
-                    logits.push_back(std::move(of_row));
+        Rows logits((size_t)texts_of(ranks_.rank));
+        // Texts in the cache come first: those that are read from the beginning are left out of that pass,
+        // which may write to their rows.
+        if (has_cached(ranks_.rank)) take(logits, 0, add_newest());
+        for (int row = 0; row < (int)logits.size(); row++) {
+            const Text& text = text_at(row, ranks_.rank);
+            if (text.past > 0) continue;
+            if (!is_read(row, ranks_.rank)) {
+                logits[(size_t)row] = logits[(size_t)row - 1];
+                if (cached_) copy_row(row - 1, row, text.seen());
+            } else {
+                std::vector<int> window(text.tokens.begin() + (ptrdiff_t)text.begin, text.tokens.end());
+                window.resize((size_t)padded(text.seen()), 0);
+                take(logits, row, this->logits(window, (int)window.size(), {}, row, text.seen() - 1));
             }
-            if (all_alike_ && !logits.empty()) logits.resize((size_t)rows, logits[0]);
-            if (all_alike_ && cached_) copy_first_row(length, rows);
         }
-        past_ = cached_ ? length : 0;
-        return logits;
+        int most = 0;
+        for (int rank = 0; ranks_.gather && rank < ranks_.count; rank++)
+            most = std::max(most, passes_of(rank));
+        for (int pass = passes_of(ranks_.rank); pass < most; pass++)
+            this->logits(std::vector<int>((size_t)multiple_), multiple_, {}, no_row, 0);
+        for (Text& text : texts_) text.past = cached_ ? text.seen() : 0;
+        return chooses_ ? logits : Rows();
     }
 
-    // A token for each text. All ranks take those of the one that chooses.
+    // For all ranks, with a token for each text: those of this rank's count, where it chooses.
     void add(std::vector<int>& tokens) {
         agree_on(tokens);
-        for (size_t i = 0; i < texts_.size(); i++) texts_[i].push_back(tokens[i]);
-        all_alike_ = false;
+        for (size_t i = 0; i < texts_.size(); i++) texts_[i].tokens.push_back(tokens[i]);
     }
 
 protected:
-    int limit() const { return limit_; }
+    static constexpr int no_row = -1;
 
-    // Passes through the model, over texts of T tokens each, after the `past` that are in the cache; `row` is
-    // the place of the first text there. Returns logits (V) of what comes after token `last` of each; tokens
-    // after that are padding. Returns nothing on a rank that does not choose.
-    virtual Rows logits(const std::vector<int>& tokens, int T, int past, int row, int last) = 0;
-    // In the cache: the first text's `length` tokens are those of all, for the prompt is read once.
-    virtual void copy_first_row(int length, int texts) = 0;
-    // Replaces the tokens by those of the rank that chooses.
+    // Passes through the model, over texts of T tokens each, after the `pasts` of them that are in the cache
+    // (negative: the text is left out; empty: none has any); `row` is the place of the first text there, or
+    // no_row where nothing is kept. Returns logits (V) of what comes after token `last` of each; tokens after
+    // that are padding. Returns nothing on a rank that does not choose.
+    virtual Rows logits(const std::vector<int>& tokens, int T, const std::vector<int>& pasts, int row,
+                        int last) = 0;
+    // In the cache: a text begins with the same `length` tokens as another.
+    virtual void copy_row(int from, int to, int length) = 0;
+    // Replaces the tokens of all texts by those of the ranks that choose.
     virtual void agree_on(std::vector<int>&) {}
 
 private:
-    // The part of a text that the model sees. Lengths are rounded up, so that products come in few shapes.
-    std::vector<int> window(int row, int length) const {
-        std::vector<int> tokens(text(row).begin() + (ptrdiff_t)begin_, text(row).end());
-        tokens.resize((size_t)std::min((length + step_ - 1) / step_ * step_, limit_), 0);
-        return tokens;
+    struct Text {
+        std::vector<int> tokens;
+        size_t begin = 0;  // the first token that the model sees
+        int past = 0;      // tokens of that in the cache
+
+        int seen() const { return (int)(tokens.size() - begin); }
+    };
+
+    int block() const { return ((int)texts_.size() + ranks_.count - 1) / ranks_.count; }
+    int texts_of(int rank) const { return std::clamp((int)texts_.size() - rank * block(), 0, block()); }
+    int number(int row, int rank) const { return rank * block() + row; }
+    const Text& text_at(int row, int rank) const { return texts_[(size_t)number(row, rank)]; }
+
+    bool has_cached(int rank) const {
+        for (int row = 0; row < texts_of(rank); row++)
+            if (text_at(row, rank).past > 0) return true;
+        return false;
     }
 
+    // A text that is not in the cache is read, unless the one before it, which was, is the same: a prompt is
+    // read once for all its texts.
+    bool is_read(int row, int rank) const {
+        const Text& text = text_at(row, rank);
+        if (text.past > 0) return false;
+        if (row == 0) return true;
+        const Text& before = text_at(row - 1, rank);
+        return before.past > 0 || before.begin != text.begin || before.tokens != text.tokens;
+    }
+
+    int passes_of(int rank) const {
+        int passes = has_cached(rank);
+        for (int row = 0; row < texts_of(rank); row++) passes += is_read(row, rank);
+        return passes;
+    }
+
+    // A pass over the newest token of each text in the cache.
+    Rows add_newest() {
+        std::vector<int> newest, pasts;
+        for (int row = 0; row < texts_of(ranks_.rank); row++) {
+            const Text& text = text_at(row, ranks_.rank);
+            newest.push_back(text.tokens.back());
+            pasts.push_back(text.past > 0 ? text.past : -1);
+        }
+        return logits(newest, 1, pasts, 0, 0);
+    }
+
+    void take(Rows& logits, int row, Rows&& some) {
+        chooses_ = !some.empty();
+        for (std::vector<float>& one : some) logits[(size_t)row++] = std::move(one);
+    }
+
+    // Lengths are rounded up, so that products come in few shapes.
+    int padded(int length) const {
+        auto rounded = [](int n, int unit) { return (n + unit - 1) / unit * unit; };
+        return std::min(rounded(length, 64 * multiple_), rounded(limit_, multiple_));
+    }
+
+    const int limit_;
     const bool cached_;
-    const int step_;
-    const int limit_;  // tokens that the model sees at once
-    std::vector<std::vector<int>> texts_;
-    bool all_alike_ = true;
-    size_t begin_ = 0;  // the first token that the model sees
-    int past_ = 0;      // tokens of that in the cache
+    const int multiple_;
+    const DataRanks ranks_;
+    std::vector<Text> texts_;
+    bool chooses_ = false;
 };
 
 // Adds up to `count` tokens to the texts of a generator, each with its key: the same key gives the same text.
 // show(text, token) is called for each new token and returns false to end the text. A token of `ends` ends it
-// as well. All ranks do the same work, and if no token can be chosen on one of them, all fail.
+// as well. All ranks see all texts, and if no token can be chosen on one of them, all fail.
 template <typename Show>
 void generate_texts(TextGenerator& generator, int count, const std::vector<int>& ends,
                     const Sampling& sampling, const std::vector<uint64_t>& keys, Show&& show) {
@@ -160,18 +226,21 @@ void generate_texts(TextGenerator& generator, int count, const std::vector<int>&
         std::vector<int> tokens(keys.size());
         std::string error;
         for (size_t row = 0; row < logits.size(); row++) {
-            if (over[row]) continue;
-            float u = random_uniform(philox(keys[row], (uint64_t)i).at[0]);
+            auto number = (size_t)generator.number((int)row);
+            if (over[number]) continue;
+            float u = random_uniform(philox(keys[number], (uint64_t)i).at[0]);
+            tokens[number] = -1;  // until there is one, so that all ranks hear of it
             note_error(error, [&] {
-                tokens[row] = choose_token(std::move(logits[row]), sampling, generator.text((int)row), u);
+                tokens[number] =
+                    choose_token(std::move(logits[row]), sampling, generator.text((int)number), u);
             });
         }
-        if (!error.empty()) tokens[0] = -1;  // so that all ranks hear of it
         generator.add(tokens);
-        if (tokens[0] < 0) fail("%s", error.empty() ? "sample: no token can be chosen" : error.c_str());
-        for (size_t row = 0; row < keys.size(); row++) {
-            bool ended = std::find(ends.begin(), ends.end(), tokens[row]) != ends.end();
-            if (!over[row]) over[row] = ended || !show((int)row, tokens[row]);
+        if (std::ranges::min(tokens) < 0)
+            fail("%s", error.empty() ? "sample: no token can be chosen" : error.c_str());
+        for (size_t text = 0; text < keys.size(); text++) {
+            bool ended = std::find(ends.begin(), ends.end(), tokens[text]) != ends.end();
+            if (!over[text]) over[text] = ended || !show((int)text, tokens[text]);
         }
     }
 }
@@ -184,13 +253,13 @@ inline std::vector<int> prompt_tokens(const Options& o, const Tokenizer* tokeniz
     return tokens;
 }
 
-// The text that a run shows after a step. make_generator(prompt's tokens) begins to generate.
+// The text that a run shows after a step. make_generator(prompts' tokens) begins to generate.
 template <typename MakeWriter>
 std::string sample_text(const Options& o, const Tokenizer* tokenizer, int step, MakeWriter&& make_generator) {
     TextDecoder decoder(tokenizer, o.prompt.empty());
     std::string sample = o.prompt;
     uint64_t key = random_key(o.seed, text("sample at step %d", step));
-    auto generator = make_generator(prompt_tokens(o, tokenizer, o.prompt));
+    auto generator = make_generator({prompt_tokens(o, tokenizer, o.prompt)});
     generate_texts(generator, o.sample_tokens, {o.document_end}, {.temperature = 0.8f}, {key},
                    [&](int, int token) {
                        sample += decoder.add(token);
@@ -202,27 +271,49 @@ std::string sample_text(const Options& o, const Tokenizer* tokenizer, int step, 
 // ----------------------------------------------------------------------------
 // the sample command
 
-// The prompt of the command line, empty if there is none yet.
-inline std::string sample_prompt(const TrainedModel& model, const SampleOptions& command) {
-    std::string prompt = command.prompt_file.empty() ? command.prompt : read_text(command.prompt_file);
-    if (!model.tokenizer && (command.interactive || !prompt.empty() || !command.stop.empty())) {
+// The prompts of a file: all of it is one, but for a .jsonl, where each line has one.
+inline std::vector<std::string> read_prompts(const std::string& path) {
+    std::string content = read_text(path);
+    if (!path.ends_with(".jsonl")) return {content};
+    std::vector<std::string> prompts;
+    std::string_view rest = content;
+    for (size_t number = 1; !rest.empty(); number++) {
+        std::string_view line = next_line(rest);
+        if (is_blank(line)) continue;
+        std::string place = text("%s:%zu", path.c_str(), number);
+        nlohmann::json value = parse_json(line, place);
+        if (!value.is_object())
+            fail("%s: is %s; each line must be an object", place.c_str(), json_text(value).c_str());
+        prompts.push_back(JsonObject(value, place).string("prompt"));
+    }
+    if (prompts.empty()) fail("%s: has no prompts; give some, one a line", path.c_str());
+    return prompts;
+}
+
+// The prompts of the command line; without any, there is one that is empty.
+inline std::vector<std::string> sample_prompts(const TrainedModel& model, const SampleOptions& command) {
+    std::vector<std::string> prompts = command.prompt;
+    if (!command.prompt_file.empty()) prompts = read_prompts(command.prompt_file);
+    if (!model.tokenizer && (command.interactive || !prompts.empty() || !command.stop.empty())) {
         const char* option = command.interactive           ? "--interactive"
-                             : prompt.empty()              ? "--stop"
+                             : prompts.empty()             ? "--stop"
                              : command.prompt_file.empty() ? "--prompt"
                                                            : "--prompt-file";
         fail("%s: needs a tokenizer, and there is none for %s; leave it out, or name one with --tokenizer",
              option, model.reader.folder().c_str());
     }
-    return prompt;
+    if (prompts.empty()) prompts.emplace_back();
+    return prompts;
 }
 
 // Tokens that the model sees at once, at most. A prompt that is not known yet may fill the context.
-inline int sample_length(const TrainedModel& model, const SampleOptions& command, const std::string& prompt) {
-    int context = model.options.context;
-    if (command.interactive) return context;
-    size_t length =
-        prompt_tokens(model.options, model.tokenizer.get(), prompt).size() + (size_t)command.tokens;
-    return (int)std::min(length, (size_t)context);
+inline int sample_length(const TrainedModel& model, const SampleOptions& command,
+                         const std::vector<std::string>& prompts) {
+    auto context = (size_t)model.options.context, most = command.interactive ? context : (size_t)0;
+    for (const std::string& prompt : prompts)
+        most = std::max(most, prompt_tokens(model.options, model.tokenizer.get(), prompt).size() +
+                                  (size_t)command.tokens);
+    return (int)std::min(most, context);
 }
 
 // The token that ends a document, and those that an imported model was published with.
@@ -233,64 +324,58 @@ inline std::vector<int> ends_of_text(const TrainedModel& model) {
     return ends;
 }
 
-// Continues a prompt and prints it, with its control characters only where no terminal shows it: a single
-// text as it comes, several when all are there. `number` counts the prompts. make_generator(prompt's tokens,
-// texts) begins to generate.
+// Continues each prompt --samples times and prints the texts, with their control characters only where no
+// terminal shows them: a single text as it comes, several when all are there. `number` counts what was asked.
+// make_generator(prompts' tokens) begins to generate. Returns a line about the time that it took.
 template <typename MakeWriter>
-void print_samples(const TrainedModel& model, const SampleOptions& command, const std::string& prompt,
-                   int number, MakeWriter&& make_generator) {
+std::string print_samples(const TrainedModel& model, const SampleOptions& command,
+                          const std::vector<std::string>& prompts, int number, MakeWriter&& make_generator) {
     const Options& o = model.options;
-    int samples = command.samples;
-    bool streams = samples == 1;
     std::vector<uint64_t> keys;
-    std::vector<TextDecoder> decoders(samples, TextDecoder(model.tokenizer.get(), prompt.empty()));
-    std::vector<StopText> stops(samples, StopText(command.stop));
-    std::vector<std::string> texts(samples, prompt);
-    for (int i = 0; i < samples; i++) keys.push_back(random_key(command.seed, text("sample %d", number + i)));
-    auto show = [&, on_terminal = isatty(STDOUT_FILENO)](const std::string& shown) {
+    std::vector<TextDecoder> decoders;
+    std::vector<std::string> texts;
+    std::vector<std::vector<int>> prompts_of_texts;
+    for (const std::string& prompt : prompts) {
+        const std::vector<int> tokens = prompt_tokens(o, model.tokenizer.get(), prompt);
+        for (int i = 0; i < command.samples; i++) {
+            keys.push_back(random_key(command.seed, text("sample %d", number + (int)keys.size())));
+            decoders.emplace_back(model.tokenizer.get(), prompt.empty());
+            texts.push_back(prompt);
+            prompts_of_texts.push_back(tokens);
+        }
+    }
+    std::vector<StopText> stops(texts.size(), StopText(command.stop));
+    bool streams = texts.size() == 1;
+    auto show = [&, on_terminal = is_shown_on_terminal()](const std::string& shown) {
         on_terminal ? print_text(shown) : print_bytes(shown);
     };
-    auto add = [&](int i, const std::string& piece) {
+    auto add = [&](size_t i, const std::string& piece) {
         texts[i] += piece;
         if (!streams) return;
         show(piece);
         fflush(stdout);
     };
 
-    if (streams) show(prompt);
+    if (streams) show(texts[0]);
     double start = seconds_now();
     long long tokens = 0;
-    auto generator = make_generator(prompt_tokens(o, model.tokenizer.get(), prompt), samples);
+    auto generator = make_generator(prompts_of_texts);
     generate_texts(
         generator, command.tokens, ends_of_text(model),
         {command.temperature, command.top_k, command.top_p, command.min_p, command.repetition_penalty}, keys,
-        [&](int i, int token) {
+        [&](int number, int token) {
+            auto i = (size_t)number;
             tokens++;
             add(i, stops[i].add(decoders[i].add(token)));
-            return !stops[i].stopped();
+            return !stops[i].stopped() && !stop_requested;
         });
     double seconds = seconds_now() - start;
-    for (int i = 0; i < samples; i++) {
+    for (size_t i = 0; i < texts.size(); i++) {
         add(i, stops[i].add(decoders[i].finish()));
         add(i, stops[i].finish());
         if (!streams) show(texts[i]);
-        print("\n%s", i + 1 < samples ? "----\n" : "");
+        print("\n%s", i + 1 < texts.size() ? "----\n" : "");
     }
     check_standard_output();
-    fprintf(stderr, "%lld tokens in %.1f s, %.1f tokens/s\n", tokens, seconds, (double)tokens / seconds);
-}
-
-// Continues the prompt, or each line of the standard input.
-template <typename MakeWriter>
-void generate_samples(const TrainedModel& model, const SampleOptions& command, std::string prompt,
-                      MakeWriter&& make_generator) {
-    if (!command.interactive) return print_samples(model, command, prompt, 0, make_generator);
-    bool on_terminal = isatty(STDIN_FILENO);
-    for (int number = 0;; number++) {
-        if (on_terminal) fputs("> ", stdout), fflush(stdout);
-        if (!std::getline(std::cin, prompt)) break;
-        if (prompt.ends_with('\r')) prompt.pop_back();
-        if (!prompt.empty()) print_samples(model, command, prompt, number, make_generator);
-    }
-    if (on_terminal) print("\n");
+    return text("%lld tokens in %.1f s, %.1f tokens/s", tokens, seconds, (double)tokens / seconds);
 }

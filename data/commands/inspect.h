@@ -14,6 +14,7 @@ every byte of it is read and checked, and each piece that is damaged is named.
 
 #include "data/checkpoint/files.h"
 #include "data/checkpoint/folder.h"
+#include "data/checkpoint/retention.h"
 #include "data/checkpoint/verification.h"
 #include "data/base/error.h"
 #include "data/base/figures.h"
@@ -60,6 +61,8 @@ private:
                  visible_text(index_.about["program"].get<std::string>()).c_str()));
         add(text("trained      %lld steps, %lld samples", (long long)index_.step(),
                  (long long)index_.samples()));
+        if (BestCheckpoints best = best_checkpoints(index_.about, "index"); !best.losses.empty())
+            add("best         validation losses kept: " + best.words());
         add(text("parameters   %s (%llu) in %zu tensors", human((double)parameters).c_str(),
                  (unsigned long long)parameters, index_.tensors.size()));
         add(text("on disk      %.1f MB in %zu data files, %zu pieces", (double)bytes / 1e6,

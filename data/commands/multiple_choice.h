@@ -255,10 +255,8 @@ inline bool begins_choice_file(std::string_view bytes) {
 
 // The examples of a file of either kind, one at least, with tokens below `vocab`. The tokenizer is for JSON
 // lines; a file of llm.c is already encoded, and `vocab` cannot tell with which tokenizer.
-inline std::vector<ChoiceExample> read_choices(const std::string& path, const Tokenizer* tokenizer,
-                                               int vocab) {
-    MappedFile file(path);
-    std::string_view content(file.data(), file.size());
+inline std::vector<ChoiceExample> parse_choice_file(std::string_view content, const std::string& path,
+                                                    const Tokenizer* tokenizer, int vocab) {
     std::vector<ChoiceExample> examples;
     if (begins_choice_file(content)) {
         examples = ChoiceFileParser(content, path).parse();
@@ -285,15 +283,25 @@ inline std::vector<ChoiceExample> read_choices(const std::string& path, const To
     return examples;
 }
 
+inline std::vector<ChoiceExample> read_choices(const std::string& path, const Tokenizer* tokenizer,
+                                               int vocab) {
+    return parse_choice_file(read_text(path), path, tokenizer, vocab);
+}
+
+// Refuses a choice that is longer than T tokens, which the model sees.
+inline void check_choice_fits(const ChoiceExample& example, size_t number, int T) {
+    size_t tokens = example.choices[number].size();
+    if (tokens <= (size_t)T) return;
+    fail("%s: choice %zu has %zu tokens, and the model sees %d; leave the example out, or use a model with a "
+         "longer context",
+         example.place.c_str(), number, tokens, T);
+}
+
 // The row of a batch in which a choice is scored: inputs (T), targets (T) of which those that are no token of
 // the choice are -1. A row that would be longer than T loses the beginning of the context.
 inline void choice_row(const ChoiceExample& example, size_t number, int T, int* inputs, int* targets) {
+    check_choice_fits(example, number, T);
     const std::vector<int>& choice = example.choices[number];
-    if ((int64_t)choice.size() > T) {
-        fail("%s: choice %zu has %zu tokens, and the model sees %d; leave the example out, or use a model "
-             "with a longer context",
-             example.place.c_str(), number, choice.size(), T);
-    }
     size_t room = (size_t)T + 1 - choice.size();  // for the context; its last token has the first target
     size_t kept = std::min(example.context.size(), room);
     std::vector<int> tokens(example.context.end() - (ptrdiff_t)kept, example.context.end());

@@ -11,9 +11,11 @@ Each becomes an option that is given, so all that holds for the command line hol
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "data/base/error.h"
 #include "data/base/file.h"
@@ -28,6 +30,22 @@ Each becomes an option that is given, so all that holds for the command line hol
 inline bool is_in_config(const OptionRow& row) {
     return row.belongs_to(command_train) && row.field != std::string_view("config") &&
            row.field != std::string_view("print_config");
+}
+
+// A file has the value of every option. Some follow from another one, and from that of the command line if it
+// is given there.
+inline bool follows(const OptionRow& row, const std::string& from) {
+    static const std::map<std::string_view, std::vector<std::string_view>> followers = {
+        {"--tokenizer", {"vocab_size", "document_end"}},
+        {"--steps", {"warmup_steps"}},
+        {"--epochs", {"warmup_steps"}},
+        {"--context", {"sequence_length"}},
+        {"--channels", {"head_size", "mlp_width", "rope_dims"}},
+        {"--heads", {"kv_heads", "head_size", "rope_dims"}},
+        {"--head-size", {"rope_dims"}}};
+    if (from == "--model") return describes_model(row) && row.field != std::string_view("model");
+    auto found = followers.find(from);
+    return found != followers.end() && std::ranges::count(found->second, row.field) > 0;
 }
 
 // learning_rate or learning-rate: --learning-rate
@@ -76,7 +94,7 @@ inline std::string config_value(std::string_view rest) {
     rest.remove_prefix(end);
     size_t more = rest.find_first_not_of(blanks);
     if (more != rest.npos && rest[more] != '#')
-        fail("%s: unexpected behind a value; put quotes around all of it",
+        fail("%s: unexpected after the value; put quotes around all of it",
              printable(rest.substr(more)).c_str());
     return value;
 }
@@ -89,7 +107,8 @@ inline GivenOptions options_of_record(const std::string& file, const std::string
     for (const auto& [key, value] : record.items()) {
         std::string name = name_of_key(key);
         const OptionRow* row = find_option(name, command_train);
-        if (row && (row->resume == Resume::not_stored || follows_ranks(*row))) continue;
+        bool of_one_start = row && row->resume == Resume::not_stored && name != "--init";
+        if (row && (of_one_start || follows_ranks(*row))) continue;
         size_t at = std::min(content.find('"' + key + '"'), content.size());
         long line = 1 + std::count(content.begin(), content.begin() + (std::ptrdiff_t)at, '\n');
         given.push_back(
@@ -112,7 +131,7 @@ inline GivenOptions read_config(const std::string& file) {
         if (line.empty() || line[0] == '#') continue;
         size_t equals = line.find('=');
         if (equals == line.npos)
-            fail("%s:%ld: %s: no line of options; write them like learning-rate = 3e-4",
+            fail("%s:%ld: %s: not an option; write KEY = VALUE, as in learning-rate = 3e-4",
                  printable(file).c_str(), number, printable(line).c_str());
         std::string key(line.substr(0, equals));
         key.erase(key.find_last_not_of(blanks) + 1);
@@ -120,32 +139,36 @@ inline GivenOptions read_config(const std::string& file) {
             return config_value(line.substr(equals + 1));
         }));
     }
-    return given;
+    return with_joined_lists(given);
 }
 
-// The options of a command line and, before them, those of its --config that it does not say itself.
+// The options of a command line and, before them, those of its --config that it does not say itself, and that
+// do not follow from what it says.
 inline GivenOptions with_config(const GivenOptions& given) {
     GivenOptions all;
     for (const GivenOption& option : given) {
         if (option.row->field != std::string_view("config")) continue;
         all = option.value.empty() ? GivenOptions() : read_config(option.value);
     }
-    std::erase_if(all, [&](const GivenOption& option) { return is_said(*option.row, given); });
+    std::erase_if(all, [&](const GivenOption& option) {
+        auto sets = [&](const GivenOption& other) { return follows(*option.row, option_name(*other.row)); };
+        return is_said(*option.row, given) || std::ranges::any_of(given, sets);
+    });
     all.insert(all.end(), given.begin(), given.end());
     return all;
 }
 
-// All options, as read_config() takes them.
+// All options, as read_config() takes them, but for those that another number of ranks has other values of.
 inline std::string config_text(const Options& options) {
     constexpr std::string_view plain =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+.,:/*=%@~";
     std::string lines;
     for (const OptionRow& row : option_table()) {
-        if (!is_in_config(row)) continue;
+        if (!is_in_config(row) || follows_ranks(row)) continue;
         std::string value = value_text(row, options);
         if (!is_utf8(value))
-            fail("%s %s: is no UTF-8, which a file of options is in; rename it", option_name(row).c_str(),
-                 printable(value).c_str());
+            fail("%s %s: is not valid UTF-8, as a file of options must be; rename it",
+                 option_name(row).c_str(), printable(value).c_str());
         bool as_it_is = one_line(value) == value && value.find('\'') == value.npos;
         if (value.empty() || value.find_first_not_of(plain) != value.npos)
             value = as_it_is ? "'" + value + "'" : nlohmann::json(value).dump();

@@ -120,7 +120,7 @@ inline GivenOptions read_arguments(Command command, const std::vector<std::strin
         }
         given.push_back({positional, argument});
     }
-    return with_config(given);
+    return with_config(with_joined_lists(given));
 }
 
 // Notes on options that are given several times, as by a script that adds its arguments to options of its
@@ -134,7 +134,7 @@ inline std::vector<std::string> repeated_options(const GivenOptions& given) {
                                   [&](const GivenOption& later) { return later.row == &row; });
         if (is_list || again == given.end()) continue;
         const std::string &first = given[i].value, &second = again->value;
-        if (row.field == std::string("train_data") || row.field == std::string("val_data"))
+        if (row.field == std::string("train_data"))
             fail("%s: given twice; name all files in one list, as in %s,%s", option_name(row).c_str(),
                  printable(first).c_str(), printable(second).c_str());
         lines.push_back(text("%s %s: given again, and %s holds", option_name(row).c_str(),
@@ -394,8 +394,11 @@ inline CommandLine parse_options(Command command, const GivenOptions& given, int
         break;  // no ranks run them
     case command_selftest:
         return parse_options_of<SelftestOptions>(given);
-    case command_sample:
-        return parse_options_of<SampleOptions>(given);
+    case command_sample: {
+        auto options = parse_options_of<SampleOptions>(given);
+        options.seed_is_given = is_given("--seed", given);
+        return options;
+    }
     case command_eval:
         return parse_options_of<EvalOptions>(given);
     case command_inspect:

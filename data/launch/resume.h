@@ -47,6 +47,23 @@ struct GivenOption {
 };
 using GivenOptions = std::vector<GivenOption>;
 
+// Lists of files that have names may be given several times, and become one (data/options/named_lists.h).
+inline bool takes_named_lists(const OptionRow& row) {
+    return row.field == std::string("val_data") || row.field == std::string("data");
+}
+
+inline GivenOptions with_joined_lists(const GivenOptions& given) {
+    GivenOptions joined;
+    for (const GivenOption& option : given) {
+        auto before = std::ranges::find(joined, option.row, &GivenOption::row);
+        if (before != joined.end() && takes_named_lists(*option.row))
+            before->value += ";" + option.value;
+        else
+            joined.push_back(option);
+    }
+    return joined;
+}
+
 template <typename O>
 void set_values(const GivenOptions& given, O& options) {
     for (const GivenOption& option : given) set_value(*option.row, options, option.value);
@@ -137,7 +154,8 @@ public:
                      const char* remedy = "leave the option out, or begin a run without it") const {
         for (const OptionRow& row : option_table()) {
             bool fixed = row.resume == Resume::shape || (row.resume == Resume::fixed && !weights_only_);
-            if (!fixed || may_turn(row) || !is_stored(row) || comes_to_stored(row, options)) continue;
+            if (!fixed || adapts_to_context(row) || !is_stored(row) || comes_to_stored(row, options))
+                continue;
             if (weights_only_ && &row == find_option("--context"))
                 remedy = "it has a learned vector for each; leave the option out, or begin a run with "
                          "--position rope";
@@ -186,16 +204,19 @@ public:
         for (const OptionRow& row : option_table()) {
             bool noted = row.resume == Resume::overridable_noted && !weights_only_ && is_said(row, given);
             bool cut = row.resume == Resume::layout && !weights_only_;
-            if (!is_stored(row) || !(noted || cut || may_turn(row) || row.resume == Resume::tokens)) continue;
-            if (value_text(row, options) == value_text(row, stored_)) continue;
+            if (!is_stored(row) || !(noted || cut || adapts_to_context(row) || row.resume == Resume::tokens))
+                continue;
+            bool meant_nothing =
+                row.field == std::string_view("rope_original_context") && stored_.rope_scaling == 1;
+            if (meant_nothing || value_text(row, options) == value_text(row, stored_)) continue;
             lines.push_back(option_name(row) + " " + shown(row, options) + ": the checkpoint had " +
                             shown(row, stored_));
         }
         bool same_waves =
             options.rope_theta == stored_.rope_theta && options.rope_scaling == stored_.rope_scaling;
         if (options.context > stored_.context && same_waves)
-            lines.push_back(text("a longer context, and RoPE as it was: usual is --rope-scaling %g, or a "
-                                 "larger --rope-theta",
+            lines.push_back(text("the context is longer and RoPE is unchanged; --rope-scaling %g or a larger "
+                                 "--rope-theta is usual",
                                  (double)stored_.rope_scaling * options.context / stored_.context));
         if (weights_only_) return lines;
         bool was_batches = is_stored(*find_option("--val-tokens")) && !run_.options.contains("val_tokens");
@@ -214,11 +235,11 @@ private:
         return row.belongs_to(command_train) && record_.contains(row.field);
     }
 
-    // A model with RoPE may be given another context with --init, and wavelengths to suit it.
-    bool may_turn(const OptionRow& row) const {
+    // A model with RoPE may begin with another context (--init), and wavelengths to suit it.
+    bool adapts_to_context(const OptionRow& row) const {
         std::string_view field = row.field;
-        bool of_turns = field == "context" || (field.starts_with("rope_") && field != "rope_dims");
-        return of_turns && weights_only_ && stored_.position == PositionKind::rope;
+        bool is_adapted = field == "context" || (field.starts_with("rope_") && field != "rope_dims");
+        return is_adapted && weights_only_ && stored_.position == PositionKind::rope;
     }
 
     void copy(const OptionRow& row, Options& options) const { row.set(options, row.get(stored_)); }

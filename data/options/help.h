@@ -85,11 +85,12 @@ inline const std::vector<CommandHelp>& command_table() {
          "Writes text with a trained model.",
          {"sample runs/tiny --prompt '#include <' --tokens 400",
           "sample runs/tiny --samples 8 --temperature 0.8 --top-p 0.95 --stop 'THE END'",
-          "sample runs/tiny --interactive"}},
+          "sample runs/large --prompt-file prompts.jsonl --tp 4 --pp 2", "sample runs/tiny --interactive"}},
         {command_eval,
          "eval",
          "Measures a trained model: loss, perplexity and bits per byte, and multiple-choice questions.",
-         {"eval runs/tiny --data 'tokens/headers_val_*.bin'", "eval runs/tiny --choices hellaswag_val.bin"}},
+         {"eval runs/tiny --data 'tokens/headers_val_*.bin'", "eval runs/tiny --choices hellaswag_val.bin",
+          "eval runs/a runs/b --choices questions.jsonl --format json --output scores.json"}},
         {command_inspect,
          "inspect",
          "Says what a checkpoint holds: step, options, tensors, files, and any damage.",
@@ -177,7 +178,8 @@ inline std::string words_for(Command command, std::string help) {
     return help;
 }
 
-inline std::string option_help(const OptionRow& row, Command command, int width) {
+// `dashes` is what the name begins with.
+inline std::string option_help(const OptionRow& row, Command command, int width, const char* dashes = "--") {
     int indent = help_indent(width);
     std::string value = is_switch(row)         ? " [on|off]"
                         : is_number(row)       ? " N"
@@ -195,7 +197,8 @@ inline std::string option_help(const OptionRow& row, Command command, int width)
         if (!note.empty()) append_item(notes, note, "; ");
     }
     std::string help = words_for(command, row.help) + (notes.empty() ? "" : " [" + notes + "]");
-    std::string line = "  " + (row.positional ? positional_name(row) : option_name(row) + value);
+    std::string line =
+        "  " + (row.positional ? positional_name(row) : dashes + option_name(row).substr(2) + value);
     line +=
         (int)line.size() < indent ? std::string(indent - line.size(), ' ') : "\n" + std::string(indent, ' ');
     return line + wrapped(help, indent, indent, width);

@@ -67,6 +67,9 @@ NAMES_OF(Dtype, "fp32", "bf16");
 enum class ExportDtype { stored, fp32, bf16 };
 NAMES_OF(ExportDtype, "stored", "fp32", "bf16");
 
+enum class EvalFormat { text, json };
+NAMES_OF(EvalFormat, "text", "json");
+
 enum class PlanFormat { text, json };
 NAMES_OF(PlanFormat, "text", "json");
 
@@ -173,6 +176,8 @@ struct Options : ModelConfig, Cut, Arithmetic {
     double failure_rate = 0.474;  // in 1,000 days of a device; 0: none
     int keep = 2;
     int keep_every = 0;
+    int keep_best = 0;
+    std::string best_set;  // a name in --val-data; empty: the first
     bool async_save = true;
     int disk_wait = 600;       // seconds
     std::string fallback_dir;  // empty: none
@@ -213,6 +218,8 @@ struct Options : ModelConfig, Cut, Arithmetic {
     int val_every = 100;
     long long val_tokens = 128 << 10;  // 0: all there are
     int val_batches = 0;               // 0: val_tokens says it
+    std::string choices;               // a file of questions; empty: none
+    int choices_every = 1000;          // steps; 0: never
     int sample_every = 0;
     int sample_tokens = 256;
     std::string prompt;
@@ -303,13 +310,21 @@ struct DataOptions {
     int document_end = -1;
 };
 
-struct SampleOptions {
+// How a model that is not trained is cut over processes; those that are left over share the work.
+struct InferenceCut {
+    int tp = 0, pp = 0;  // 0: the fewest ranks that it fits on
+    int zero = 0;        // 3: data ranks share the parameters
+};
+
+struct SampleOptions : InferenceCut {
     static constexpr Command command = command_sample;
 
     std::string run;        // a run directory | a checkpoint
     std::string tokenizer;  // empty: that of the run
     int seed = usual_seed;
-    std::string prompt, prompt_file;
+    bool seed_is_given = false;  // no option: without it a session on a terminal draws a seed
+    std::vector<std::string> prompt;
+    std::string prompt_file;
     bool interactive = false;
     int tokens = 256;
     float temperature = 1;
@@ -322,16 +337,18 @@ struct SampleOptions {
     bool cache = true;
 };
 
-struct EvalOptions {
+struct EvalOptions : InferenceCut {
     static constexpr Command command = command_eval;
 
-    std::string run;            // a run directory | a checkpoint
-    std::string tokenizer;      // empty: that of the run
-    std::string data, choices;  // data to measure on
+    std::vector<std::string> runs;  // run directories | checkpoints
+    std::string tokenizer;          // empty: that of each run
+    std::string data, choices;      // data to measure on
     int micro_batch = usual_micro_batch;
     int sequence_length = 0;  // 0: the model's context
     int limit = 0;            // samples or examples; 0: all
-    bool log = false;         // the run's log gets the results too
+    bool log = false;         // the log of each run gets the results too
+    EvalFormat format = EvalFormat::text;
+    std::string output;  // a file; empty: the standard output
 };
 
 struct InspectOptions {

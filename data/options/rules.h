@@ -12,6 +12,7 @@ command.
 
 #include "data/base/error.h"
 #include "data/options/cut_rules.h"
+#include "data/options/named_lists.h"
 #include "data/options/table.h"
 #include "data/options/values.h"
 #include "data/options/presets.h"
@@ -49,6 +50,26 @@ inline void check_micro_batch(const Options& options) {
         fail("--micro-batch %d: with sequences of %d tokens more than 2^31 tokens at once; lower it",
              options.micro_batch, options.sequence_length);
     }
+}
+
+// Refuses lists that are none, and a choice of the best by a validation that is not made.
+inline void check_validation(const Options& options) {
+    std::vector<NamedList> sets = named_lists("--val-data", options.val_data);
+    if (options.keep_best > 0 && (sets.empty() || options.val_every == 0))
+        fail("--keep-best %d: the best are found by validation, and there is none; give --val-data and "
+             "--val-every, or leave it out",
+             options.keep_best);
+    if (options.keep_best == 0 && !options.best_set.empty())
+        fail("--best-set %s: --keep-best says how many stay; give it too, or leave this out",
+             printable(options.best_set).c_str());
+    if (options.choices_every == 0 && !options.choices.empty())
+        fail("--choices %s: with --choices-every 0 they are never asked; leave one of them out",
+             printable(options.choices).c_str());
+    std::vector<std::string> names;
+    for (const NamedList& set : sets) names.push_back(set.name);
+    if (!options.best_set.empty() && std::ranges::count(names, options.best_set) == 0)
+        fail("--best-set %s: no set of --val-data has that name%s; name one of them",
+             printable(options.best_set).c_str(), nearest_name(options.best_set, names).c_str());
 }
 
 inline void check_checkpoint_options(const Options& options) {
@@ -154,7 +175,7 @@ inline void complete_training(Options& options, int processes, const LayoutChoic
     check_trace(options);
     check_comparisons(options);
     if (!options.batch_ramp.empty() && parse_batch_ramp(options.batch_ramp).steps >= options.steps) {
-        fail("--batch-ramp %s: ends after the run's %d steps; give fewer steps, or raise --steps",
+        fail("--batch-ramp %s: ends after the run's %d steps; give fewer steps, or a longer run",
              options.batch_ramp.c_str(), options.steps);
     }
     if (options.val_batches > 0)
@@ -165,6 +186,7 @@ inline void complete_training(Options& options, int processes, const LayoutChoic
         fail("--warmup-steps %d: more than the run's %d steps; lower it or raise --steps",
              options.warmup_steps, options.steps);
     }
+    check_validation(options);
     if (options.reset_positions && options.document_end < 0) {
         fail("--reset-positions on: documents are not told apart; give --document-end too, or leave it out");
     }
@@ -250,8 +272,15 @@ inline void complete_options(const DataOptions& options) {
     if (options.inputs.empty()) fail("data: nothing to look into; name token files");
 }
 
+inline void check_inference_cut(const InferenceCut& cut) {
+    if (cut.zero == 1 || cut.zero == 2)
+        fail("--zero %d: cuts what training keeps, and nothing is trained here; give 3, or leave it out",
+             cut.zero);
+}
+
 inline void complete_options(const SampleOptions& options) {
     check_run(options.run, "sample: nothing to sample from");
+    check_inference_cut(options);
     int prompts = !options.prompt.empty() + !options.prompt_file.empty() + options.interactive;
     if (prompts > 1) {
         fail("sample: a prompt comes from --prompt, --prompt-file or --interactive on; give one of "
@@ -265,9 +294,11 @@ inline void complete_options(const SampleOptions& options) {
 }
 
 inline void complete_options(const EvalOptions& options) {
-    check_run(options.run, "eval: nothing to evaluate");
+    check_run(options.runs.empty() ? "" : options.runs[0], "eval: nothing to evaluate");
+    check_inference_cut(options);
     if (options.data.empty() && options.choices.empty())
         fail("eval: nothing to measure on; give --data or --choices");
+    named_lists("--data", options.data);  // refuses what are none
 }
 
 inline void complete_options(const InspectOptions& options) {

@@ -46,7 +46,8 @@ inline const std::vector<OptionRow>& option_table() {
          shape},
         {FIELD(vocab_size), "Model", alike, range(1, 16777216), "Number of different tokens.", shape},
         {FIELD(context), "Model", alike, range(1, 16777216),
-         "Positions the model is made for, in tokens. With --init, a model with RoPE may be given others.",
+         "Positions the model is made for, in tokens. With --init, a model with RoPE can be given more or "
+         "fewer.",
          shape},
         {FIELD(norm), "Model", alike, by_name, "Normalisation before each sublayer.", shape},
         {FIELD(norm_eps), "Model", alike, range(1e-12, 1), "Added to the variance before its square root.",
@@ -71,7 +72,7 @@ inline const std::vector<OptionRow>& option_table() {
          shape},
         {FIELD(bias), "Model", alike, on_off, "Biases in the matrix products and in layernorm.", shape},
         {FIELD(qkv_bias), "Model", alike, on_off,
-         "--bias off: a bias of queries, keys and values nevertheless, as in Qwen2.", shape, !positional,
+         "With --bias off: biases of queries, keys and values alone, as in Qwen2.", shape, !positional,
          later},
         {FIELD(window), "Model", alike, range(0, 16777216),
          "Sliding window: each token attends to this many tokens, itself included. 0: to all before it.",
@@ -185,11 +186,13 @@ inline const std::vector<OptionRow>& option_table() {
          "or glob patterns, separated by commas; with weights, a blend: 0.7:web_*.bin,0.3:code.idx.",
          overridable_noted},
         {FIELD(val_data), "Data", alike, any_text,
-         "Token files to measure the validation loss on, in the same form. Empty: no validation.",
+         "Token files to measure the validation loss on, in the same form. Given several times, each with a "
+         "name, web=web_*.bin and code=code_*.bin, they are sets with losses of their own. Empty: no "
+         "validation.",
          overridable_noted},
         {FIELD(val_tokens), "Data", alike, count(0, 1e12),
-         "Tokens that one validation takes, the first of --val-data: the same ones whatever the batch and "
-         "the layout are, so that losses of several runs can be compared. 0: all.",
+         "Tokens that one validation takes, the first of each set of --val-data: the same ones whatever the "
+         "batch and the layout are, so that losses of several runs can be compared. 0: all.",
          overridable_noted},
         {FIELD(val_batches), "Data", alike, range(0, 1048576),
          "In place of --val-tokens: the tokens of this many batches of --global-batch, as it is when the run "
@@ -213,9 +216,9 @@ inline const std::vector<OptionRow>& option_table() {
          not_stored},
 
         {FIELD(config), "Run", own, any_text,
-         "File of options, under those of the command line: the options.json of a run, but for its ranks and "
-         "what holds for a single start, or lines such as learning-rate = 3e-4, as --print-config writes "
-         "them; # begins a comment.",
+         "File of options, for those that the command line leaves open: the options.json of a run, except "
+         "its ranks and what holds for one start, or lines such as learning-rate = 3e-4, as --print-config "
+         "makes them; # begins a comment.",
          not_stored},
         {FIELD(print_config), "Run", alike, on_off,
          "Print all options that the run would have, as --config reads them, and do not train.", not_stored},
@@ -252,14 +255,14 @@ inline const std::vector<OptionRow>& option_table() {
          "proposes."},
         {FIELD(steps), "Run", alike, count(1, most), "Optimizer steps of the run.", overridable_noted},
         {FIELD(epochs), "Run", alike, range(0, 1e6),
-         "In place of --steps: as many as it takes to go through --train-data so many times; a blend, "
-         "through "
-         "as many tokens as all of its sources have. 0: --steps says it.",
+         "In place of --steps: passes over --train-data; of a blend, over as many tokens as all sources "
+         "have. "
+         "0: --steps says it.",
          not_stored},
         {FIELD(max_time), "Run", alike, time(0, most),
-         "Seconds since the start of the process, by which the run has saved and ended, as one that is asked "
-         "to stop, for a job with a time limit: it begins no step that would be too late, by the time that "
-         "steps, validations and saves have taken so far. 0: no limit.",
+         "Seconds since the start of the process by which the run has saved and ended, as if asked to stop, "
+         "for a job with a time limit. It begins no step that would leave too little time to save, judged by "
+         "how long steps, validations and saves have taken. 0: no limit.",
          not_stored},
         {FIELD(micro_batch), "Run", alike, range(1, 1048576),
          "Sequences that go through the model at once on each data rank; more is faster and takes more "
@@ -301,6 +304,11 @@ inline const std::vector<OptionRow>& option_table() {
          "Newest checkpoints to keep; an older one is deleted when a new one is safely on disk. 0: all."},
         {FIELD(keep_every), "Checkpoints", alike, count(0, most),
          "Keep those after every so many steps too, for good; a multiple of --save-every. 0: none."},
+        {FIELD(keep_best), "Checkpoints", alike, range(0, most),
+         "Keep this many checkpoints with the lowest validation losses, beside those of --keep. One is saved "
+         "whenever a validation finds such a loss. 0: none."},
+        {FIELD(best_set), "Checkpoints", alike, any_text,
+         "The set of --val-data that --keep-best goes by. Empty: the first."},
         {FIELD(async_save), "Checkpoints", alike, on_off,
          "Train on while a checkpoint is written from a copy in the memory of the host. off: wait for the "
          "disk and save that memory."},
@@ -418,15 +426,16 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(tp), "Layout", alike, range(0, most_ranks),
          "Tensor parallelism: ranks that share each layer, every one with a part of the heads and of the "
          "MLP, and of the sequence in between. They talk in every layer, so they belong into one machine. It "
-         "must divide --heads, --channels, --mlp-width and --sequence-length. 0, or auto: train takes the "
-         "layout that plan finds to be the fastest for its ranks, on --machine; options of the layout that "
-         "are not at their defaults hold.",
+         "must divide --heads, --channels, --mlp-width and --sequence-length. 0, or auto: {train plan: train "
+         "takes the layout that plan finds to be the fastest for its ranks, on --machine; options of the "
+         "layout that are not at their defaults hold.}{sample eval: the fewest ranks that the model fits on; "
+         "those that are left over share the work.}",
          overridable_noted},
         {FIELD(pp), "Layout", alike, range(0, most_ranks),
          "Pipeline parallelism: stages that the layers are dealt to, in order, each on ranks of its own. "
-         "Only what goes from one layer to the next is sent, so stages may be far apart; but they wait for "
-         "each other at the beginning and end of a step, the less the more micro-batches --global-batch "
-         "holds. 0, or auto: as for --tp.",
+         "Only what goes from one layer to the next is sent, so stages may be far apart{train plan: ; but "
+         "they wait for each other at the beginning and end of a step, the less the more micro-batches "
+         "--global-batch holds}. 0, or auto: as for --tp.",
          overridable_noted},
         {FIELD(tp_overlap), "Layout", alike, range(0, 64),
          "--tp: parts in which the rows around a product are sent, each while another is computed. More "
@@ -451,9 +460,10 @@ inline const std::vector<OptionRow>& option_table() {
          "or pp * pp-chunks numbers in the order of the layers, such as 3,4,4,3.",
          layout},
         {FIELD(zero), "Layout", alike, range(0, 3),
-         "ZeRO: what a shard group keeps once instead of each data rank whole. 0: nothing, 1: the "
-         "optimizer's state, 2: the gradients too, 3: the parameters too. Each level saves memory; 1 sends "
-         "as much as 0, 2 and 3 more where a step has several micro-batches.",
+         "ZeRO: what {train plan: a shard group keeps once instead of each data rank whole. 0: nothing, 1: "
+         "the optimizer's state, 2: the gradients too, 3: the parameters too. Each level saves memory; 1 "
+         "sends as much as 0, 2 and 3 more where a step has several micro-batches.}{sample eval: the data "
+         "ranks keep once instead of each. 0: nothing, 3: the parameters.}",
          overridable_noted},
         {FIELD(shard_group), "Layout", alike, range(0, most_ranks),
          "Data ranks that --zero cuts over; the groups repeat each other. Smaller than --dp is hybrid "
@@ -485,22 +495,29 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(sample_every), "Sampling", alike, count(0, most),
          "Steps between samples from the model. 0: never."},
         {FIELD(sample_tokens), "Sampling", alike, count(1, 16777216), "Tokens of such a sample."},
-        {FIELD(prompt), "Sampling", alike, any_text, "Text that samples go on from."},
+        {FIELD_OF(Options, prompt), "Sampling", alike, any_text, "Text that samples continue."},
 
         {FIELD(run), "Model", alike, any_text,
          "Run directory, for its newest checkpoint, or the folder of one.", overridable, positional},
         {FIELD(runs), "Runs", alike, any_text,
-         "Run directories, drawn over each other; also while they are trained.", overridable, positional},
+         "{report: Run directories, drawn over each other; also while they are trained.}{eval: Run "
+         "directories, for their newest checkpoints, or folders of checkpoints.}",
+         overridable, positional},
         {FIELD(source), "Model", alike, any_text,
          "Folder of a Hugging Face model (config.json, *.safetensors), or a model_*.bin of llm.c; the "
          "optimizer's state is taken from state_*.bin files beside that one.",
          overridable, positional},
         {FIELD(verify), "Checkpoints", alike, on_off,
          "Read all of the checkpoint, compare it with its checksums, and name each damaged piece."},
-        {FIELD(prompt_file), "Sampling", alike, any_text,
-         "File that holds the prompt; - for the standard input."},
+        {FIELD_OF(SampleOptions, prompt), "Sampling", alike, any_text,
+         "Text to continue. May be given several times: all prompts are continued together."},
+        {FIELD(prompt_file), "Sampling", own, any_text,
+         "File that holds the prompt; - for the standard input. A .jsonl holds several, a line "
+         "{\"prompt\": ...} each."},
         {FIELD(interactive), "Sampling", alike, on_off,
-         "Ask for prompts, one a line, and answer each, until the input ends."},
+         "Ask for prompts, one a line, and answer each, until the input ends. On a terminal, arrow keys move "
+         "in a line and bring back earlier ones, /help lists commands that change options, and a --seed is "
+         "drawn unless one is given. Ctrl-C there ends an answer or drops a line; Ctrl-D ends the program."},
         {FIELD_OF(SampleOptions, tokens), "Sampling", alike, count(1, 16777216),
          "Tokens to add to the prompt."},
         {FIELD(temperature), "Sampling", alike, range(0, 100),
@@ -517,25 +534,31 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(stop), "Sampling", alike, any_text,
          "Text that ends a sample, and is left out. May be given several times."},
         {FIELD(samples), "Sampling", alike, count(1, 65535),
-         "Number of samples, which are made together; one alone appears word by word."},
+         "Number of samples of each prompt. All are made together; one alone appears word by word."},
         {FIELD(cache), "Sampling", alike, on_off,
          "Keep keys and values of earlier tokens, instead of computing them again for each token."},
 
         {FIELD(data), "Evaluation", alike, any_text,
-         "Token files to measure loss, perplexity and bits per byte on, in the form of --train-data."},
+         "Token files to measure loss, perplexity and bits per byte on, in the form of --train-data. Given "
+         "several times, each with a name, web=web_*.bin and code=code_*.bin, they are several results."},
+        {FIELD(choices_every), "Evaluation", alike, count(0, most),
+         "Steps between evaluations on --choices. 0: never."},
         {FIELD(choices), "Evaluation", alike, any_text,
          "Multiple-choice questions: lines of JSON, {\"context\": ..., \"choices\": [...], \"answer\": 0}, "
          "or an evaluation .bin of llm.c (HellaSwag)."},
         {FIELD(limit), "Evaluation", alike, count(0, most), "Samples and questions to take at most. 0: all."},
         {FIELD(log), "Evaluation", alike, on_off,
-         "Add the results to log.jsonl of the run, with the step of the checkpoint; also while it trains "
+         "Add the results to log.jsonl of each run, with the step of the checkpoint; also while it trains "
          "on."},
 
         {FIELD(output), "Output", alike, any_text,
          "{tokenize: Beginning of the names of the files to write: PREFIX_train_000000.bin, "
          "PREFIX_val_000000.bin ...}{export: Folder to make, or with --format llmc the file.}{import: Run "
          "directory to make.}{report: File to write, or with --format tensorboard the folder. Empty: "
-         "report.html or report.csv in the first run, tensorboard in each.}"},
+         "report.html or report.csv in the first run, tensorboard in each.}{eval: File to write the "
+         "results to. Empty: the standard output.}"},
+        {FIELD_OF(EvalOptions, format), "Output", alike, by_name,
+         "Sentences, or JSON: a list of runs, each with its results."},
         {FIELD_OF(ExportOptions, format), "Output", alike, by_name,
          "hf: a folder that Hugging Face transformers loads: config.json, model.safetensors, tokenizer.json. "
          "llmc: a model .bin of llm.c, for models of the shape of GPT-2."},

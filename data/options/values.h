@@ -144,9 +144,9 @@ inline std::string suffixes_text(const OptionRow& row) {
     case Suffixes::none:
         return "";
     case Suffixes::of_count:
-        return "k, M, G or B, and T are powers of 1000, Ki to Ti of 1024";
+        return "k, M, B, T: powers of 1000; Ki to Ti: of 1024";
     case Suffixes::of_size:
-        return "k, M and G are powers of 1024";
+        return "k, M, G: powers of 1024";
     case Suffixes::of_time:
         return "a time such as 90m, 2h or 3h50m";
     }
@@ -176,8 +176,10 @@ constexpr const char* not_a_number = "not a number";
         kind = is_whole(row) ? "a whole number " : "a number ";
         kind += is_open_ended(row) ? "of " : "from ";
     }
-    fail("%s %s: %s; give %s%s", option_name(row).c_str(), value.empty() ? "''" : printable(value).c_str(),
-         reason, kind.c_str(), limits_text(row).c_str());
+    std::string suffixes = suffixes_text(row);
+    if (!suffixes.empty()) suffixes = " (" + suffixes + ")";
+    fail("%s %s: %s; give %s%s%s", option_name(row).c_str(), value.empty() ? "''" : printable(value).c_str(),
+         reason, kind.c_str(), limits_text(row).c_str(), suffixes.c_str());
 }
 
 inline void check_limits(const OptionRow& row, const OptionValue& any) {

@@ -220,7 +220,7 @@ public:
     OrderedJson json() const { return facts_; }
 
 private:
-    void add(const char* name, const std::string& words) {
+    void add(const std::string& name, const std::string& words) {
         if (!words.empty()) facts_.push_back({name, words});
     }
 
@@ -297,12 +297,14 @@ private:
     void result() {
         if (const Series& loss = run_.series("loss"); loss.points() > 0)
             add("loss", text("%.4f at step %lld", loss.last(), (long long)loss.last_step()));
-        const Series& validation = run_.series("val_loss");
-        if (validation.points() > 0) {
+        for (const std::string& name : run_.validation_losses()) {
+            const Series& validation = run_.series(name);
+            if (validation.points() == 0) continue;
             double best = INFINITY;
             for (const Series::Bucket& bucket : validation.buckets()) best = std::min(best, bucket.low);
-            add("validation loss", text("%.4f at step %lld, at best %.4f", validation.last(),
-                                        (long long)validation.last_step(), best));
+            add("validation loss" + (name == "val_loss" ? "" : " of " + name.substr(name.find('/') + 1)),
+                text("%.4f at step %lld, at best %.4f", validation.last(), (long long)validation.last_step(),
+                     best));
         }
         if (const Series& speed = run_.series("tokens_per_s"); speed.points() > 0) {
             std::string words = human(speed.last()) + " tokens/s";
@@ -436,8 +438,9 @@ inline OrderedJson samples_json(const RunHistory& run) {
 
 inline OrderedJson run_json(const RunHistory& run, double now) {
     OrderedJson curves = OrderedJson::object(), phases = OrderedJson::array();
-    for (const char* name :
-         {"loss", "val_loss", "grad_norm", "lr", "tokens_per_s", "mfu", "gemm_share", "ms"}) {
+    std::vector<std::string> names = run.validation_losses();
+    names.insert(names.begin(), {"loss", "grad_norm", "lr", "tokens_per_s", "mfu", "gemm_share", "ms"});
+    for (const std::string& name : names) {
         const Series& series = run.series(name);
         if (series.points() + series.not_finite() > 0) curves[name] = curve_json(series);
     }

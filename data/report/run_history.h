@@ -100,12 +100,13 @@ public:
         if (dropped_ > 0)
             notes_.push_back("log.jsonl: " + counted(dropped_, "line") +
                              " could never be written, for want of a disk");
-        for (const char* name : {"loss", "grad_norm", "val_loss"}) {
+        std::vector<std::string> may_be_nan = validation_losses();
+        may_be_nan.insert(may_be_nan.begin(), {"loss", "grad_norm"});
+        for (const std::string& name : may_be_nan) {
             const Series& curve = series(name);
             if (curve.not_finite() == 0) continue;
-            notes_.push_back(std::string(name) + " is not a finite number at " +
-                             counted(curve.not_finite(), "step") + ", first at step " +
-                             std::to_string(curve.without_number()[0]));
+            notes_.push_back(name + " is not a finite number at " + counted(curve.not_finite(), "step") +
+                             ", first at step " + std::to_string(curve.without_number()[0]));
         }
         if (steps_back_ > 0)
             notes_.push_back("log.jsonl: steps go back " + counted(steps_back_, "time") +
@@ -116,12 +117,12 @@ public:
     // Notes if another run measured its validation loss on other tokens. They are known by their content, or
     // of runs of earlier programs by the options.
     void compare_validation(const RunHistory& other) {
-        if (series("val_loss").points() == 0 || other.series("val_loss").points() == 0) return;
+        if (validation_losses().empty() || other.validation_losses().empty()) return;
         const nlohmann::json &own_set = object_in(start_, "validation"),
                              &other_set = object_in(other.start_, "validation");
         bool known = !own_set.empty() && !other_set.empty();
         bool same = known
-                        ? own_set == other_set
+                        ? are_comparable(own_set, other_set)
                         : text_in(options_, "val_data") == text_in(other.options_, "val_data") &&
                               integer_in(options_, "val_tokens") == integer_in(other.options_, "val_tokens");
         if (same) return;
@@ -142,6 +143,13 @@ public:
         static const Series none;
         auto found = series_.find(name);
         return found == series_.end() ? none : found->second;
+    }
+    // The names of those of validation: "val_loss", or "val_loss/NAME" of each set.
+    std::vector<std::string> validation_losses() const {
+        std::vector<std::string> names;
+        for (const auto& [name, series] : series_)
+            if (is_validation_loss(name)) names.push_back(name);
+        return names;
     }
     const std::vector<std::pair<std::string, Series>>& phases() const { return phases_; }
     const Series& waited() const { return waited_; }
@@ -221,7 +229,8 @@ private:
         bool is_skipped = line.value("skipped", nlohmann::json()) == true;
         if (is_skipped) skipped_.add(line);
         if (line.contains("loss")) add_step(step, line, is_skipped);
-        if (line.contains("val_loss")) series_["val_loss"].add(step, number_in(line, "val_loss"));
+        for (const auto& [name, value] : line.items())
+            if (is_validation_loss(name)) series_[name].add(step, number_of(value));
         if (line.contains("loss") || is_skipped) last_step_ = step;
         was_asked_ =
             line.contains("stopped") || (was_asked_ && !line.contains("start") && !line.contains("loss"));
@@ -229,7 +238,7 @@ private:
 
     void add_start(int64_t step, const nlohmann::json& start) {
         const nlohmann::json &before = object_in(start_, "validation"), &now = object_in(start, "validation");
-        if (!before.empty() && !now.empty() && before != now)
+        if (!before.empty() && !now.empty() && !are_comparable(before, now))
             notes_.push_back(
                 text("its validation loss is that of other tokens from step %lld on", (long long)step));
         start_ = start;

@@ -35,7 +35,7 @@ inline bool is_curve(std::string_view field) {
 template <typename Take>
 void take_scalars(const nlohmann::json& line, Take&& take) {
     for (const auto& [name, value] : line.items()) {
-        bool was_nan = value.is_null() && (name == "loss" || name == "val_loss" || name == "grad_norm");
+        bool was_nan = value.is_null() && (name == "loss" || name == "grad_norm" || is_validation_loss(name));
         if (value.is_number() ? is_curve(name) : was_nan) take("", name, number_of(value));
         if (name == "skipped" && value == true) take("", name, 1.0);
     }

@@ -35,6 +35,29 @@ inline std::string log_path(const std::string& run_dir) {
     return run_dir + "/log.jsonl";
 }
 
+// The field of a validation loss in the log: of the one set, or of a set with a name.
+inline std::string validation_field(const std::string& set) {
+    return set.empty() ? "val_loss" : "val_loss/" + set;
+}
+inline bool is_validation_loss(std::string_view field) {
+    return field == validation_field("") || field.starts_with(validation_field("") + "/");
+}
+
+// Tells whether two records of validation sets have the same tokens, as far as they can be compared: sets of
+// one name, or one set without a name and any other.
+inline bool are_comparable(const nlohmann::json& a, const nlohmann::json& b) {
+    auto is_alone = [](const nlohmann::json& record) { return record.contains("content"); };
+    if (is_alone(a) && is_alone(b)) return a == b;
+    if (is_alone(b)) return are_comparable(b, a);
+    bool any = false;
+    for (const auto& [name, set] : b.items()) {
+        if (is_alone(a) ? set != a : !a.contains(name)) continue;
+        if (!is_alone(a) && a[name] != set) return false;
+        any = true;
+    }
+    return any;
+}
+
 // The files of a supervisor, train_gpt launch (data/supervisor/state.h).
 inline std::string supervisor_path(const std::string& run_dir) {
     return run_dir + "/supervisor.json";

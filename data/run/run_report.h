@@ -52,14 +52,14 @@ inline std::string communication_note(const nlohmann::json& before, const std::s
 }
 
 // Says the same of the tokens that it validates on.
-inline std::string validation_note(const nlohmann::json& before, const ValidationSet& set) {
-    if (!before.is_object() || !before.contains("validation") || set.samples == 0) return "";
-    if (before["validation"] == nlohmann::json(record_of(set))) return "";
+inline std::string validation_note(const nlohmann::json& before, const std::vector<ValidationSet>& sets) {
+    if (!before.is_object() || !before.contains("validation") || sets.empty()) return "";
+    if (are_comparable(before["validation"], record_of(sets))) return "";
     return "the validation loss is that of other tokens from here on";
 }
 
 // done: steps that were made before.
-inline void print_run(const Options& o, const TokenLoader& data, const ValidationSet& validation,
+inline void print_run(const Options& o, const TokenLoader& data, const std::vector<ValidationSet>& validation,
                       int64_t done) {
     double count = (double)parameter_count(o);
     int T = o.sequence_length;
@@ -72,9 +72,14 @@ inline void print_run(const Options& o, const TokenLoader& data, const Validatio
     for (const std::string& line : data.summary()) print("             %s\n", line.c_str());
     for (const std::string& path : data.too_short())
         print("             %s is shorter than a sample: not used\n", path.c_str());
-    if (validation.samples > 0 && o.val_every > 0)
-        print("validation   %s tokens, after every %d steps\n", human((double)validation.tokens).c_str(),
-              o.val_every);
+    std::string sets;
+    for (const ValidationSet& set : validation)
+        append_item(sets,
+                    human((double)set.tokens) + " tokens" + (set.name.empty() ? "" : " of " + set.name));
+    if (!sets.empty() && o.val_every > 0)
+        print("validation   %s, after every %d steps\n", sets.c_str(), o.val_every);
+    if (!o.choices.empty() && o.choices_every > 0)
+        print("choices      %s, after every %d steps\n", o.choices.c_str(), o.choices_every);
     // The files may be others than those of the steps before.
     long long tokens = tokens_until(o, o.steps) - tokens_until(o, done);
     double epochs = (double)tokens / T / data.samples_per_epoch();
@@ -91,7 +96,7 @@ inline void print_run(const Options& o, const TokenLoader& data, const Validatio
 
 // notes: what else there is to tell, a line each.
 inline void print_header(const Options& o, const std::string& device, const TokenLoader& data,
-                         const ValidationSet& validation, int64_t done,
+                         const std::vector<ValidationSet>& validation, int64_t done,
                          const std::vector<std::string>& notes) {
     int width = screen.is_terminal() ? std::min(screen.width(), terminal_width()) : terminal_width();
     print("%s\n", options_summary(o, width).c_str());

@@ -168,10 +168,18 @@ public:
         return recent_ * (double)(tokens_until(o_, o_.steps) - tokens_until(o_, step));
     }
 
-    void validation(int step, float loss) {
+    // set: its name, or nothing where there is one alone.
+    void validation(int step, const std::string& set, float loss) {
         Screen::Turn turn(screen);
-        print("step %6d/%d  validation loss %.4f\n", step, o_.steps, loss);
-        write({{"step", step}, {"val_loss", loss}});
+        print("step %6d/%d  validation loss %.4f%s\n", step, o_.steps, loss,
+              set.empty() ? "" : (" of " + set).c_str());
+        write({{"step", step}, {validation_field(set), loss}});
+    }
+    // words: what `eval` prints of a result; record: what it adds to the log.
+    void evaluation(int step, const std::string& words, const nlohmann::ordered_json& record) {
+        Screen::Turn turn(screen);
+        print("step %6d/%d  %s\n", step, o_.steps, words.c_str());
+        write({{"step", step}, {"eval", record}});
     }
 
     void sample(int step, const std::string& sample) {

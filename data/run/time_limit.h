@@ -26,9 +26,9 @@ public:
     // most: seconds since the process began; 0: any number
     explicit TimeLimit(int most, double begun = process_begun) : most_(most), begun_(begun) {}
 
-    TimeTaken token, validation, sample, save;  // token: of a step
+    TimeTaken token, validation, choices, sample, save;  // token: of a step
 
-    // Tells whether there is not so much time left.
+    // Tells whether less time than this is left.
     bool is_over(double seconds, double now = seconds_now()) const {
         constexpr double to_leave = 1;  // seconds from the last save to the end of the process
         return most_ > 0 && now - begun_ + seconds + to_leave > most_;

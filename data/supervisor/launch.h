@@ -201,12 +201,11 @@ private:
                       names_text(places_).c_str()));
         Words command = {program_};
         command.insert(command.end(), line_.job.begin(), line_.job.end());
-        if (!state_.resume.empty()) set_resume(command, state_.resume);
+        if (!state_.resume.empty()) set_option(command, "--resume", state_.resume);
         // The limit is that of the job around this program, however often it starts its own.
         int passed = (int)(seconds_now() - process_begun);
-        if (line_.max_time > 0 && passed > 0)
-            command.insert(command.end(),
-                           {"--max-time", std::to_string(std::max(line_.max_time - passed, 1))});
+        if (line_.max_time > 0)
+            set_option(command, "--max-time", std::to_string(std::max(line_.max_time - passed, 1)));
         if (!is_single()) command = launcher_.start(places_, scratch_.hosts_file(places_), command);
         state_.number++;
         state_.places = places_;
@@ -227,11 +226,16 @@ private:
         return is_alone_ && line_.ranks == 1 && o_.launcher == LaunchOptions().launcher;
     }
 
-    static void set_resume(Words& command, const std::string& checkpoint) {
+    // Replaces the value of an option in a command line, or adds it.
+    static void set_option(Words& command, const std::string& name, const std::string& value) {
+        bool is_there = false;
         for (size_t i = 0; i < command.size(); i++) {
-            if (command[i] == "--resume" && i + 1 < command.size()) command[i + 1] = checkpoint;
-            if (command[i].starts_with("--resume=")) command[i] = "--resume=" + checkpoint;
+            if (command[i] == name && i + 1 < command.size())
+                command[i + 1] = value, is_there = true;
+            else if (command[i].starts_with(name + "="))
+                command[i] = name + "=" + value, is_there = true;
         }
+        if (!is_there) command.insert(command.end(), {name, value});
     }
 
     // Ranks that were killed may hold the log a moment longer, and the next ones would be refused.

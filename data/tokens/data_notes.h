@@ -8,6 +8,7 @@ model is validated on what it trains on, by the same files under any name, or co
 #include <climits>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <sys/stat.h>
 #include <utility>
@@ -65,14 +66,17 @@ inline std::vector<std::string> overlap_warnings(const TokenLoader& train, const
 }
 
 // Notes about the data of a run before it starts. Refuses data that were made for another
-// tokenizer. val and tokenizer: or null.
-inline std::vector<std::string> data_notes(const TokenLoader& train, const TokenLoader* val,
+// tokenizer. tokenizer: or null.
+inline std::vector<std::string> data_notes(const TokenLoader& train,
+                                           const std::vector<std::unique_ptr<TokenLoader>>& validation,
                                            const Tokenizer* tokenizer, int document_end) {
     std::vector<std::string> notes = check_token_records(train, tokenizer, document_end);
     auto add = [&](const std::vector<std::string>& more) {
         notes.insert(notes.end(), more.begin(), more.end());
     };
-    if (val) add(check_token_records(*val, tokenizer, document_end));
-    if (val) add(overlap_warnings(train, *val));
+    for (const auto& files : validation) {
+        add(check_token_records(*files, tokenizer, document_end));
+        add(overlap_warnings(train, *files));
+    }
     return notes;
 }

@@ -18,14 +18,15 @@ a run that goes on, and a report of several runs, can tell whether their losses 
 
 struct ValidationSet {
     uint64_t samples = 0, tokens = 0;
-    std::string content = {};  // hash_of_samples(), on the first rank, which keeps the log
+    std::string name = {};     // empty: it is the only one, and has none
+    std::string content = {};  // hash_of_samples()
 };
 
 // files: with samples of T tokens. wanted: tokens; 0: all.
 inline ValidationSet validation_set(const TokenLoader& files, int T, long long wanted) {
     uint64_t all = files.samples_per_epoch(), asked = (uint64_t)wanted / (uint64_t)T;
     uint64_t samples = wanted == 0 ? all : std::clamp<uint64_t>(asked, 1, all);
-    return {samples, samples * (uint64_t)T};
+    return {.samples = samples, .tokens = samples * (uint64_t)T};
 }
 
 // A hash of up to 64 of its samples, at equal distances. files: in sequential order. Throws Error where
@@ -41,7 +42,13 @@ inline std::string hash_of_samples(const ValidationSet& set, const TokenLoader& 
     return text("%016llx", (unsigned long long)XXH3_64bits(tokens.data(), tokens.size() * sizeof(int)));
 }
 
-// For the line of the log that tells how a run was started.
-inline nlohmann::ordered_json record_of(const ValidationSet& set) {
-    return {{"tokens", set.tokens}, {"content", set.content}};
+// For the line of the log that tells how a run was started: of sets with names, by their names.
+inline nlohmann::ordered_json record_of(const std::vector<ValidationSet>& sets) {
+    nlohmann::ordered_json by_name;
+    for (const ValidationSet& set : sets) {
+        nlohmann::ordered_json record = {{"tokens", set.tokens}, {"content", set.content}};
+        if (set.name.empty()) return record;
+        by_name[set.name] = record;
+    }
+    return by_name;
 }

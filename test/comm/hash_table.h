@@ -241,7 +241,7 @@ public:
           toy_(world, {.dp = world.size(), .shard = world.size()}, toy_model(true), {.level = 3}),
           table_(world),
           parts_{&toy_.contributor, &table_},
-          saver_(parts_, world, run_dir, keep, 0, in_background) {}
+          saver_(parts_, world, run_dir, {.newest = keep}, in_background) {}
 
     int step() const { return step_; }
     const Contributors& parts() const { return parts_; }

@@ -124,7 +124,7 @@ TEST_CASE("a state comes back bit for bit") {
             CommonFolder run;
             ToyState toy(test_world(), c.shape, toy_model(c.tied), c.settings);
             std::vector<Slot> slots = slots_of(c.settings);
-            CheckpointSaver saver(toy.parts, test_world(), run.path, 0, 0, in_background);
+            CheckpointSaver saver(toy.parts, test_world(), run.path, {}, in_background);
             fill(toy.state);
             CHECK(wrong_bytes(toy.state, slots) == 0);
             std::optional<SaveReport> report = saver.save(about_step(7));
@@ -161,7 +161,7 @@ TEST_CASE("on the same layout each rank reads what it wrote") {
         CAPTURE(std::string(c.name));
         CommonFolder run;
         ToyState toy(test_world(), c.shape, toy_model(c.tied), c.settings);
-        CheckpointSaver saver(toy.parts, test_world(), run.path, 0, 0, false);
+        CheckpointSaver saver(toy.parts, test_world(), run.path, {}, false);
         CHECK(save_now(saver, 1).error == "");
         CheckpointReader reader(checkpoint_folder(run.path, 1));
         TensorPlaces places(c.shape, toy.layout_at(), reader.index());
@@ -188,7 +188,7 @@ TEST_CASE("what replicas have alike is read once, and comes to all of them over 
         CommonFolder run;
         ToyState toy(test_world(), c.shape, toy_model(c.tied), c.settings);
         std::vector<Slot> slots = slots_of(c.settings);
-        CheckpointSaver saver(toy.parts, test_world(), run.path, 0, 0, false);
+        CheckpointSaver saver(toy.parts, test_world(), run.path, {}, false);
         fill(toy.state);
         CHECK(save_now(saver, 1).error == "");
         fill(toy.state, 1);
@@ -292,7 +292,7 @@ TEST_CASE("ranks without a part of so small a model write no file") {
         {{0, Unit::embedding, "in", 3, 0, 0, 1, true}, {1, Unit::head, "out", 70, 0, 0, 1, true}}, 0, false};
     CommonFolder run;
     ToyState toy(test_world(), {.dp = n, .shard = n}, small, {.level = 3});
-    CheckpointSaver saver(toy.parts, test_world(), run.path, 0, 0, true);
+    CheckpointSaver saver(toy.parts, test_world(), run.path, {}, true);
     fill(toy.state);
     CHECK(save_now(saver, 1).error == "");
     std::string folder = checkpoint_folder(run.path, 1);
@@ -311,7 +311,7 @@ TEST_CASE("a step on the host goes on from what was loaded") {
     CommonFolder run;
     int n = test_world().size();
     ToyState toy(test_world(), {.dp = n, .shard = n}, toy_model(true), {.level = 1, .offload = true});
-    CheckpointSaver saver(toy.parts, test_world(), run.path, 0, 0, false);
+    CheckpointSaver saver(toy.parts, test_world(), run.path, {}, false);
     fill(toy.state);
     CHECK(save_now(saver, 1).error == "");
     ToyState fresh(test_world(), toy.shape, toy.model, toy.state.settings());
@@ -371,7 +371,7 @@ TEST_CASE("a step waits for the copies that were begun before it, and for nothin
 TEST_CASE("saves in a row, of which the newest are kept") {
     CommonFolder run;
     ToyState toy(test_world(), {.dp = test_world().size()}, toy_model(true), {.keep_master = narrow});
-    CheckpointSaver saver(toy.parts, test_world(), run.path, 2, 20, true);
+    CheckpointSaver saver(toy.parts, test_world(), run.path, {2, 20}, true);
     CHECK(!saver.under_way());
     for (int step = 10; step <= 50; step += 10) {
         fill(toy.state, step);
@@ -400,7 +400,7 @@ TEST_CASE("a save is published by itself, and also if nobody asks for it any mor
     CommonFolder run;
     ToyState toy(test_world(), {.dp = test_world().size()}, toy_model(true), {});
     {
-        CheckpointSaver saver(toy.parts, test_world(), run.path, 0, 0, true);
+        CheckpointSaver saver(toy.parts, test_world(), run.path, {}, true);
         saver.save(about_step(1));
         while (!saver.is_ready()) sched_yield();
         CHECK(checkpoint_steps(run.path) == std::vector<int64_t>{1});
@@ -416,7 +416,7 @@ TEST_CASE("a folder that cannot be made costs the checkpoint, and nothing else")
     for (bool in_background : {false, true}) {
         CAPTURE(in_background);
         CommonFolder run;
-        CheckpointSaver saver(toy.parts, test_world(), run.path, 1, 0, in_background);
+        CheckpointSaver saver(toy.parts, test_world(), run.path, {1}, in_background);
         fill(toy.state);
         CHECK(save_now(saver, 1).error == "");
 
@@ -455,7 +455,7 @@ TEST_CASE("a file that is too large for its rank costs the checkpoint, and nothi
     for (bool in_background : {false, true}) {
         CAPTURE(in_background);
         CommonFolder run;
-        CheckpointSaver saver(toy.parts, test_world(), run.path, 1, 0, in_background);
+        CheckpointSaver saver(toy.parts, test_world(), run.path, {1}, in_background);
         fill(toy.state);
         CHECK(save_now(saver, 1).error == "");
         struct rlimit free_limit, limit;
@@ -485,7 +485,7 @@ TEST_CASE("a damaged piece is an error of all ranks, and an older checkpoint loa
     CommonFolder run;
     int n = test_world().size();
     ToyState toy(test_world(), {.dp = n, .shard = n}, toy_model(true), {.level = 1, .keep_master = narrow});
-    CheckpointSaver saver(toy.parts, test_world(), run.path, 0, 0, false);
+    CheckpointSaver saver(toy.parts, test_world(), run.path, {}, false);
     for (int step : {1, 2}) {
         fill(toy.state, step);
         CHECK(save_now(saver, step).error == "");
@@ -514,7 +514,7 @@ TEST_CASE("a save that finds the device failed is not taken for one, and the nex
     fill(toy.state);
     for (bool in_background : {true, false}) {
         CAPTURE(in_background);
-        CheckpointSaver saver(toy.parts, test_world(), run.path, 0, 0, in_background);
+        CheckpointSaver saver(toy.parts, test_world(), run.path, {}, in_background);
         auto fails = [](void*) { fail("kernel: it failed"); };
         cudaCheck(cudaLaunchHostFunc(toy.state.stream(), fails, nullptr));
         if (in_background)
@@ -542,7 +542,7 @@ TEST_CASE("a state keeps the slots of its optimizer, and refuses a checkpoint th
     auto momentum = state_of({Slot::m});
     CHECK(momentum->state.owned_slot(Slot::v, 0) == nullptr);
     {
-        CheckpointSaver saver(momentum->parts, test_world(), run.path, 0, 0, false);
+        CheckpointSaver saver(momentum->parts, test_world(), run.path, {}, false);
         fill(momentum->state);
         CHECK(save_now(saver, 1).error == "");
     }
@@ -565,7 +565,7 @@ TEST_CASE("a slot that matrices do not have is saved and loaded without them, on
     };
     {
         auto saved = state_of({.dp = n, .shard = n}, settings);
-        CheckpointSaver saver(saved->parts, test_world(), run.path, 0, 0, false);
+        CheckpointSaver saver(saved->parts, test_world(), run.path, {}, false);
         fill(saved->state);
         CHECK(wrong_bytes(saved->state, slots_of(settings)) == 0);
         CHECK(save_now(saver, 1).error == "");
@@ -596,7 +596,7 @@ TEST_CASE("a checkpoint of another model is refused by name") {
     ToyModel saved = toy_model(false);
     {
         ToyState toy(test_world(), {.dp = n}, saved, {.training = false});
-        CheckpointSaver saver(toy.parts, test_world(), run.path, 0, 0, false);
+        CheckpointSaver saver(toy.parts, test_world(), run.path, {}, false);
         fill(toy.state);
         CHECK(save_now(saver, 1).error == "");
     }
@@ -621,7 +621,7 @@ TEST_CASE("weights alone can be loaded into a state that trains") {
     CommonFolder run;
     int n = test_world().size();
     ToyState toy(test_world(), {.dp = n, .shard = n}, toy_model(true), {.level = 1, .keep_master = narrow});
-    CheckpointSaver saver(toy.parts, test_world(), run.path, 0, 0, false);
+    CheckpointSaver saver(toy.parts, test_world(), run.path, {}, false);
     fill(toy.state);
     CHECK(save_now(saver, 1).error == "");
     fill(toy.state, 1);
@@ -663,7 +663,7 @@ TEST_CASE("tensors of several pieces, of whole rows and of some columns") {
     int step = 0;
     for (const MeshShape& shape : shapes) {
         ToyState toy(test_world(), shape, large_model(), {.training = false});
-        CheckpointSaver saver(toy.parts, test_world(), run.path, 0, 0, shape.tp > 1);
+        CheckpointSaver saver(toy.parts, test_world(), run.path, {}, shape.tp > 1);
         fill(toy.state);
         CHECK(save_now(saver, ++step).error == "");
     }

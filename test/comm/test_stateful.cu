@@ -163,8 +163,7 @@ TEST_CASE("where one contributor cannot begin a save, nothing of the others is l
     CHECK(run.save().error == "");
     Unwilling unwilling;
     {
-        CheckpointSaver saver({run.parts()[0], run.parts()[1], &unwilling}, test_world(), run.path, 0, 0,
-                              true);
+        CheckpointSaver saver({run.parts()[0], run.parts()[1], &unwilling}, test_world(), run.path, {}, true);
         CHECK_THROWS_AS(saver.save(about_step(2)), Error);
         CHECK(!saver.under_way());
     }

@@ -7,6 +7,7 @@
 
 #include "data/checkpoint/builder.h"
 #include "data/checkpoint/folder.h"
+#include "data/checkpoint/retention.h"
 #include "test/data/failing_calls.h"
 #include "test/support/file_testing.h"
 #include "test/data/forged_checkpoint.h"
@@ -431,11 +432,11 @@ TEST_CASE("checkpoints of a run") {
 
 TEST_CASE("old checkpoints go") {
     TemporaryFolder run;
-    auto kept = [&](int keep, int64_t keep_every) {
+    auto kept = [&](int keep, int64_t keep_every, std::vector<int64_t> best = {}) {
         for (int64_t step = 0; step <= 50; step += 10)
             fs::create_directories(checkpoint_folder(run.path, step) + "/inside");
         fs::create_directories(checkpoint_folder(run.path, 10) + ".partial");  // in the way
-        keep_newest(run.path, keep, keep_every);
+        remove_old_checkpoints(run.path, {keep, keep_every, best});
         return checkpoint_steps(run.path);
     };
     using Steps = std::vector<int64_t>;
@@ -443,8 +444,37 @@ TEST_CASE("old checkpoints go") {
     CHECK(kept(2, 0) == Steps{50, 40});
     CHECK(kept(1, 20) == Steps{50, 40, 20, 0});
     CHECK(kept(9, 0) == Steps{50, 40, 30, 20, 10, 0});
+    CHECK(kept(2, 0, {10, 40, 99}) == Steps{50, 40, 30, 10});
     CHECK(kept(1, 0) == Steps{50});
     CHECK(names(run / "checkpoints") == Names{"step_00000050"});
+}
+
+TEST_CASE("the best checkpoints are those of the lowest losses, the earliest of equals") {
+    BestCheckpoints best;
+    using Losses = std::vector<std::pair<int64_t, double>>;
+    CHECK_FALSE(best.begin("", "1f"));
+    CHECK(best.add(10, 5, 2));
+    CHECK(best.add(20, 4, 2));
+    CHECK_FALSE(best.add(30, 5, 2));
+    CHECK_FALSE(best.add(35, NAN, 2));
+    CHECK(best.losses == Losses{{20, 4}, {10, 5}});
+    CHECK(best.words() == "step 20: 4.0000, step 10: 5.0000");
+    CHECK(best.add(40, 4.5, 2));
+    CHECK(best.losses == Losses{{20, 4}, {40, 4.5}});
+    nlohmann::json header = {{best_key, to_json(best)}};
+    CHECK(best_checkpoints(header, "here").losses == best.losses);
+    CHECK(best_checkpoints(nlohmann::json::object(), "here").losses.empty());
+    CHECK_REFUSED(best_checkpoints({{best_key, {1, 2}}}, "here"), "here: best is not as it is written");
+    // a run that went back has not been there; and another set has other losses
+    CHECK(best.add(20, 4.7, 2));
+    CHECK(best.losses == Losses{{20, 4.7}});
+    CHECK_FALSE(best.begin("", "1f"));
+    CHECK(best.begin("", "2e"));
+    CHECK(best.losses.empty());
+    CHECK_FALSE(best.begin("web", "2e"));
+    CHECK(best.add(30, 9, 2));
+    CHECK(best.words() == "step 30: 9.0000 of web");
+    CHECK(best.begin("code", "2e"));
 }
 
 TEST_CASE("a checkpoint is there when it is whole") {

@@ -20,18 +20,54 @@ static double fake_loss(int token, int target, int doc_start, int position) {
     return target < 0 ? 1e6 : 0.25 * token + 0.5 * target + doc_start + 3 * position;
 }
 
-static auto fake_losses(size_t N) {
-    return [N](const HostBatch& batch) {
-        REQUIRE(batch.targets == batch.tokens + N);
-        if (batch.doc_start) REQUIRE(batch.doc_start == batch.targets + N);
-        REQUIRE(batch.positions == batch.targets + 2 * N);
-        std::vector<float> losses(N);
-        for (size_t i = 0; i < N; i++) {
+// A data rank of several takes its batches; what all of them have is for the test to add up.
+class FakeLosses : public LossSource {
+public:
+    FakeLosses(int B, int T, int ranks = 1, int rank = 0)
+        : N_((size_t)B * (size_t)T), T_(T), ranks_(ranks), rank_(rank) {}
+
+    bool documents = true;  // whether batches say where they begin
+
+    int ranks() const override { return ranks_; }
+    void each(uint64_t count, const Load& load, const Take& take) override {
+        for (uint64_t first = 0; first < count; first += (uint64_t)ranks_) {
+            uint64_t number = first + (uint64_t)rank_;
+            HostBatch batch = load(number);
+            take(number, {batch.targets, batch.targets + N_}, losses(batch));
+        }
+    }
+    void add_up(std::vector<double>&) override {}
+
+private:
+    std::vector<float> losses(const HostBatch& batch) const {
+        REQUIRE(batch.targets == batch.tokens + N_);
+        if (batch.doc_start) REQUIRE(batch.doc_start == batch.targets + N_);
+        CHECK((documents || batch.doc_start == nullptr));
+        REQUIRE(batch.positions == batch.targets + 2 * N_);
+        std::vector<float> losses(N_);
+        for (size_t i = 0; i < N_; i++) {
             int start = batch.doc_start ? batch.doc_start[i] : 0;
+            if (!documents) REQUIRE(batch.positions[i] == (int)i % T_);
             losses[i] = (float)fake_loss(batch.tokens[i], batch.targets[i], start, batch.positions[i]);
         }
         return losses;
-    };
+    }
+
+    const size_t N_;
+    const int T_, ranks_, rank_;
+};
+
+static DataScore evaluate(const std::string& path, int limit, const Options& o, const Tokenizer* tokenizer,
+                          int ranks = 1) {
+    TokenLoader files(path, o.vocab_size, o.sequence_length, SampleOrder::sequential);
+    DataScore all;
+    for (int rank = 0; rank < ranks; rank++) {
+        FakeLosses model(o.micro_batch, o.sequence_length, ranks, rank);
+        DataScore score = evaluate_data(files, path, limit, o, tokenizer, model);
+        all.loss += score.loss, all.targets += score.targets, all.bytes += score.bytes;
+        all.samples = score.samples;
+    }
+    return all;
 }
 
 TEST_CASE("evaluation: the samples of a token file, up to a limit") {
@@ -62,13 +98,13 @@ TEST_CASE("evaluation: the samples of a token file, up to a limit") {
                 o.reset_positions = asked;
                 o.position = learned ? PositionKind::learned : PositionKind::rope;
                 if (document_end < 0) texts = samples * T;  // the end is a token as others
-                DataScore score = evaluate_data(path, limit, o, nullptr, fake_losses((size_t)B * 5));
+                DataScore score = evaluate(path, limit, o, nullptr, 1 + limit % 4);
                 CHECK(score.samples == (uint64_t)samples);
                 CHECK(score.targets == (uint64_t)(samples * T));
                 CHECK(score.bytes == 0);
                 CHECK(score.mean() == doctest::Approx(loss / (samples * T)));
                 if (document_end < 0) continue;
-                score = evaluate_data(path, limit, o, &bytes, fake_losses((size_t)B * 5));
+                score = evaluate(path, limit, o, &bytes);
                 CHECK(score.bytes == (uint64_t)texts);
                 CHECK(score.bits_per_byte() == doctest::Approx(loss / std::log(2.0) / texts));
             }
@@ -82,10 +118,10 @@ TEST_CASE("evaluation: tokens that are not the tokenizer's, and files that are n
     write_file(path, shard_bytes({1, 2, 280, 4, 5, 6}));
     Tokenizer bytes;
     Options o = small_options(2, 5, 256);
-    CHECK_REFUSED(evaluate_data(path, 0, o, &bytes, fake_losses(10)), "has token 280");
-    CHECK(evaluate_data(path, 0, o, nullptr, fake_losses(10)).targets == 5);
+    CHECK_REFUSED(evaluate(path, 0, o, &bytes), "has token 280");
+    CHECK(evaluate(path, 0, o, nullptr).targets == 5);
     write_file(path, shard_bytes({1, 2, 301, 4, 5, 6}));
-    CHECK_REFUSED(evaluate_data(path, 0, o, nullptr, fake_losses(10)), "301");
+    CHECK_REFUSED(evaluate(path, 0, o, nullptr), "301");
 }
 
 TEST_CASE("evaluation: the likeliest choice of each question") {
@@ -101,12 +137,10 @@ TEST_CASE("evaluation: the likeliest choice of each question") {
     for (int B : {1, 2, 3, 16}) {
         CAPTURE(B);
         Options o = small_options(B, 12, -1);
-        auto losses = [&](const HostBatch& batch) {
-            CHECK(batch.doc_start == nullptr);
-            for (int i = 0; i < B * 12; i++) REQUIRE(batch.positions[i] == i % 12);
-            return fake_losses((size_t)B * 12)(batch);
-        };
-        ChoiceScore score = evaluate_choices(path, 0, o, &bytes, losses);
+        FakeLosses model(B, 12);
+        model.documents = false;
+        std::vector<ChoiceExample> questions = read_choices(path, &bytes, o.vocab_size);
+        ChoiceScore score = evaluate_choices(questions, o, model, true);
         CHECK(score.examples == 3);
         CHECK(score.right_by_sum == 1);
         CHECK(score.right_by_mean == 2);
@@ -114,7 +148,5 @@ TEST_CASE("evaluation: the likeliest choice of each question") {
             score_text(ChoiceScore{100, 50, 90}, "q") ==
             "right 50.0% +- 5.0 by the sum of log-likelihoods, 90.0% +- 3.0 by their mean per token, of 100 "
             "questions of q");
-        CHECK(evaluate_choices(path, 1, o, &bytes, losses).examples == 1);
-        CHECK(evaluate_choices(path, 9, o, &bytes, losses).examples == 3);
     }
 }

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "data/commands/generation.h"
+#include "data/commands/session.h"
 #include "test/support/file_testing.h"
 
 constexpr int vocab = 11;
@@ -13,12 +14,17 @@ using Texts = std::vector<std::vector<int>>;
 // Stands for a model whose logits depend on all that it sees.
 class FakeGenerator : public TextGenerator {
 public:
+    // cache_length 0: there is no cache, and the model sees `without_cache` tokens at once.
+    FakeGenerator(const Texts& prompts, int cache_length, int without_cache, DataRanks ranks = {1, 0, false})
+        : TextGenerator(prompts, cache_length ? cache_length : without_cache, cache_length > 0, 1, ranks),
+          cache_(prompts.size()) {}
     FakeGenerator(const std::vector<int>& prompt, int texts, int cache_length, int without_cache)
-        : TextGenerator(prompt, texts, cache_length, without_cache), cache_((size_t)texts) {}
+        : FakeGenerator(Texts((size_t)texts, prompt), cache_length, without_cache) {}
 
     std::vector<std::vector<int>> seen;     // by each row of logits, in this order
     std::vector<size_t> lengths_read;       // lengths of everything read from the beginning
     std::vector<std::vector<int>> decided;  // the tokens that were to be shared
+    int passes = 0;
     bool damaged = false;
     bool chooses = true;
     std::vector<int> from_elsewhere;  // tokens another rank chose
@@ -38,25 +44,35 @@ private:
         return rows;
     }
 
-    Rows logits(const std::vector<int>& tokens, int T, int past, int row, int last) override {
-        if (past == 0) {
+    Rows logits(const std::vector<int>& tokens, int T, const std::vector<int>& pasts, int row,
+                int last) override {
+        passes++;
+        if (row == no_row) return {};
+        if (pasts.empty()) {
             REQUIRE(T == (int)tokens.size());
             lengths_read.push_back(tokens.size());
             cache_[(size_t)row] = std::vector<int>(tokens.begin(), tokens.begin() + last + 1);
             return logits_after({cache_[(size_t)row]});
         }
         REQUIRE((T == 1 && row == 0 && last == 0));
-        REQUIRE(tokens.size() == cache_.size());
-        for (size_t i = 0; i < cache_.size(); i++) {
-            REQUIRE((int)cache_[i].size() == past);
+        REQUIRE(tokens.size() == pasts.size());
+        std::vector<std::vector<int>> contexts;
+        for (size_t i = 0; i < pasts.size(); i++) {
+            if (pasts[i] < 0) {
+                cache_[i].clear();  // such a pass may write anything there
+                contexts.push_back({-1});
+                continue;
+            }
+            REQUIRE((int)cache_[i].size() == pasts[i]);
             cache_[i].push_back(tokens[i]);
+            contexts.push_back(cache_[i]);
         }
-        return logits_after(cache_);
+        return logits_after(contexts);
     }
 
-    void copy_first_row(int length, int texts) override {
-        REQUIRE(texts == (int)cache_.size());
-        for (auto& row : cache_) row = std::vector<int>(cache_[0].begin(), cache_[0].begin() + length);
+    void copy_row(int from, int to, int length) override {
+        REQUIRE((int)cache_[(size_t)from].size() == length);
+        cache_[(size_t)to] = cache_[(size_t)from];
     }
 
     void agree_on(std::vector<int>& tokens) override {
@@ -174,12 +190,78 @@ TEST_CASE("generation: all ranks take the tokens of the one that chooses, and he
     damaged.damaged = true;
     CHECK_REFUSED(write(damaged), "the weights are damaged");
     REQUIRE(damaged.decided.size() == 1);
-    CHECK(damaged.decided[0][0] == -1);
+    CHECK(damaged.decided[0] == std::vector<int>{-1, -1});
 
     FakeGenerator hears({1}, 2, 9, 9);
     hears.chooses = false;
     hears.from_elsewhere = {-1, 0};
     CHECK(error_of([&] { write(hears); }) == "sample: no token can be chosen");
+}
+
+TEST_CASE("generation: texts of several lengths are those that each would be alone") {
+    const Texts prompts = {{1, 2, 3}, {4}, {1, 2, 3}, {5, 6, 7, 8, 9, 1, 2}, {4}, {4}};
+    const std::vector<uint64_t> keys = {11, 12, 13, 14, 15, 12};
+    auto write = [&](FakeGenerator& generator, const std::vector<uint64_t>& keys) {
+        Texts texts(keys.size());
+        generate_texts(generator, 25, {3}, {}, keys, [&](int i, int token) {
+            texts[(size_t)i].push_back(token);
+            return true;
+        });
+        return texts;
+    };
+    for (bool cached : {false, true}) {
+        Texts alone;
+        for (size_t i = 0; i < prompts.size(); i++) {
+            FakeGenerator one({prompts[i]}, cached ? 6 : 0, 6);
+            alone.push_back(write(one, {keys[i]})[0]);
+        }
+        FakeGenerator together(prompts, cached ? 6 : 0, 6);
+        CHECK(write(together, keys) == alone);
+    }
+}
+
+// The ranks' turns are taken by hand: each chooses for its own texts, and all are told of all.
+TEST_CASE("generation: data ranks share texts, and all make the same number of passes") {
+    const Texts prompts = {{1, 2, 3}, {4}, {5, 6, 7, 8, 9}, {1, 2}, {4}};
+    for (bool cached : {false, true}) {
+        for (int count : {2, 3, 7}) {
+            FakeGenerator alone(prompts, cached ? 6 : 0, 6);
+            std::vector<std::unique_ptr<FakeGenerator>> ranks;
+            for (int rank = 0; rank < count; rank++)
+                ranks.push_back(std::make_unique<FakeGenerator>(prompts, cached ? 6 : 0, 6,
+                                                                TextGenerator::DataRanks{count, rank, true}));
+            for (int step = 0; step < 12; step++) {
+                auto all = alone.next();
+                for (auto& rank : ranks) {
+                    auto own = rank->next();
+                    for (size_t row = 0; row < own.size(); row++)
+                        CHECK(own[row] == all[(size_t)rank->number((int)row)]);
+                    CHECK(rank->passes == ranks[0]->passes);
+                }
+                std::vector<int> tokens;
+                for (int i = 0; i < (int)prompts.size(); i++) tokens.push_back((step * 7 + 3 * i) % vocab);
+                alone.add(tokens);
+                for (auto& rank : ranks) rank->add(tokens);
+            }
+            CHECK(ranks[0]->passes < alone.passes + (cached ? 12 : 0));
+        }
+    }
+}
+
+TEST_CASE("generation: prompts of a file") {
+    TemporaryFolder folder;
+    std::string text = folder / "some.txt", lines = folder / "some.jsonl";
+    write_file(text, "two\nlines\n");
+    CHECK(read_prompts(text) == std::vector<std::string>{"two\nlines\n"});
+    write_file(lines, "{\"prompt\": \"a\\nb\"}\n\n{\"id\": 3, \"prompt\": \"\"}\n");
+    CHECK(read_prompts(lines) == std::vector<std::string>{"a\nb", ""});
+    write_file(lines, "{\"prompt\": \"a\"}\n[1]\n");
+    check_error(error_of([&] { read_prompts(lines); }), lines + ":2",
+                "is an array; each line must be an object");
+    write_file(lines, "{\"text\": \"a\"}\n");
+    CHECK_REFUSED(read_prompts(lines), lines + ":1");
+    write_file(lines, "\n");
+    CHECK_REFUSED(read_prompts(lines), "has no prompts");
 }
 
 TEST_CASE("generation: what a text starts from") {
@@ -190,4 +272,36 @@ TEST_CASE("generation: what a text starts from") {
     CHECK(prompt_tokens(o, &bytes, "ab") == std::vector<int>{97, 98});
     o.document_end = -1;
     CHECK(prompt_tokens(o, nullptr, "") == std::vector<int>{0});
+}
+
+TEST_CASE("generation: commands between prompts") {
+    SampleOptions options;
+    int number = 3;
+    auto say = [&](const char* line) { return obey_command(line, options, number); };
+    CHECK(say("/temperature  0.7 ") == "temperature 0.7\n");
+    CHECK(say("/repetition-penalty 1.1") == "repetition-penalty 1.1\n");
+    CHECK(say("/temperature") == "temperature 0.7\n");
+    CHECK((options.temperature == 0.7f && options.repetition_penalty == 1.1f && number == 3));
+    say("/seed 5");
+    CHECK((options.seed == 5 && number == 0));
+    CHECK_REFUSED(say("/top-p 2"), "--top-p 2: out of range; give a number from 0 to 1");
+    CHECK_REFUSED(say("/tokens 5 6"), "--tokens 5 6: not a number");
+    CHECK((options.top_p == 1 && options.tokens == 256));
+    CHECK_REFUSED(say("/topk 3"), "/topk: no such command, the nearest is /top-k; ");
+    for (const char* other : {"/samples 2", "/sample-tokens 2", "/tp 2", "/stop a", "/"})
+        CHECK_REFUSED(say(other), "no such command");
+    std::string help = say("/help");
+    for (const char* words : {"\n  /min-p N ", "\n  /tokens N ", "  /seed N ", "Ctrl-C"})
+        CHECK(help.find(words) != help.npos);
+    CHECK(help.find("samples") == help.npos);
+
+    for (auto [line, prompt] : {std::pair("//top-k", "/top-k"), {"a /b", "a /b"}, {"//", "/"}}) {
+        std::string typed = line;
+        CHECK(!obey(typed, options, number, true));
+        CHECK(typed == prompt);
+    }
+    std::string wrong = "/top-k few", right = "/top-k 8";
+    CHECK(obey(wrong, options, number, false));
+    CHECK(obey(right, options, number, false));
+    CHECK(options.top_k == 8);
 }

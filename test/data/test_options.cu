@@ -192,9 +192,9 @@ TEST_CASE("numbers with a suffix are powers of 1000 where things are counted, an
     CHECK(parse_batch_ramp("1k:2k:3k").steps == 3000);
     std::string help = help_text(command_train, 200);
     CHECK(help.find(
-              "--steps N                   Optimizer steps of the run. [at least 1; k, M, G or B, and T are "
-              "powers of 1000, Ki to Ti of 1024; default 1000]") != std::string::npos);
-    CHECK(help.find("; k, M and G are powers of 1024; default 0]") != std::string::npos);
+              "--steps N                   Optimizer steps of the run. [at least 1; k, M, B, T: powers of "
+              "1000; Ki to Ti: of 1024; default 1000]") != std::string::npos);
+    CHECK(help.find("; k, M, G: powers of 1024; default 0]") != std::string::npos);
 }
 
 TEST_CASE("switches") {
@@ -214,7 +214,8 @@ TEST_CASE("commands with arguments that have no name") {
     CHECK(options.shard_tokens == 4000);
     CHECK(options.overwrite);
     CHECK(options_of<SampleOptions>({"--seed", "3", "runs/tiny"}).run == "runs/tiny");
-    CHECK(options_of<SampleOptions>({"r", "--prompt", "a b, -c"}).prompt == "a b, -c");
+    CHECK(options_of<SampleOptions>({"r", "--prompt", "a b, -c", "--prompt", ""}).prompt ==
+          std::vector<std::string>{"a b, -c", ""});
     CHECK(parse_command("sample") == command_sample);
 }
 
@@ -407,12 +408,51 @@ TEST_CASE("options that do not fit together") {
         {"--head-lr 2", "--head-lr: the output matrix is the embedding; give --embedding-lr, or "},
         {"--head-decay 0", "--head-decay: the output matrix is the embedding; "},
         {"--log-trust-ratios 1", "--log-trust-ratios 1: --optimizer adamw takes no ratios; "},
+        // validation
+        {"--val-data a --val-data b", "--val-data a: with several lists, each needs a name; write NAME=a, "},
+        {"--val-data x=a --val-data x=b", "--val-data: two lists are named x; "},
+        {"--val-data x=", "--val-data x=: names no files; "},
+        {"--keep-best 2", "--keep-best 2: the best are found by validation, and there is none; "},
+        {"--val-data a --val-every 0 --keep-best 2", "--keep-best 2: "},
+        {"--val-data web=a --val-data code=b --best-set code",
+         "--best-set code: --keep-best says how many stay; "},
+        {"--choices q --choices-every 0", "--choices q: with --choices-every 0 they are never asked; "},
+        {"--steps 2x",
+         "--steps 2x: not a number; give a whole number of at least 1 (k, M, B, T: powers of 1000; "},
+        {"--val-data web=a --val-data code=b --keep-best 1 --best-set cod",
+         "--best-set cod: no set of --val-data has that name, the nearest is code; "},
         {"--optimizer sgd", "--optimizer sgd: not one of the choices; give adamw, lamb or muon"},
     };
     for (auto& row : rows) {
         CAPTURE(row.line);
         CHECK_REFUSED(train_line(row.line), row.words);
     }
+}
+
+TEST_CASE("validation sets have names, and are one option in records and files") {
+    std::vector<NamedList> sets =
+        named_lists("--val-data", train_line("--val-data web=0.7:a,0.3:b").val_data);
+    REQUIRE(sets.size() == 1);
+    CHECK(sets[0].name == "web");
+    CHECK(sets[0].list == "0.7:a,0.3:b");
+    CHECK(named_lists("--val-data", "").empty());
+    for (const char* unnamed : {"a.bin", "./x=1/a.bin", "0.5:a,0.5:b"}) {
+        sets = named_lists("--val-data", unnamed);
+        REQUIRE(sets.size() == 1);
+        CHECK(sets[0].title() == unnamed);
+        CHECK(sets[0].name == "");
+    }
+    Options two = train_line("--val-data web=a --steps 5 --val-data code=b,c");
+    CHECK(two.val_data == "web=a;code=b,c");
+    CHECK(options_from_json(options_to_json(two), "record").val_data == two.val_data);
+    ConfigFile file("val-data = web=a\nval-data = code=b,c\n");
+    CHECK(train({"--config", file.path}).val_data == two.val_data);
+    CHECK(train({"--config", file.path, "--val-data", "d"}).val_data == "d");
+    CHECK(options_of<EvalOptions>({"r", "s", "--data", "x=a", "--data", "y=b"}).data == "x=a;y=b");
+    CHECK(options_of<EvalOptions>({"r", "s", "--data", "a"}).runs == std::vector<std::string>{"r", "s"});
+    CHECK_REFUSED(options_of<EvalOptions>({"r", "--data", "a", "--data", "b"}),
+                  "--data a: with several lists, each needs a name; ");
+    CHECK_REFUSED(options_of<SampleOptions>({"r", "--zero", "1"}), "--zero 1: cuts what training keeps, ");
 }
 
 TEST_CASE("a batch that rises") {
@@ -587,6 +627,26 @@ TEST_CASE("a file has the options that the command line does not say itself") {
     CHECK(train({"--config", file.path}).val_tokens == 4096);
 }
 
+TEST_CASE("what follows from an option of the command line is not taken from a file") {
+    ConfigFile file(
+        "model = tiny\nchannels = 64\nhead-size = 16\nmlp-width = 200\nvocab-size = 300\ndocument-end = 299\n"
+        "steps = 40\nwarmup-steps = 30\ncontext = 64\nsequence-length = 64\n");
+    auto with = [&](std::vector<std::string> line) {
+        line.insert(line.begin(), {"--config", file.path});
+        return train(line);
+    };
+    CHECK(with({"--learning-rate", "1e-3"}).mlp_width == 200);
+    CHECK(with({"--steps", "10"}).warmup_steps == 0);
+    CHECK(with({"--context", "128"}).sequence_length == 128);
+    CHECK(with({"--tokenizer", "bytes"}).document_end == 256);
+    CHECK(with({"--channels", "128"}).head_size == 32);
+    Options gpt2 = with({"--model", "gpt2-124M"}), preset = train({"--model", "gpt2-124M"});
+    CHECK(gpt2.layers == preset.layers);
+    CHECK(gpt2.head_size == preset.head_size);
+    CHECK(gpt2.vocab_size == preset.vocab_size);
+    CHECK(gpt2.steps == 40);
+}
+
 TEST_CASE("a run's own record is a file of options, but for what held for its start alone") {
     Options o = train({"--layers", "3", "--norm", "layernorm", "--overwrite", "--run-dir", "runs/a", "--bias",
                        "--save-every", "10m", "--config", ConfigFile("seed = 5").path});
@@ -623,7 +683,7 @@ TEST_CASE("options that were printed are read back, whatever is in them") {
     }
     Options o = train({});
     o.run_dir = "runs/\xff";
-    CHECK_REFUSED(config_text(o), "--run-dir runs/\\xff: is no UTF-8, ");
+    CHECK_REFUSED(config_text(o), "--run-dir runs/\\xff: is not valid UTF-8, ");
 }
 
 TEST_CASE("what is wrong in a file of options is told with its line") {
@@ -637,11 +697,11 @@ TEST_CASE("what is wrong in a file of options is told with its line") {
         {"layers =", ":1: --layers '': not a number; "},
         {"config = a", ":1: --config: is for the command line alone; "},
         {"print-config = on", ":1: --print-config: is for the command line alone; "},
-        {"seed 1", ":1: seed 1: no line of options; write them like learning-rate = 3e-4"},
+        {"seed 1", ":1: seed 1: not an option; write KEY = VALUE, as in learning-rate = 3e-4"},
         {"= 1", ":1: --: no such option"},
         {"prompt = 'a", ":1: the quote has no end; "},
         {"prompt = \"\\q\"", ":1: the quotes do not hold a text of JSON; "},
-        {"prompt = 'a' b", ":1: b: unexpected behind a value; "},
+        {"prompt = 'a' b", ":1: b: unexpected after the value; "},
         {"{\n\"seed\": 1,\n\"top_k\": 2}", ":3: --top-k: not an option of train_gpt train; "},
         {"{\n\"layers\": \"2\"}", ":2: option layers should not be of type string; "},
         {"{\"seed\": 1", ": not valid JSON at byte 11; "},

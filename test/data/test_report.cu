@@ -377,6 +377,38 @@ TEST_CASE("validation losses of other tokens are not laid over each other withou
     CHECK(notes({changes}) == "its validation loss is that of other tokens from step 1 on");
 }
 
+TEST_CASE("validation sets are compared by name, and by their tokens where one has no name") {
+    nlohmann::json a = {{"tokens", 64}, {"content", "1f"}}, b = {{"tokens", 64}, {"content", "2e"}};
+    nlohmann::json web = {{"web", a}}, both = {{"web", a}, {"code", b}}, other = {{"web", b}},
+                   code = {{"code", b}};
+    CHECK(are_comparable(a, a));
+    CHECK_FALSE(are_comparable(a, b));
+    CHECK(are_comparable(web, both));
+    CHECK(are_comparable(both, code));
+    CHECK_FALSE(are_comparable(web, other));
+    CHECK_FALSE(are_comparable(other, both));
+    CHECK_FALSE(are_comparable(web, code));
+    CHECK(are_comparable(a, both));
+    CHECK(are_comparable(web, a));
+    CHECK_FALSE(are_comparable(b, web));
+}
+
+TEST_CASE("each validation set has a curve, and a fact") {
+    TemporaryFolder folder;
+    std::string lines = step_line(1, 5);
+    for (int step : {2, 4})
+        for (const char* set : {"web", "code"})
+            lines += text("{\"step\":%d,\"val_loss/%s\":%g}\n", step, set, (*set == 'w' ? 3.0 : 2.0) + step);
+    std::string run = run_with(folder, "run", lines + "{\"step\":6,\"val_loss/web\":null}\n");
+    nlohmann::json data = nlohmann::json::parse(run_json(RunHistory(run), 0).dump());
+    CHECK(data["curves"]["val_loss/web"]["x"] == nlohmann::json({2, 4}));
+    CHECK(data["curves"].contains("val_loss/code"));
+    CHECK_FALSE(data["curves"].contains("val_loss"));
+    CHECK(
+        holds_text(data["facts"].dump(), R"(["validation loss of web","7.0000 at step 4, at best 5.0000"])"));
+    CHECK(holds_text(data["notes"].dump(), "val_loss/web is not a finite number at 1 step"));
+}
+
 TEST_CASE("of thousands of ranks the slowest of each cell stays, and those the run calls slow have names") {
     TemporaryFolder folder;
     std::string run = run_with(folder, "run", step_line(20, 5));

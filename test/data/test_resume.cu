@@ -532,14 +532,13 @@ TEST_CASE("weights of a model with RoPE may get another context, and other wavel
     CHECK(line.options.context == 512);
     CHECK(line.options.sequence_length == 512);
     CHECK(line.options.rope_original_context == 256);
-    CHECK(line.notes == Lines{"--context 512: the checkpoint had 256",
-                              "--rope-scaling 2: the checkpoint had 1",
-                              "--rope-original-context 256: the checkpoint had 8192"});
+    CHECK(line.notes ==
+          Lines{"--context 512: the checkpoint had 256", "--rope-scaling 2: the checkpoint had 1"});
     CHECK(init("--context 512 --rope-theta 50000").notes ==
           Lines{"--context 512: the checkpoint had 256", "--rope-theta 50000: the checkpoint had 10000"});
-    CHECK(init("--context 1024").notes ==
-          Lines{"--context 1024: the checkpoint had 256",
-                "a longer context, and RoPE as it was: usual is --rope-scaling 4, or a larger --rope-theta"});
+    CHECK(init("--context 1024").notes == Lines{"--context 1024: the checkpoint had 256",
+                                                "the context is longer and RoPE is unchanged; --rope-scaling "
+                                                "4 or a larger --rope-theta is usual"});
     CHECK(init("--context 128").notes == Lines{"--context 128: the checkpoint had 256"});
     CHECK(init("--rope-scaling 2 --rope-original-context 1").options.rope_original_context == 1);
     CHECK(init("").options.rope_original_context == 8192);
@@ -553,7 +552,7 @@ TEST_CASE("weights of a model with RoPE may get another context, and other wavel
     checkpoints.at("runs/a").options = options_to_json(line.options);
     CHECK(init("--context 1024 --rope-scaling 4").options.rope_original_context == 256);
     CHECK(
-        init("--context 1024").notes.back().ends_with("usual is --rope-scaling 4, or a larger --rope-theta"));
+        init("--context 1024").notes.back().ends_with("--rope-scaling 4 or a larger --rope-theta is usual"));
     CHECK(train_line("--resume runs/a --context 512 --rope-scaling 2", checkpoints).notes.empty());
 
     checkpoints = at_runs_a({"--model", "gpt2-124M", "--run-dir", "runs/a"});

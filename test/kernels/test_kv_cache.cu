@@ -253,6 +253,44 @@ TEST_CASE("a text written with the cache is the text computed as a whole") {
     }
 }
 
+TEST_CASE("texts of several lengths: each as if it were alone, and nothing of one that is left out") {
+    constexpr int T = 2, limit = 80;
+    const std::vector<int> pasts = {5, -1, 0, 78, 1, 64};
+    for (int window : {0, 7}) {
+        const Case all{(int)pasts.size(), T, limit, limit - T, 4, 2, 32, window},
+            one{1, T, limit, limit - T, 4, 2, 32, window};
+        std::vector<floatX> before = make_qkv(all);
+        std::vector<floatX> newest = random_values<floatX>("newest", all.B * T * all.qkv_row());
+        auto of_text = [](const std::vector<floatX>& values, int b) {
+            size_t part = values.size() / 6;
+            return std::vector<floatX>(values.begin() + b * part, values.begin() + (b + 1) * part);
+        };
+        auto attend = [&](Cache& cache, const std::vector<floatX>& qkv, KvCacheShape shape) {
+            Buffer<floatX> rows(qkv), att(qkv.size() / all.qkv_row() * all.NH * all.HS);
+            kv_cache_append(cache.cache, rows, shape, test_stream());
+            kv_cache_attention(att, rows, cache.cache, shape, test_stream());
+            return att.host();
+        };
+        Cache cache(all);
+        cache.append(before, 0, limit);  // nothing behind the past of a text is to be seen
+        Buffer<int> on_device(pasts);
+        std::vector<floatX> att = attend(
+            cache, newest, kv_cache_shape(all.B, T, limit, 0, all.NH, all.NKV, all.HS, window, on_device));
+        std::vector<floatX> is = cache.cache.host();
+        for (int b = 0; b < all.B; b++) {
+            CAPTURE(pasts[b]);
+            Cache alone(one);
+            alone.append(of_text(before, b), 0, limit);
+            std::vector<floatX> want((size_t)T * all.NH * all.HS, floatX(0));
+            if (pasts[b] >= 0)
+                want = attend(alone, of_text(newest, b),
+                              kv_cache_shape(1, T, limit, pasts[b], all.NH, all.NKV, all.HS, window));
+            CHECK(same_bits(of_text(att, b), want));
+            CHECK(same_bits(of_text(is, b), alone.cache.host()));
+        }
+    }
+}
+
 TEST_CASE("attention: the same bits whatever else is in the batch, and on every run") {
     Case c{3, 4, 120, 110, 4, 2, 40, 100};
     std::vector<floatX> qkv = make_qkv(c);

@@ -18,7 +18,7 @@ nocard_compile := $(NVCC) -x cu -std=c++20 -lineinfo --expt-relaxed-constexpr --
                       -gencode arch=compute_$(arch)$(comma)code=[compute_$(arch)$(comma)sm_$(arch)]) \
                   $(if $(STRICT),-Werror all-warnings -Xptxas -v) \
                   -Xcompiler $(call list,$(nocard_host)) -DPRECISION_BF16 $(includes)
-nocard_libs    := -fopenmp -lxxhash -lpcre2-8 -lutf8proc -lz $(mpi_link)
+nocard_libs    := -fopenmp -lxxhash -lpcre2-8 -lutf8proc -lz -ledit $(mpi_link)
 
 # What does the work of a card is optimised for this processor.
 $(nocard)/objects/%.o: test/nocard/%.cc test/nocard/nocard.mk

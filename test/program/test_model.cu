@@ -499,7 +499,8 @@ TEST_CASE("a sample depends on its key only, and top-k 1 is greedy" *
     randomize(g);
     auto sample = [&](Sampling sampling, uint64_t key, int end = -1, size_t most = 24) {
         std::vector<int> tokens;
-        Generator writer(g, {1, 2, 3}, 1);
+        GptPasses passes(g);
+        Generator writer(passes, {{1, 2, 3}});
         generate_texts(writer, 24, {end}, sampling, {key}, [&](int, int token) {
             tokens.push_back(token);
             return tokens.size() < most;
@@ -538,9 +539,13 @@ TEST_CASE("with a key/value cache texts go on as without, beyond the context too
                      inference);
             randomize(without);
             randomize(with);
+            // two that are alike, and one that is shorter
             std::vector<int> prompt;
             for (int i = 0; i < prompt_tokens; i++) prompt.push_back((i * 7 + 3) % config.vocab_size);
-            Generator cached(with, prompt, count), computed(without, prompt, count);
+            std::vector<std::vector<int>> prompts = {
+                prompt, prompt, {prompt.begin(), prompt.begin() + (prompt_tokens + 1) / 2}};
+            GptPasses passes_with(with), passes_without(without);
+            Generator cached(passes_with, prompts), computed(passes_without, prompts);
             double worst = 0;
             for (int step = 0; step < steps; step++) {
                 auto got = cached.next(), want = computed.next();

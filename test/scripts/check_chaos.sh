@@ -41,8 +41,11 @@ at_end() {
 cd "$work" || exit 1
 export OMP_NUM_THREADS=1
 "$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"
+# evaluations come between steps
+printf '{"context": "a", "choices": ["b", "cd", "e"], "answer": 0}\n' >questions.jsonl
 model=(train --model tiny --layers 1 --channels 32 --heads 2 --mlp-width 48 --context 48 --micro-batch 1 --global-batch 384
-    --warmup-steps 0 --learning-rate 1e-3 --log-every 100000 --train-data "$work/text_train_*.bin" --seed 1337)
+    --warmup-steps 0 --learning-rate 1e-3 --log-every 100000 --train-data "$work/text_train_*.bin" --seed 1337
+    --tokenizer bytes --val-data "$work/text_train_000000.bin" --val-tokens 384 --val-every 7 --choices "$work/questions.jsonl" --choices-every 5)
 # Spikes stand out once the loss has stopped falling fast.
 "$cpu" "${model[@]}" --steps 300 --run-dir begun >begun.out 2>&1 || echo "FAILED to begin"
 # a step has 8 samples of 48 tokens

@@ -27,8 +27,11 @@ export OMP_NUM_THREADS=1
 mkfifo quiet && exec 9<>quiet # an input of agents that never ends
 
 "$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"
+# evaluations come between steps, and hang as those do
+printf '{"context": "a", "choices": ["b", "cd", "e"], "answer": 0}\n' >questions.jsonl
 tiny=(train --model tiny --layers 4 --channels 64 --heads 4 --mlp-width 96 --context 64 --steps 100000 --micro-batch 1
-    --global-batch $((16 * 64)) --warmup-steps 0 --learning-rate 1e-3 --train-data 'text_train_*.bin' --communication-timeout 3)
+    --global-batch $((16 * 64)) --warmup-steps 0 --learning-rate 1e-3 --train-data 'text_train_*.bin' --communication-timeout 3
+    --tokenizer bytes --val-data text_train_000000.bin --val-tokens 256 --val-every 5 --choices questions.jsonl --choices-every 3)
 layouts=("--zero 1" "--tp 2 --zero 2" "--pp 4 --zero 1" "--tp 2 --pp 2 --zero 1 --shard-group 1" "--zero 3" "--tp 4 --pp 2"
     "--pp 2 --pp-schedule zero-bubble --zero 1" "--zero 2 --shard-group 4" "--zero 0" "--tp 2 --pp 2 --zero 1 --shard-group 2")
 kinds=(stopped endless lost write dead two read)

@@ -5,7 +5,7 @@
 # seconds: 15
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 21
+plan 25
 
 without_mpi() {
     local compile

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/text.sh
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
-plan 46
+plan 50
 cd "$work" || exit 1
 
 # field NAME DIR    the values of a field of log.jsonl, one a line
@@ -57,8 +57,8 @@ check "options that were printed are read back the same, and no run begins" eval
     'grep -qx "seed = 5" printed.conf && cmp printed.conf again.conf && [ ! -e recorded ]'
 "$cpu" train --config printed.conf --overwrite >recorded.out 2>&1
 check "a run of another's record is the same run, bit for bit" same_losses recorded seed
-check "ranks that share a file have its options, and those of the command line" grep -qx 'dp = 2' \
-    <(ranks 2 "$cpu" train --config printed.conf --dp 2 --micro-batch 1 --print-config)
+check "ranks that share a file have its options, and those of the command line" grep -qx 'micro-batch = 1' \
+    <(ranks 2 "$cpu" train --config printed.conf --micro-batch 1 --print-config)
 
 tenth=$("$cpu" "${tiny[@]/--steps/--keep}" --run-dir tenth --epochs 0.1 --print-config | sed -n 's/^steps = //p')
 ranks 2 "$cpu" "${tiny[@]/--steps/--keep}" --run-dir tenth --epochs 0.1 --global-batch 96 --micro-batch 1 --log-every 1000 >tenth.out 2>&1
@@ -85,6 +85,23 @@ check "a sample is shown and logged" grep -q '"sample"' long/log.jsonl
 "$cpu" sample long --prompt "#include" --tokens 50 --seed 3 >sample1.out 2>/dev/null && "$cpu" sample long --prompt "#include" --tokens 50 --seed 3 >sample2.out 2>/dev/null
 check "a sample begins with its prompt" grep -qa '^#include' sample1.out
 check "a sample repeated is the same" cmp -s sample1.out sample2.out
+# named validation sets, questions, and the checkpoints with the lowest losses of one set
+printf '{"context": "inline", "choices": [" void", " x"], "answer": 0}\n' >questions.jsonl
+sets=(--tokenizer bytes --val-data 'web=data/text_val_*.bin' --val-data code=data/text_train_000000.bin --val-tokens 480 --val-every 3
+    --choices questions.jsonl --choices-every 6 --keep-best 2 --best-set code --save-every 0 --keep 1)
+run sets "$cpu" "${sets[@]}" --steps 12 --learning-rate 3e-2
+check "each validation set has its losses" test "$(grep -c val_loss/web sets/log.jsonl) $(grep -c val_loss/code sets/log.jsonl)" = "5 5"
+check "questions are answered between steps" test "$(grep -c '"eval":{"choices":"questions.jsonl","right":' sets/log.jsonl)" = 3
+# best_stay RUN    its checkpoints are those after which the loss of `code` was lowest, and the newest other one
+best_stay() {
+    local best other
+    best=$(sed -nE 's|.*"step":([0-9]+),"val_loss/code":([0-9.]+).*|\2 \1|p' "$1/log.jsonl" | sort -s -k1,1g | head -2 | awk '{print $2}')
+    other=$(sed -nE 's|.*"step":([0-9]+),"checkpoint".*|\1|p' "$1/log.jsonl" | grep -vxF "$best" | tail -1)
+    diff <(printf '%s\n' $best "$other" | sort -n) <(ls "$1/checkpoints" | sed 's/step_0*//; s/^$/0/' | sort -n)
+}
+check "the checkpoints of the lowest losses stay" best_stay sets
+ranks 2 "$cpu" train --resume sets --steps 18 --learning-rate 1e-3 --micro-batch 1 >again.out 2>&1
+check "and when the run goes on, on two ranks" best_stay sets
 check "help names options, ranges and presets" grep -q 'gpt2-124M' <("$cpu" train --help)
 
 # planned and measured
@@ -165,8 +182,8 @@ check "memory stays within the report (peak $((peak / 1024)) MiB, report $promis
 # several processes
 if command -v mpirun >/dev/null; then
     check "mpirun -np 1 trains" ranks 1 "$cpu" "${tiny[@]}" --run-dir one
-    ranks 2 "$cpu" sample one --tokens 4 >two.out 2>&1
-    check "sampling in two processes is refused, once" test $? != 0 -a "$(grep -c 'works in one process' two.out)" = 1
+    ranks 2 "$cpu" inspect one >two.out 2>&1
+    check "inspecting in two processes is refused, once" test $? != 0 -a "$(grep -c 'works in one process' two.out)" = 1
 else
     skip "no mpirun here" 2
 fi

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # A run on a terminal, in tmux: its last line stays while others scroll above it, fits whatever the width, and
-# leaves nothing behind; and none of that where nobody looks.
+# leaves nothing behind; and none of that where nobody looks. Then prompts that are typed there.
 # suite: test
 # needs: cpu-fp32/train_gpt
-# seconds: 12
+# seconds: 15
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 25
+plan 35
 program=$PWD/build/cpu-fp32/train_gpt mpirun_here=$(command -v mpirun)
-command -v tmux >/dev/null || { skip "no tmux here" 25; exit 0; }
+command -v tmux >/dev/null || { skip "no tmux here" 35; exit 0; }
 session() { tmux -S "$work/tmux" -f /dev/null "$@"; }
 at_end() { session kill-server 2>/dev/null; }
 cd "$work" || exit 1
@@ -102,6 +102,52 @@ check "--quiet shows the last line alone" test "$(screen | grep -v '^$\|^ready>\
 check "and the log has every step" has_steps e 40
 TERM=xterm $(train 40 --run-dir f --log-every 10) >piped.out 2>&1
 check "nothing of it where output is no terminal" test "$(tr -dc '\033\r' <piped.out | wc -c)" = 0 -a "$(grep -c '^step' piped.out)" = 5
+
+# ----------------------------------------------------------------------------------------------------------
+# prompts
+
+prompts() { type_line "clear; $program sample e --tokenizer bytes --interactive --tokens 10 $*; echo code \$?"; }
+asks() { [ "$(last_line)" = ">" ]; }
+writes() { ! last_line | grep -q '^>'; }
+typed() { [ "$(last_line)" = "> $1" ]; }
+# ask LINE    types it at an empty prompt; what is typed earlier would be shown twice
+ask() { wait_for 10 asks && session send-keys -t 0 -l "$1" && wait_for 10 typed "$1" && session send-keys -t 0 Enter; }
+# sees [SECONDS] WORDS    the screen shows them soon; else it is printed
+sees() {
+    local seconds=10
+    [ $# = 1 ] || { seconds=$1; shift; }
+    wait_for "$seconds" shows "$1" || { screen | grep .; return 1; }
+}
+prompts
+check "a session has a seed, and tells it" sees 20 '^seed [0-9]+$'
+ask "some words"
+check "a prompt is answered" sees '^[0-9]+ tokens in ' # a drawn text may end early
+wait_for 10 asks
+session send-keys -t 0 Up
+check "an arrow key brings the last line back" wait_for 10 typed "some words"
+session send-keys -t 0 C-c
+check "Ctrl-C drops the line" wait_for 10 asks
+ask "/temprature 0"
+check "a misspelt command is refused" sees '^train_gpt: /temprature: no such command, the nearest is /temperature; '
+ask "/temperature 0"
+for answer in 1 2; do ask "aü"; done
+wait_for 10 asks
+check "two answers are alike at /temperature 0" test "$(screen | grep '^aü' | uniq -c | awk '{ print $1 }')" = 2
+ask "/tokens 16777216"
+ask "long" && wait_for 10 writes
+session send-keys -t 0 C-c
+check "Ctrl-C ends a long answer" wait_for 10 asks
+ask "/tokens 7"
+ask "next"
+check "and the next prompt is answered" sees '^7 tokens in '
+wait_for 10 asks
+session send-keys -t 0 C-d
+check "Ctrl-D ends the session" sees '^code 0$'
+prompts --seed 5
+wait_for 20 asks
+session send-keys -t 0 C-c
+session send-keys -t 0 C-d
+check "Ctrl-C at an empty prompt changes nothing; a --seed stays" eval "wait_for 10 shows '^code 0$' && ! shows '^seed'"
 
 # ----------------------------------------------------------------------------------------------------------
 # under mpirun

@@ -84,7 +84,7 @@ interpreter_units() {
     done
 }
 
-nocard_checks=21
+nocard_checks=22
 # The runs of CI: one on the kernels of Hopper, captured in graphs, and others beside it.
 nocard_runs() {
     check "the interpreter of PTX, by hand-written kernels and Triton's" interpreter_units
@@ -102,13 +102,14 @@ nocard_runs() {
     check "resumes in another layout" run_on "$nocard" 2 whole --save-every 2 --keep 0 --resume auto --zero 3
     check "with the losses of a run that was not interrupted" losses_of whole one 1e-4 0.2
     check "samples" "$nocard" sample "$work/one" --tokens 8 --prompt "the "
+    check "samples on two ranks" ranks 2 "$nocard" sample "$work/one" --tokens 4 --tp 2 --prompt "the " --prompt a
     check "evaluates" "$nocard" eval "$work/one" --data "$work/text_train_*.bin" --limit 2
     checked_defect 'wgmma.wait_group.sync.aligned 0;' 'wgmma.wait_group.sync.aligned 1;' 'product'
     checked_defect 'cp.async.bulk.wait_group.read 0;' 'cp.async.bulk.wait_group.read 1;' 'bulk store'
     checked_defect 'fence.proxy.async.shared::cta;' '' 'no fence.proxy.async since'
 }
 
-nocard_soak_checks=94
+nocard_soak_checks=96
 # The others: a card of Ampere, every recomputation and optimizer, shapes of other models, schedules. The program's own test of
 # a card is for cards: its products and its memory are too large here.
 nocard_soak() {
@@ -140,6 +141,7 @@ nocard_soak() {
         check "$card: windows, one key head, heads of 128" run_on "$nocard" 1 "$card-heads" --channels 256 --kv-heads 1 --window 20
         check "$card: products are timed" run_on "$nocard" 1 "$card-tuned" --matmul-tuning on
         check "$card evaluates" "$nocard" eval "$work/one" --data "$work/text_train_*.bin" --limit 2
+        check "$card evaluates on two ranks" ranks 2 "$nocard" eval "$work/one" --data "$work/text_train_*.bin" --limit 4 --tp 2
     done
     unset NOCARD
     checked_defect 'wgmma.fence.sync.aligned;' '' 'no wgmma.fence since'

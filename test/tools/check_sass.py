@@ -39,6 +39,7 @@ scalars = {
     r'embedding_forward_kernel': 2,       # the token, the position
     r'elementwise_kernel': 1,             # the largest element so far, as in all others that look for it
     r'fp8_quantize_kernel': 2,            # the largest element; the scale
+    r'kv_cache_append_kernel': 1,         # what came before in the text
     r'amax_kernel': 1,         # that so far
     r'norm_backward_kernel': 9,           # mean, rstd; at the end, partial sums and the largest element
     r'norm_forward_kernel': 3,            # mean, rstd; the largest element

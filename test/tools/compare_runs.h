@@ -23,6 +23,7 @@ limits are 0, and tensors must have the same bits.
 #include "data/checkpoint/folder.h"
 #include "data/base/error.h"
 #include "data/base/json.h"
+#include "data/run/run_log.h"
 
 struct RunLimits {
     double losses = 1e-5, weights = 1e-5, moments = 1e-5;
@@ -59,11 +60,13 @@ inline LogFields read_log(const std::string& run) {
     for (std::string line; std::getline(file, line);) {
         nlohmann::json object = parse_json(line, path);
         int64_t step = json_integer(object.value("step", nlohmann::json()), 0, INT64_MAX, path + ": step");
-        for (const char* name : {"loss", "grad_norm", "lr", "tokens", "val_loss"}) {
-            if (!object.contains(name)) continue;
-            const nlohmann::json& value = object[name];
+        for (const auto& [name, value] : object.items()) {
+            if (name != "loss" && name != "grad_norm" && name != "lr" && name != "tokens" &&
+                !is_validation_loss(name))
+                continue;
             bool first = fields[step].emplace(name, value.is_number() ? value.get<double>() : NAN).second;
-            if (!first) fail("%s: step %lld has two values of %s", path.c_str(), (long long)step, name);
+            if (!first)
+                fail("%s: step %lld has two values of %s", path.c_str(), (long long)step, name.c_str());
         }
     }
     if (fields.empty()) fail("%s: no steps; the run has not begun", path.c_str());

@@ -52,7 +52,7 @@ Layout parse_layout(const std::string& list) {
 }
 
 void save(const World& world, ToyState& toy, const std::string& run_dir) {
-    CheckpointSaver saver(toy.parts, world, run_dir, 0, 0, true);
+    CheckpointSaver saver(toy.parts, world, run_dir, {}, true);
     saver.save(about_step(1));
     SaveReport report = saver.finish();
     world.on_all_ranks([&] {

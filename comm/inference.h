@@ -1,0 +1,403 @@
+/*
+Models that are run and not trained: how `sample` and `eval` cut one over their processes, how the ranks make
+texts and losses together, and the two commands. train_gpt.cu makes the passes through a model, behind
+ModelPasses; a run that trains has them too, for samples and questions.
+
+A model is cut by --tp, --pp and --zero 3, and where --tp or --pp is left out, over the fewest ranks that it
+fits on. Those that are left over are data ranks, which take texts and batches in turn.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/agreement.h"               // check_same_content
+#include "comm/batches.h"                 // Batch, open_token_files
+#include "comm/layout.h"                  // Layout, pipeline_split
+#include "comm/memory_plan.h"             // MemoryPlan
+#include "comm/mesh.h"                    // Mesh
+#include "comm/placement.h"               // ranks_sharing_device
+#include "comm/run_device.h"              // SparedMultiprocessors
+#include "comm/settings.h"                // Workload
+#include "comm/world.h"                   // World
+#include "data/commands/eval.h"           // LossSource, EvaluationResults
+#include "data/commands/generation.h"     // TextGenerator, print_samples
+#include "data/commands/prompt_reader.h"  // PromptReader
+#include "data/commands/session.h"        // commands between prompts
+#include "data/launch/command_line.h"     // content_of
+#include "data/launch/trained_model.h"    // TrainedModel
+#include "data/options/cut_rules.h"       // cut_refusal, complete_ranks
+#include "data/tokens/token_record.h"     // check_token_records
+
+// ----------------------------------------------------------------------------
+// how it is cut
+
+struct InferencePlan {
+    Options options;  // those of the model, cut so
+    Workload workload;
+    Layout layout;
+    ZeroSettings settings;
+    MemoryPlan memory;
+};
+
+// The options of a model that is cut over tp * pp ranks, and copied to the data ranks.
+inline Options inference_options(Options model, int zero, int tp, int pp, int processes) {
+    int data_ranks = std::max(processes / (tp * pp), 1);
+    static_cast<Cut&>(model) = {.tp = tp,
+                                .pp = pp,
+                                .dp = data_ranks,
+                                .micro_batch = model.micro_batch,
+                                .pp_chunks = 1,
+                                .zero = zero,
+                                .shard_group = zero == 3 ? data_ranks : 1,
+                                .tp_overlap = 1,
+                                .sequence_length = model.sequence_length};
+    model.pp_layers = name_of(PipelineLayers::time);
+    model.optimizer = OptimizerKind::adamw;  // none: so that no groups are made for one
+    return model;
+}
+
+// Micro-batches that go through the stages at once: so many that these wait little for each other.
+inline int inference_micro_batches(int pp) {
+    return pp == 1 ? 1 : 4 * pp;
+}
+
+// For all ranks: how a model is cut. shape(options) sets the sizes of batches for a cut, and says what passes
+// are made. free: bytes that this rank may take. Refuses a cut that does not divide the model, and one that
+// does not fit.
+inline InferencePlan plan_inference(const Options& model, const InferenceCut& asked, const World& world,
+                                    const std::function<Workload(Options&)>& shape, size_t free) {
+    int processes = world.size(), most_tensor_ranks = world.most_on_a_host();
+    auto options_of = [&](int tp, int pp) {
+        Options options = inference_options(model, asked.zero, tp, pp, processes);
+        return std::pair{options, shape(options)};
+    };
+    world.on_all_ranks([&] {
+        Options options = options_of(std::max(asked.tp, 1), std::max(asked.pp, 1)).first;
+        options.dp = 0;
+        complete_ranks(options, processes);
+    });
+    std::optional<InferencePlan> plan;  // the last that was tried
+    auto fits = [&](int tp, int pp) {
+        auto [options, workload] = options_of(tp, pp);
+        if (!cut_refusal(options, tp, pp).empty()) return false;
+        int micro_batches = workload.cache_length ? 1 : inference_micro_batches(pp);
+        Layout layout = {mesh_shape(options),
+                         1,
+                         {PipelineSchedule::gpipe, pp, micro_batches, 1},
+                         pipeline_split(options, {})};
+        ZeroSettings settings = {.level = asked.zero, .training = false};
+        auto groups = [classes = memory_of_mesh(layout.mesh, world)](const Workload&) { return classes; };
+        plan.emplace(options, workload, layout, settings,
+                     memory_plan(options, workload, settings, layout, {free}, groups));
+        return world.largest(!plan->memory.fits()) == 0;
+    };
+    for (int ranks = 1; ranks <= processes; ranks++) {
+        for (int tp = ranks; tp >= 1; tp--) {
+            if (processes % ranks || ranks % tp) continue;
+            if (asked.tp ? tp != asked.tp : tp > most_tensor_ranks) continue;
+            if (asked.pp && ranks / tp != asked.pp) continue;
+            if (fits(tp, ranks / tp)) return std::move(*plan);
+        }
+    }
+    world.on_all_ranks([&] { plan->memory.check(); });
+    return std::move(*plan);
+}
+
+// ----------------------------------------------------------------------------
+// texts and losses
+
+// The passes through a model that is cut over the ranks of a mesh.
+struct ModelPasses {
+    using Logits = TextGenerator::Rows;
+    using Load = std::function<Batch(int number, int slot)>;
+    using Take = std::function<void(int number, const std::vector<float>& losses)>;
+
+    const ModelConfig& config;
+    const Workload& workload;
+    const Mesh& mesh;
+    cudaStream_t stream;
+    int slots;             // batches that are on the device at the same time
+    bool cuts_parameters;  // a pass gathers them from all data ranks
+    size_t held;           // parameters on this rank
+
+    ModelPasses(const ModelConfig& config, const Workload& workload, const Mesh& mesh, cudaStream_t stream,
+                int slots, bool cuts_parameters, size_t held)
+        : config(config),
+          workload(workload),
+          mesh(mesh),
+          stream(stream),
+          slots(slots),
+          cuts_parameters(cuts_parameters),
+          held(held) {}
+    virtual ~ModelPasses() = default;
+    // A pass of one data rank: logits (V) of what comes after token batch.last of the first `texts`
+    // sequences, on the first tensor rank of the last stage; nothing elsewhere.
+    virtual Logits logits(const Batch& batch, int texts) = 0;
+    // In the key/value cache, a text begins with the same `length` tokens as another.
+    virtual void copy_row(int from, int to, int length) = 0;
+    // The losses (B*T) of `count` batches, on the first tensor rank of the last stage.
+    virtual void losses(int count, const Load& load, const Take& take) = 0;
+};
+
+// Continues texts with a model. Each data rank has one rank that chooses, where the logits are.
+class Generator final : public TextGenerator {
+public:
+    // Of a text, the model sees as many tokens as the cache holds, or as a batch has where there is no cache.
+    Generator(ModelPasses& model, const std::vector<std::vector<int>>& prompts)
+        : TextGenerator(prompts, most_seen(model), model.workload.cache_length > 0, model.mesh.shape.tp,
+                        {model.mesh.data_ranks(), model.mesh.data_rank(), model.cuts_parameters}),
+          model_(model),
+          numbers_(2 * (size_t)model.workload.B * model.workload.T + model.workload.cache_rows),
+          chosen_(prompts.size()) {}
+
+private:
+    static int most_seen(const ModelPasses& model) {
+        const Workload& w = model.workload;
+        return std::min(w.cache_length ? w.cache_length : w.T, model.config.context);
+    }
+
+    // Tensor ranks share the rows, whose number must be a multiple of theirs: rows of no text are added.
+    Rows logits(const std::vector<int>& tokens, int T, const std::vector<int>& pasts, int row,
+                int last) override {
+        size_t N = round_up(tokens.size(), (size_t)model_.mesh.shape.tp);
+        std::vector<int> numbers = tokens, past = pasts;
+        numbers.resize(N);
+        if (!pasts.empty()) past.resize(N, -1);
+        for (size_t n = 0; n < N; n++) {
+            int position = (int)n % T + (pasts.empty() ? 0 : past[n]);
+            numbers.push_back(std::clamp(position, 0, model_.config.context - 1));
+        }
+        numbers.insert(numbers.end(), past.begin(), past.end());
+        copy_to_device(numbers_.data, numbers.data(), numbers.size(), model_.stream);
+        const int* at = numbers_.data;
+        Batch batch = {{.tokens = at, .positions = at + N}, (int)N / T, T, nullptr, row, last};
+        if (!pasts.empty()) batch.past = at + 2 * N;
+        return model_.logits(batch, (int)tokens.size() / T);
+    }
+
+    void copy_row(int from, int to, int length) override { model_.copy_row(from, to, length); }
+
+    // Each text has a token on the rank that chooses it, and 0 elsewhere. Floats hold every token exactly.
+    void agree_on(std::vector<int>& tokens) override {
+        const Communicator& world = model_.mesh.world();
+        if (world.size() == 1) return;
+        std::vector<float> chosen(tokens.begin(), tokens.end());
+        copy_to_device(chosen_.data, chosen.data(), chosen.size(), model_.stream);
+        world.all_reduce(chosen_.data, chosen.size(), Traffic::statistics, model_.stream);
+        copy_to_host(chosen.data(), chosen_.data, chosen.size(), model_.stream, model_.mesh);
+        std::ranges::transform(chosen, tokens.begin(), [](float token) { return (int)token; });
+    }
+
+    ModelPasses& model_;
+    DeviceArray<int> numbers_;  // tokens, their positions, and the pasts of texts
+    DeviceArray<float> chosen_;
+};
+
+// The losses of batches, as evaluations have them. A data rank takes some batches at once, and so the stages
+// of a pipeline wait little for each other.
+class BatchLosses final : public LossSource {
+public:
+    BatchLosses(ModelPasses& model, const World& world)
+        : model_(model),
+          world_(world),
+          numbers_((size_t)model.slots * batch_ints(model.workload.B, model.workload.T)) {}
+
+    int ranks() const override { return model_.mesh.data_ranks(); }
+
+    void each(uint64_t count, const Load& load, const Take& take) override {
+        uint64_t all = ranks(), rank = model_.mesh.data_rank(),
+                 most = inference_micro_batches(model_.mesh.shape.pp);
+        for (uint64_t first = 0, some; first < count; first += some * all) {
+            some = std::min(most, ceil_div(count - first, all));
+            NotedError error;
+            // A pipeline of chunks loads other batches before the losses of one are there.
+            std::vector<std::vector<int>> targets(some);
+            auto number = [&](int micro) { return first + micro * all + rank; };
+            auto on_device = [&](int micro, int slot) {
+                HostBatch host;
+                note_error(error, [&] {
+                    host = load(number(micro));
+                    targets[micro].assign(host.targets, host.targets + model_.workload.B * model_.workload.T);
+                });
+                return copy(host, slot);
+            };
+            model_.losses((int)some, on_device, [&](int micro, const std::vector<float>& losses) {
+                if (error.empty()) note_error(error, [&] { take(number(micro), targets[micro], losses); });
+            });
+            raise_error(world_, error);
+        }
+    }
+
+    void add_up(std::vector<double>& values) override { world_.sum(values); }
+
+private:
+    Batch copy(const HostBatch& host, int slot) {
+        int B = model_.workload.B, T = model_.workload.T;
+        int* to = numbers_.data + (size_t)slot * batch_ints(B, T);
+        if (host.tokens)
+            copy_to_device(to, host.tokens, batch_ints(B, T), model_.stream);
+        else  // it could not be read
+            cudaCheck(cudaMemsetAsync(to, 0, batch_ints(B, T) * sizeof *to, model_.stream));
+        return batch_on_device(to, host, B, T);
+    }
+
+    ModelPasses& model_;
+    const World& world_;
+    DeviceArray<int> numbers_;  // those of the batches on the device
+};
+
+// ----------------------------------------------------------------------------
+// the commands
+
+// Makes a model with the weights of a checkpoint, for all ranks.
+using LoadModel = std::shared_ptr<ModelPasses>(const InferencePlan&, const Mesh&, const CheckpointReader&,
+                                               const World&);
+
+// For all ranks: what the newest checkpoint of a run holds, which is the same for all of them.
+inline std::unique_ptr<TrainedModel> open_model(const std::string& run, const std::string& tokenizer,
+                                                const World& world) {
+    std::string folder = text_from_root(world, [&] { return newest_checkpoint(run); });
+    std::unique_ptr<TrainedModel> model;
+    world.on_all_ranks([&] { model = std::make_unique<TrainedModel>(folder, tokenizer); });
+    check_same_content(world, "--tokenizer", content_of(model->tokenizer.get(), model->options.tokenizer));
+    return model;
+}
+
+// A model that is cut by a plan over all ranks, of which the first tells how.
+struct CutModel {
+    InferencePlan plan;
+    Mesh mesh;
+    const SparedMultiprocessors spared{spared_by_products(plan.layout, plan.options.zero)};
+    std::shared_ptr<ModelPasses> passes;
+
+    CutModel(const TrainedModel& model, const InferenceCut& asked, const World& world,
+             const std::function<Workload(Options&)>& shape, LoadModel* load)
+        : plan(plan_inference(model.options, asked, world, shape,
+                              available_memory(ranks_sharing_device(world)))),
+          mesh(world, plan.layout.mesh, nullptr,
+               mesh_traffic(plan.options, plan.layout, plan.workload.B, plan.workload.T,
+                            plan.options.reduce_dtype)),
+          passes(load(plan, mesh, model.reader, world)) {
+        if (world.size() == 1) return;
+        constexpr int parts = 1000000;
+        size_t all = parameter_layout(plan.options).size();
+        double most = world.largest((int)(passes->held * parts / all)) / (double)parts;
+        const Cut& cut = plan.options;
+        if (!world.is_root()) return;
+        fprintf(stderr,
+                "cut over %d ranks: --tp %d --pp %d%s, %s; each holds at most %.1f%% of the %s of weights\n",
+                world.size(), cut.tp, cut.pp, cut.zero == 3 ? " --zero 3" : "",
+                counted(cut.dp, "data rank").c_str(), 100 * most, size_text(all * sizeof(floatX)).c_str());
+    }
+};
+
+inline void sample(SampleOptions command, const World& world, LoadModel* load) {
+    const auto opened = open_model(command.run, command.tokenizer, world);
+    const TrainedModel& model = *opened;
+    std::vector<std::string> prompts = nlohmann::json::from_cbor(text_from_root(world, [&] {
+        std::string message;  // prompts may be no UTF-8, which JSON's text would not take
+        nlohmann::json::to_cbor(nlohmann::json(sample_prompts(model, command)), message);
+        return message;
+    }));
+    int length = sample_length(model, command, prompts), texts = (int)prompts.size() * command.samples;
+    auto shape = [&](Options& o) -> Workload {
+        int seen = round_up(length, o.tp), rows = round_up(ceil_div(texts, o.dp), o.tp);
+        o.micro_batch = 1, o.sequence_length = std::max(seen, rows);
+        return {.B = 1,
+                .T = o.sequence_length,
+                .training = false,
+                .loss_chunk = rows * o.tp,
+                .cache_rows = command.cache ? rows : 0,
+                .cache_length = command.cache ? seen : 0};
+    };
+    CutModel cut(model, command, world, shape, load);
+    auto generator = [&](const std::vector<std::vector<int>>& prompts) {
+        return Generator(*cut.passes, prompts);
+    };
+    auto answer = [&](const std::vector<std::string>& prompts, int number) {
+        world.on_all_ranks([&] {
+            std::string figures = print_samples(model, command, prompts, number, generator);
+            if (world.is_root()) fprintf(stderr, "%s\n", figures.c_str());
+        });
+    };
+    if (!command.interactive) return answer(prompts, 0);
+    time_limit = 0;  // other ranks wait while somebody types
+    PromptReader reader(world.size() == 1, !command.seed_is_given);
+    for (int number = 0;;) {
+        std::string line = text_from_root(world, [&] { return reader.next(); });
+        if (line.empty()) break;
+        if (!obey(line, command, number, world.is_root())) answer({line}, number++);
+    }
+}
+
+// A run that is evaluated, with all that is read for it, so that nothing is refused after hours of work.
+struct OpenedRun {
+    std::unique_ptr<TrainedModel> model;
+    std::vector<NamedList> sets;
+    std::vector<std::unique_ptr<TokenLoader>> files;  // of the sets
+    std::vector<ChoiceExample> questions;
+
+    // For all ranks.
+    OpenedRun(const std::string& run, const EvalOptions& command, const World& world,
+              EvaluationResults& results)
+        : model(open_model(run, command.tokenizer, world)), sets(evaluation_sets(command)) {
+        const Options& o = model->options;
+        const Tokenizer* tokenizer = model->tokenizer.get();
+        world.on_all_ranks([&] {
+            shape_evaluation(model->options, command);
+            results.open(*model);
+        });
+        for (const NamedList& set : sets) {
+            files.push_back(
+                open_token_files(world, set.list, o.vocab_size, o.sequence_length, SampleOrder::sequential));
+            world.on_all_ranks([&] {
+                if (!world.is_root()) return;
+                for (const std::string& note : check_token_records(*files.back(), tokenizer, o.document_end))
+                    results.note(note);
+            });
+        }
+        if (command.choices.empty()) return;
+        questions = read_questions(command.choices, o, tokenizer, world);
+        if (command.limit > 0) questions.resize(std::min(questions.size(), (size_t)command.limit));
+    }
+};
+
+// For all ranks.
+inline void evaluate_run(const OpenedRun& run, const EvalOptions& command, const World& world,
+                         LoadModel* load, EvaluationResults& results) {
+    const Options& o = run.model->options;
+    auto shape = [](const Options& o) -> Workload {
+        int tokens = o.micro_batch * o.sequence_length;
+        return {o.micro_batch, o.sequence_length, false, Recompute::none, chosen_loss_chunk(o, tokens)};
+    };
+    CutModel cut(*run.model, command, world, shape, load);
+    BatchLosses losses(*cut.passes, world);
+    for (size_t i = 0; i < run.sets.size(); i++) {
+        const std::string& title = run.sets[i].title();
+        DataScore score =
+            evaluate_data(*run.files[i], title, command.limit, o, run.model->tokenizer.get(), losses);
+        world.on_all_ranks([&] { results.add(score, title); });
+    }
+    if (run.questions.empty()) return;
+    ChoiceScore score = evaluate_choices(run.questions, o, losses, true);
+    world.on_all_ranks([&] { results.add(score, command.choices); });
+}
+
+inline void evaluate_runs(const EvalOptions& command, const World& world, LoadModel* load) {
+    EvaluationResults results(command, world.is_root());
+    std::vector<OpenedRun> runs;
+    for (const std::string& run : command.runs) runs.emplace_back(run, command, world, results);
+    for (const OpenedRun& run : runs) {
+        results.begin_run();
+        evaluate_run(run, command, world, load, results);
+    }
+    world.on_all_ranks([&] { results.finish(); });
+}

@@ -1,0 +1,103 @@
+/*
+Prompts that somebody types, or that come from another program. On a terminal a line can be edited, and arrow
+keys bring earlier lines back.
+*/
+#pragma once
+
+#include <clocale>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <random>
+#include <string>
+#include <unistd.h>
+#include <utility>
+
+// The header has a Tokenizer too, which is another one.
+#define Tokenizer LibeditTokenizer
+#include <histedit.h>
+#undef Tokenizer
+
+#include "data/base/error.h"
+#include "data/base/stop_signals.h"
+
+class PromptReader {
+public:
+    // alone: Ctrl-C ends an answer, and not the program, for no other process would go on with the answer.
+    // draws_seed: a session on a terminal begins with a command for a seed that nobody has chosen.
+    PromptReader(bool alone, bool draws_seed) : alone_(alone), draws_seed_(draws_seed) {}
+
+    // The next line that is not empty; empty: there is none any more. A line that begins with a slash is a
+    // command if it was typed; another slash makes a prompt of it if it was not.
+    std::string next() {
+        if (isatty(STDIN_FILENO)) return edited_line();
+        std::string line;
+        while (line.empty()) {
+            if (!std::getline(std::cin, line)) return "";
+            if (line.ends_with('\r')) line.pop_back();
+        }
+        return (line.starts_with('/') ? "/" : "") + line;
+    }
+
+private:
+    // Ctrl-C is a key like others while a line is edited; elsewhere it is a signal.
+    std::string edited_line() {
+        if (!editor_) open_editor();
+        if (std::exchange(draws_seed_, false)) return text("/seed %u", std::random_device()() % 1000000);
+        std::string line;
+        std::signal(SIGINT, SIG_DFL);
+        while (line.empty()) {
+            int bytes = 0;
+            const char* typed = el_gets(editor_.get(), &bytes);
+            if (!typed) {
+                fputc('\n', screen_);
+                return "";
+            }
+            line = typed;
+            while (line.ends_with('\n') || line.ends_with('\r')) line.pop_back();
+        }
+        HistEvent event;
+        history(history_.get(), &event, H_ENTER, line.c_str());
+        if (alone_) stop_on_interrupt();
+        return line;
+    }
+
+    // Prompts are UTF-8, whatever else the terminal's user has chosen.
+    void open_editor() {
+        if (!setlocale(LC_CTYPE, "C.UTF-8")) setlocale(LC_CTYPE, "");
+        HistEvent event;
+        history_.reset(history_init());
+        history(history_.get(), &event, H_SETSIZE, 1000);
+        history(history_.get(), &event, H_SETUNIQUE, 1);
+        editor_.reset(el_init("train_gpt", stdin, screen_, stderr));
+        EditLine* editor = editor_.get();
+        el_set(editor, EL_SIGNAL, 1);
+        el_set(editor, EL_EDITOR, "emacs");
+        el_set(editor, EL_HIST, history, history_.get());
+        el_set(
+            editor, EL_PROMPT, +[](EditLine*) {
+                static char prompt[] = "> ";
+                return prompt;
+            });
+        el_set(editor, EL_SETTY, "-d", "-intr", nullptr);
+        el_set(editor, EL_ADDFN, "drop-line", "Drops the line", drop_line);
+        el_set(editor, EL_BIND, "^C", "drop-line", nullptr);
+    }
+
+    static unsigned char drop_line(EditLine* editor, int) {
+        const LineInfoW* line = el_wline(editor);
+        auto length = (int)(line->lastchar - line->buffer);
+        if (length == 0) return CC_REFRESH;
+        el_cursor(editor, length);
+        el_deletestr(editor, length);
+        return CC_REFRESH;
+    }
+
+    const bool alone_;
+    bool draws_seed_;
+    FILE* const screen_ = isatty(STDOUT_FILENO) ? stdout : stderr;
+    std::unique_ptr<History, void (*)(History*)> history_{nullptr, history_end};
+    std::unique_ptr<EditLine, void (*)(EditLine*)> editor_{nullptr, el_end};
+};

@@ -1,0 +1,76 @@
+// How a model that is not trained is cut over ranks: the fewest that it fits on, or as asked.
+// devices: cpu
+// ranks: 8 1
+#include "comm/inference.h"
+#include "test/support/file_testing.h"
+#include "test/support/ranks.h"
+#include "test/support/testing.h"
+
+namespace {
+
+Options a_model() {
+    Options o;
+    o.layers = 8, o.channels = 64, o.heads = 8, o.vocab_size = 512, o.context = 32;
+    complete(static_cast<ModelConfig&>(o));
+    return o;
+}
+
+Workload shape(Options& o) {
+    o.micro_batch = 2, o.sequence_length = 32;
+    return {2, 32, false, Recompute::none, 64};
+}
+
+// "tp pp dp zero" of the cut.
+std::string cut_of(const InferencePlan& plan) {
+    return text("%d %d %d %d", plan.options.tp, plan.options.pp, plan.options.dp, plan.options.zero);
+}
+
+std::string cut(const InferenceCut& asked, size_t free, const Options& model = a_model()) {
+    return cut_of(plan_inference(model, asked, test_world(), shape, free));
+}
+
+// Bytes that a rank needs of the model that is cut so.
+size_t needs(const InferenceCut& cut) {
+    return plan_inference(a_model(), cut, test_world(), shape, SIZE_MAX).memory.needs();
+}
+
+}  // namespace
+
+TEST_CASE("inference: the fewest ranks that the model fits on, tensor ranks before stages") {
+    if (test_world().size() == 1) {
+        CHECK(cut({}, SIZE_MAX) == "1 1 1 0");
+        return;
+    }
+    CHECK(cut({}, SIZE_MAX) == "1 1 8 0");
+    CHECK(cut({}, needs({1, 1})) == "1 1 8 0");
+    CHECK(cut({}, needs({1, 1}) - 1) == "2 1 4 0");
+    CHECK(cut({}, needs({2, 1}) - 1) == (needs({1, 2}) < needs({2, 1}) ? "1 2 4 0" : "4 1 2 0"));
+    CHECK(cut({.pp = 2}, SIZE_MAX) == "1 2 4 0");
+    CHECK(cut({.pp = 2}, needs({1, 2}) - 1) == "2 2 2 0");
+    CHECK(cut({.tp = 2}, needs({2, 1}) - 1) == "2 2 2 0");
+    CHECK(cut({.tp = 4, .pp = 2}, SIZE_MAX) == "4 2 1 0");
+    CHECK(cut({.zero = 3}, needs({1, 1, 3})) == "1 1 8 3");
+    CHECK((double)needs({1, 1, 3}) < 0.6 * (double)needs({1, 1}));
+    CHECK(needs({4, 2}) < needs({1, 1}) / 3);
+    Options odd = a_model();
+    odd.heads = odd.kv_heads = 1;  // which no number of tensor ranks divides
+    CHECK(cut({}, needs({1, 1}) / 2, odd) == "1 4 2 0");
+}
+
+TEST_CASE("inference: a cut that does not divide the model or the ranks, and a model that is too large") {
+    int ranks = test_world().size();
+    auto refusal = [&](InferenceCut asked, size_t free = SIZE_MAX) {
+        std::string message = error_of([&] { cut(asked, free); });
+        test_world().recover();
+        return message;
+    };
+    CHECK(refusal({.tp = 3}).starts_with("--tp 3: does not divide --heads 8; give "));
+    CHECK(refusal({.pp = 9}).starts_with("--pp 9: more stages than --layers 8; give "));
+    CHECK(refusal({.pp = 3}).starts_with(
+        text("--pp 3: a multiple of 3 processes is needed and this run has %d", ranks)));
+    CHECK(refusal({}, 1000).ends_with(
+        "ask for less at once, or start more processes, which share it (mpirun -np)"));
+    if (ranks == 1)
+        CHECK(
+            refusal({.tp = 2}).starts_with("--tp 2: a multiple of 2 processes is needed and this run has 1"));
+}
