@@ -64,7 +64,8 @@ inline Options inference_options(Options model, int zero, int tp, int pp, int pr
     return model;
 }
 
-// Micro-batches that go through the stages at once: so many that these wait little for each other.
+// Micro-batches that go through the stages at once. With four for each stage, stages idle for a fifth of the
+// time at most.
 inline int inference_micro_batches(int pp) {
     return pp == 1 ? 1 : 4 * pp;
 }
@@ -150,7 +151,7 @@ struct ModelPasses {
 // Continues texts with a model. Each data rank has one rank that chooses, where the logits are.
 class Generator final : public TextGenerator {
 public:
-    // Of a text, the model sees as many tokens as the cache holds, or as a batch has where there is no cache.
+    // The model sees as many tokens of a text as the cache holds; without a cache, as many as a batch has.
     Generator(ModelPasses& model, const std::vector<std::vector<int>>& prompts)
         : TextGenerator(prompts, most_seen(model), model.workload.cache_length > 0, model.mesh.shape.tp,
                         {model.mesh.data_ranks(), model.mesh.data_rank(), model.cuts_parameters}),

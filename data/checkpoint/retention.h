@@ -1,6 +1,6 @@
 /*
-Which checkpoints of a run stay when a new one is on disk: the newest, those of every so many steps, and those
-after which a validation loss was lowest.
+A run keeps some of its older checkpoints when a new one is on disk: the newest (--keep), those of every N-th
+step (--keep-every), and those with the lowest validation losses (--keep-best).
 */
 #pragma once
 

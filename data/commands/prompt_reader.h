@@ -26,7 +26,7 @@ keys bring earlier lines back.
 class PromptReader {
 public:
     // alone: Ctrl-C ends an answer, and not the program, for no other process would go on with the answer.
-    // draws_seed: a session on a terminal begins with a command for a seed that nobody has chosen.
+    // draws_seed: the first line of a session on a terminal is a command that sets a random seed.
     PromptReader(bool alone, bool draws_seed) : alone_(alone), draws_seed_(draws_seed) {}
 
     // The next line that is not empty; empty: there is none any more. A line that begins with a slash is a

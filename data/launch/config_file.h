@@ -54,7 +54,7 @@ inline std::string name_of_key(std::string key) {
     return "--" + key;
 }
 
-// value(row): the text of an option's value. What is wrong with either stands at this line.
+// value(row): the text of an option's value. Errors in the name and in the value are reported with this line.
 template <typename Value>
 GivenOption config_option(const std::string& file, long line, const std::string& name, Value&& value) try {
     const OptionRow* row = find_option(name, command_train);
@@ -68,7 +68,7 @@ GivenOption config_option(const std::string& file, long line, const std::string&
     fail("%s:%ld: %s", printable(file).c_str(), line, error.what());
 }
 
-// Reads what stands behind the = of a line.
+// Reads the value of a line, the text after its =.
 inline std::string config_value(std::string_view rest) {
     constexpr std::string_view blanks = " \t\r";
     rest.remove_prefix(std::min(rest.find_first_not_of(blanks), rest.size()));
