@@ -316,7 +316,7 @@ private:
             if (!scope_.weights_alone) last_ = {report_.folder, save_.id};
             note_error(remark, [&] {
                 if (!scope_.weights_alone) remove_weights(run_dir_, report_.step);
-                remove_old_checkpoints(run_dir_, retention_.with(best_checkpoints(about_, report_.folder)));
+                remove_old_checkpoints(run_dir_, retention_, best_checkpoints(about_, report_.folder));
             });
         }));
     }

@@ -199,9 +199,10 @@ private:
         std::vector<int64_t> spare;
         if (options_.keep == 0) return spare;  // all are to stay
         bool verified = false;
-        Retention retention = retention_of(options_).with(best_checkpoints(about_, "the last checkpoint"));
+        Retention retention = retention_of(options_);
+        BestCheckpoints best = best_checkpoints(about_, "the last checkpoint");
         for (int64_t step : checkpoint_steps(options_.run_dir)) {
-            if (verified && !retention.stays(step)) spare.push_back(step);
+            if (verified && !retention.stays(step) && !best.has(step)) spare.push_back(step);
             verified = verified || is_whole(step);
         }
         std::reverse(spare.begin(), spare.end());

@@ -70,6 +70,20 @@ inline std::string json_text(const nlohmann::json& value) {
     return printable(value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
 }
 
+// Calls visit(object, place) for each line of a text but blank ones. place: "FILE:LINE", for messages.
+template <typename Visit>
+void each_json_object(std::string_view content, const std::string& file, Visit&& visit) {
+    for (size_t number = 1; !content.empty(); number++) {
+        std::string_view line = next_line(content);
+        if (is_blank(line)) continue;
+        std::string place = text("%s:%zu", file.c_str(), number);
+        nlohmann::json value = parse_json(line, place);
+        if (!value.is_object())
+            fail("%s: is %s; each line must be an object", place.c_str(), json_text(value).c_str());
+        visit(value, place);
+    }
+}
+
 // A value as a line of a file. Bytes that are no UTF-8 are replaced.
 inline std::string json_line(const nlohmann::ordered_json& value) {
     return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";

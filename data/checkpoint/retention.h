@@ -72,27 +72,20 @@ inline BestCheckpoints best_checkpoints(const nlohmann::json& header, const std:
 }
 
 struct Retention {
-    int newest = 0;                  // 0: all
-    int64_t every = 0;               // 0: none
-    std::vector<int64_t> best = {};  // steps
+    int newest = 0;     // 0: all
+    int64_t every = 0;  // 0: none
 
-    Retention with(const BestCheckpoints& checkpoints) const {
-        Retention all = *this;
-        for (auto [step, loss] : checkpoints.losses) all.best.push_back(step);
-        return all;
-    }
-
-    bool is_best(int64_t step) const { return std::ranges::find(best, step) != best.end(); }
     // Whatever else goes.
-    bool stays(int64_t step) const { return (every > 0 && step % every == 0) || is_best(step); }
+    bool stays(int64_t step) const { return every > 0 && step % every == 0; }
 };
 
 // Removes all but the newest, the best among them not counted, and those that stay.
-inline void remove_old_checkpoints(const std::string& run_dir, const Retention& retention) {
+inline void remove_old_checkpoints(const std::string& run_dir, const Retention& retention,
+                                   const BestCheckpoints& best) {
     if (retention.newest == 0) return;
     int newer = 0;
     for (int64_t step : checkpoint_steps(run_dir)) {
-        if (retention.is_best(step) || newer++ < retention.newest || retention.stays(step)) continue;
+        if (best.has(step) || newer++ < retention.newest || retention.stays(step)) continue;
         remove_checkpoint(run_dir, step);
     }
 }

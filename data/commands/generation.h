@@ -276,16 +276,9 @@ inline std::vector<std::string> read_prompts(const std::string& path) {
     std::string content = read_text(path);
     if (!path.ends_with(".jsonl")) return {content};
     std::vector<std::string> prompts;
-    std::string_view rest = content;
-    for (size_t number = 1; !rest.empty(); number++) {
-        std::string_view line = next_line(rest);
-        if (is_blank(line)) continue;
-        std::string place = text("%s:%zu", path.c_str(), number);
-        nlohmann::json value = parse_json(line, place);
-        if (!value.is_object())
-            fail("%s: is %s; each line must be an object", place.c_str(), json_text(value).c_str());
+    each_json_object(content, path, [&](const nlohmann::json& value, const std::string& place) {
         prompts.push_back(JsonObject(value, place).string("prompt"));
-    }
+    });
     if (prompts.empty()) fail("%s: has no prompts; give some, one a line", path.c_str());
     return prompts;
 }

@@ -60,11 +60,8 @@ inline std::string choice_text(const std::string& choice, const Tokenizer& token
 }
 
 // `place` is FILE:LINE.
-inline ChoiceExample parse_choices(std::string_view line, const Tokenizer& tokenizer,
+inline ChoiceExample parse_choices(const nlohmann::json& value, const Tokenizer& tokenizer,
                                    const std::string& place) {
-    nlohmann::json value = parse_json(line, place);
-    if (!value.is_object())
-        fail("%s: is %s; each line must be an object", place.c_str(), json_text(value).c_str());
     JsonObject object(value, place);
     bool hellaswag = !value.contains("context") && value.contains("ctx");
     const char* choices_name = hellaswag ? "endings" : "choices";
@@ -118,11 +115,9 @@ inline ChoiceExample parse_choices(std::string_view line, const Tokenizer& token
 inline std::vector<ChoiceExample> parse_choice_lines(std::string_view content, const Tokenizer& tokenizer,
                                                      const std::string& path) {
     std::vector<ChoiceExample> examples;
-    for (size_t number = 1; !content.empty(); number++) {
-        std::string_view line = next_line(content);
-        if (is_blank(line)) continue;
-        examples.push_back(parse_choices(line, tokenizer, text("%s:%zu", path.c_str(), number)));
-    }
+    each_json_object(content, path, [&](const nlohmann::json& value, const std::string& place) {
+        examples.push_back(parse_choices(value, tokenizer, place));
+    });
     return examples;
 }
 

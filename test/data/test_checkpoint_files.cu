@@ -436,7 +436,9 @@ TEST_CASE("old checkpoints go") {
         for (int64_t step = 0; step <= 50; step += 10)
             fs::create_directories(checkpoint_folder(run.path, step) + "/inside");
         fs::create_directories(checkpoint_folder(run.path, 10) + ".partial");  // in the way
-        remove_old_checkpoints(run.path, {keep, keep_every, best});
+        BestCheckpoints of_steps;
+        for (int64_t step : best) of_steps.losses.emplace_back(step, 1);
+        remove_old_checkpoints(run.path, {keep, keep_every}, of_steps);
         return checkpoint_steps(run.path);
     };
     using Steps = std::vector<int64_t>;
