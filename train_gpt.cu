@@ -964,9 +964,9 @@ struct GptPasses final : ModelPasses {
     Gpt& g;
 
     explicit GptPasses(Gpt& g)
-        : ModelPasses(g.config, g.workload, g.mesh, g.stream, g.stage.capacity.micro_batches,
-                      g.state.cuts_params(),
-                      g.layout.size() / (g.state.cuts_params() ? g.mesh.shape.shard : 1)),
+        : ModelPasses({g.config, g.workload, g.mesh, g.stream, g.stage.capacity.micro_batches,
+                       g.state.cuts_params(),
+                       g.layout.size() / (g.state.cuts_params() ? g.mesh.shape.shard : 1)}),
           g(g) {}
 
     Logits logits(const Batch& batch, int texts) override {

@@ -115,12 +115,8 @@ inline InferencePlan plan_inference(const Options& model, const InferenceCut& as
 // ----------------------------------------------------------------------------
 // texts and losses
 
-// The passes through a model that is cut over the ranks of a mesh.
-struct ModelPasses {
-    using Logits = TextGenerator::Rows;
-    using Load = std::function<Batch(int number, int slot)>;
-    using Take = std::function<void(int number, const std::vector<float>& losses)>;
-
+// A model that is cut over the ranks of a mesh.
+struct ModelOnRanks {
     const ModelConfig& config;
     const Workload& workload;
     const Mesh& mesh;
@@ -128,16 +124,15 @@ struct ModelPasses {
     int slots;             // batches that are on the device at the same time
     bool cuts_parameters;  // a pass gathers them from all data ranks
     size_t held;           // parameters on this rank
+};
 
-    ModelPasses(const ModelConfig& config, const Workload& workload, const Mesh& mesh, cudaStream_t stream,
-                int slots, bool cuts_parameters, size_t held)
-        : config(config),
-          workload(workload),
-          mesh(mesh),
-          stream(stream),
-          slots(slots),
-          cuts_parameters(cuts_parameters),
-          held(held) {}
+// The passes through it.
+struct ModelPasses : ModelOnRanks {
+    using Logits = TextGenerator::Rows;
+    using Load = std::function<Batch(int number, int slot)>;
+    using Take = std::function<void(int number, const std::vector<float>& losses)>;
+
+    explicit ModelPasses(const ModelOnRanks& model) : ModelOnRanks(model) {}
     virtual ~ModelPasses() = default;
     // A pass of one data rank: logits (V) of what comes after token batch.last of the first `texts`
     // sequences, on the first tensor rank of the last stage; nothing elsewhere.

@@ -108,10 +108,11 @@ namespace hf {
 
 inline const HfFamily& nearest_family(const ModelConfig& c) {
     const char* name = c.position == PositionKind::learned ? "gpt2" : c.bias ? "gpt_neox" : "gptj";
-    // transformers 5 takes no Llama of an uneven width, but a Mistral without a window, which has no biases
-    bool mistral = c.window || (c.channels % c.heads && !c.bias);
-    if (c.norm == NormKind::rmsnorm)
-        name = c.qk_norm ? "qwen3" : c.qkv_bias ? "qwen2" : mistral ? "mistral" : "llama";
+    // transformers 5 takes no Llama of an uneven width, but a Mistral without a window and, with biases, a
+    // Seed-OSS
+    bool uneven = c.channels % c.heads;
+    const char* plain = c.window || (uneven && !c.bias) ? "mistral" : uneven ? "seed_oss" : "llama";
+    if (c.norm == NormKind::rmsnorm) name = c.qk_norm ? "qwen3" : c.qkv_bias ? "qwen2" : plain;
     if (c.local_filter) name = "yuan";
     for (const HfFamily& family : hf_families()) {
         if (family.name == std::string_view(name)) return family;

@@ -231,12 +231,12 @@ inline void rope(HfConfig& config, const char* theta, double* rotated = nullptr)
     read_others(object, HfConfig::remedy, config.unknown);
 }
 
-// Values of llama, mistral, qwen2 and qwen3 where a key is missing; 0: they follow from others.
+// Values of Llama and of families like it where a key is missing; 0: they follow from others.
 struct LlamaDefaults {
     int kv_heads = 0, head_size = 0;
 };
 
-// The keys that llama, mistral, qwen2 and qwen3 share.
+// The keys that Llama and families like it share.
 inline void llama_family(HfConfig& config, LlamaDefaults defaults) {
     ModelConfig& model = config.model;
     sizes(config);
@@ -333,6 +333,23 @@ inline void qwen_family(HfConfig& config, LlamaDefaults defaults) {
 inline void qwen2(HfConfig& config) {
     qwen_family(config, {.kv_heads = 32});
     ignore(config, {"attention_bias"});
+}
+
+// It says of three kinds of biases whether it has them. A model of ours has none, those of queries, keys and
+// values, or all.
+inline void seed_oss(HfConfig& config) {
+    ModelConfig& model = config.model;
+    llama_family(config, {.kv_heads = 8, .head_size = 128});
+    config.dropout("residual_dropout");
+    bool queries = model.bias || model.qkv_bias, output = model.bias, mlp = model.bias;
+    config.flag("attention_bias", queries, true);
+    config.flag("attention_out_bias", output, false);
+    config.flag("mlp_bias", mlp, false);
+    if (output != mlp)
+        config.refuse("attention_out_bias", output ? "true" : "false", "the value of mlp_bias");
+    if (mlp && !queries) config.refuse("attention_bias", "false", "true with mlp_bias");
+    model.bias = mlp;
+    model.qkv_bias = queries && !mlp;
 }
 
 inline void qwen3(HfConfig& config) {
@@ -473,6 +490,7 @@ inline const std::vector<HfFamily>& hf_families() {
         {"mistral", "MistralForCausalLM", &llama, hf::mistral, "model.", "layers.", llama_rows},
         {"qwen2", "Qwen2ForCausalLM", &qwen2, hf::qwen2, "model.", "layers.", llama_rows},
         {"qwen3", "Qwen3ForCausalLM", &qwen3, hf::qwen3, "model.", "layers.", llama_rows},
+        {"seed_oss", "SeedOssForCausalLM", &llama, hf::seed_oss, "model.", "layers.", llama_rows},
         {"yuan", "YuanForCausalLM", &yuan, hf::yuan, "model.", "layers.", {
             {"embed_tokens", "wte"},
             {"input_layernorm", "norm1"},

@@ -37,7 +37,7 @@ inline const std::map<std::string_view, OtherKey>& other_keys() {
             "num_return_sequences", "output_attentions", "output_hidden_states", "output_past",
             "output_scores", "pad_token_id", "padding_side", "penalty_alpha", "prefix", "pretraining_tp",
             "problem_type", "remove_invalid_values", "reorder_and_upcast_attn", "repetition_penalty",
-            "reset_attention_mask", "reset_position_ids", "resid_pdrop", "return_dict",
+            "reset_attention_mask", "reset_position_ids", "resid_pdrop", "residual_dropout", "return_dict",
             "return_dict_in_generate", "sep_token", "sep_token_id", "summary_activation",
             "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
             "suppress_tokens", "task_specific_params", "temperature", "tf_legacy_loss", "tie_encoder_decoder",

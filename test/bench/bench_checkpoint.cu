@@ -53,7 +53,7 @@ public:
         std::vector<double> stalls, behind, saves, writes, copies;
         uint64_t bytes = 0;
         {
-            CheckpointSaver saver({&contributor_}, world_, run_of(world_.size()), 1, 0, true);
+            CheckpointSaver saver({&contributor_}, world_, run_of(world_.size()), {1}, true);
             for (int step = 1; step <= repeats; step++) {
                 saver.save({{"program", "bench_checkpoint"},
                             {"step", step},
@@ -251,6 +251,7 @@ int main(int argc, char** argv) try {
     int from = argc == 4 ? atoi(argv[3]) : world.size();
     if (argc == 3) bench.save();
     bench.load(from);
+    return 0;
 } catch (const std::exception& error) {
     fprintf(stderr, "train_gpt: %s\n", message_of(error).c_str());
     return 1;

@@ -51,7 +51,8 @@ inline void bench_layouts(const World& world) {
         Layout layout = {mesh.shape, tp > 1 ? 4 : 1, {PipelineSchedule::one_f_one_b, pp, micro}, {}};
         layout.split.assign(pp, config.layers / pp);
         ZeroSettings settings = {.level = dp > 1, .keep_master = sizeof(floatX) < sizeof(float)};
-        CutModel model(world, mesh, config, {B, tokens, true, Recompute::none, B * tokens}, settings, layout);
+        TimedModel model(world, mesh, config, {B, tokens, true, Recompute::none, B * tokens}, settings,
+                         layout);
         std::string name;
         auto add = [&](const char* what, int ranks) {
             if (ranks > 1) name += text("%s%s %d", name.empty() ? "" : ", ", what, ranks);

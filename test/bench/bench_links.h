@@ -18,10 +18,10 @@ inline void set_link([[maybe_unused]] double speed) {
 #endif
 }
 
-class CutModel {
+class TimedModel {
 public:
-    CutModel(const World& world, const Mesh& mesh, const ModelConfig& config, const Workload& workload,
-             const ZeroSettings& settings, const Layout& layout)
+    TimedModel(const World& world, const Mesh& mesh, const ModelConfig& config, const Workload& workload,
+               const ZeroSettings& settings, const Layout& layout)
         : g(config, workload, settings, mesh, layout),
           world_(world),
           batch_(g, config.vocab_size),

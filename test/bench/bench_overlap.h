@@ -119,7 +119,7 @@ inline double tensor_can_hide(const World& world, const Gpt& g, double link) {
 // pipeline messages that can be hidden
 
 // Costs of one part and micro-batch, on the stage where it takes longest.
-inline PipelineCosts measured_costs(const World& world, CutModel& model) {
+inline PipelineCosts measured_costs(const World& world, TimedModel& model) {
     std::map<Operation, std::vector<double>> seconds;
     for (const FlightEntry& pass : recorded_work(model.g.stream, [&] { model.seconds(0); }).passes())
         seconds[pass.operation].push_back(pass.end - pass.begin);
@@ -135,7 +135,7 @@ inline PipelineCosts measured_costs(const World& world, CutModel& model) {
     return costs;
 }
 
-inline double pipeline_can_hide(const World& world, CutModel& model, double link) {
+inline double pipeline_can_hide(const World& world, TimedModel& model, double link) {
     PipelineCosts costs = measured_costs(world, model), serial;
     auto& shape = model.g.stage.layout().pipeline;
     costs.transfer =
@@ -155,9 +155,9 @@ void bench_overlap(const World& world, const char* name, const Layout& layout, i
     Mesh mesh(world, layout.mesh, nullptr);
     ZeroSettings on = {.level = zero, .keep_master = sizeof(floatX) < sizeof(float)}, off = on;
     off.overlap = false;
-    CutModel overlapped(world, mesh, config, workload, on, layout),
+    TimedModel overlapped(world, mesh, config, workload, on, layout),
         serial(world, mesh, config, workload, off, layout);
-    for (CutModel* model : {&serial, &overlapped}) model->seconds(0);  // the first step is slower
+    for (TimedModel* model : {&serial, &overlapped}) model->seconds(0);  // the first step is slower
     double compute = std::min(serial.seconds(0), serial.seconds(0)), sent = serial.sent(),
            link = sent / compute;
     std::vector<double> computes, serials, overlaps;  // in turns, so that they meet the same noise
@@ -190,7 +190,7 @@ inline ModelConfig bench_config(int layers, int channels) {
 inline void bench_data_overlap(const World& world) {
     print_overlap_header(world);
     for (int level = 0; level <= 3; level++) {
-        auto can_hide = [&](CutModel& model, double link) {
+        auto can_hide = [&](TimedModel& model, double link) {
             double gradients = model.sent(Traffic::gradients) / link,
                    parameters = model.sent(Traffic::parameters) / link, passes = model.pass_seconds(),
                    layers = model.g.config.layers, during_backward = passes * 2 / 3 * (layers - 1) / layers;
@@ -204,7 +204,7 @@ inline void bench_data_overlap(const World& world) {
 }
 
 inline void bench_tensor_overlap(const World& world) {
-    auto can_hide = [&](CutModel& model, double link) { return tensor_can_hide(world, model.g, link); };
+    auto can_hide = [&](TimedModel& model, double link) { return tensor_can_hide(world, model.g, link); };
     print_overlap_header(world);
     constexpr int chunks = 4;
     bench_overlap(world, text("%d chunks", chunks).c_str(), {{.tp = world.size()}, chunks}, 0,
@@ -212,7 +212,7 @@ inline void bench_tensor_overlap(const World& world) {
 }
 
 inline void bench_pipeline_overlap(const World& world) {
-    auto can_hide = [&](CutModel& model, double link) { return pipeline_can_hide(world, model, link); };
+    auto can_hide = [&](TimedModel& model, double link) { return pipeline_can_hide(world, model, link); };
     int ranks = world.size();
     using enum PipelineSchedule;
     print_overlap_header(world);

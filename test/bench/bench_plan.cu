@@ -270,8 +270,8 @@ void bench_compute(const World& world) {
         PlanTask task = {.options = o, .machine = machine, .devices = world.size()};
         double planned = Planner(task).simulated(o, {}).seconds;
         Mesh mesh(world, mesh_shape(o), nullptr);
-        CutModel model(world, mesh, config, training_workload(o, Recompute::none), zero_settings(o),
-                       layout_of(o));
+        TimedModel model(world, mesh, config, training_workload(o, Recompute::none), zero_settings(o),
+                         layout_of(o));
         compared.push_back(
             {name_of_row(row), planned, fastest_of_steps([&] { return model.seconds(0); }, steps)});
     }

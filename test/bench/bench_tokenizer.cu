@@ -55,6 +55,7 @@ int main(int argc, char** argv) {
         }
         printf("%.1f MB/s, %.1f Mtokens/s, %zu tokens, %d threads, loaded in %.2f s\n",
                (double)file.size() / best / 1e6, (double)tokens / best / 1e6, tokens.load(), threads, load);
+        return 0;
     } catch (const Error& error) {
         fprintf(stderr, "bench_tokenizer: %s\n", error.what());
         return 1;

@@ -133,7 +133,7 @@ double median(Values values) {
 
 }  // namespace
 
-int main() try {
+int main(int, char**) try {
     Calibration c;
     std::vector<size_t> runs = c.where([](int) { return true; });
     Values values = c.fit(runs), factors = c.factors(runs, c.errors(runs, values)), off;

@@ -1,5 +1,5 @@
 // The rule by which a selftest suspects ranks, who talks with whom, and each test of a rank by itself.
-// devices: cpu simt-bf16
+// devices: cpu simt-bf16 nocard
 #include <filesystem>
 #include <set>
 

@@ -1244,6 +1244,15 @@ TEST_CASE("variants of the families that are the same arithmetic") {
     CHECK(read_hf(qwen2).window == 0);
     CHECK(read_hf(with(qwen2, "max_window_layers", 0)).window == 512);
     CHECK(read_hf(with(hf_qwen2(), "attention_bias", false)).qkv_bias);  // which transformers does not read
+    CHECK(parameter_count(read_hf(hf_seed_oss())) == 36151104512);
+    CHECK(read_hf(hf_seed_oss()).qkv_bias);
+    CHECK_FALSE(read_hf(with(hf_seed_oss(), "attention_bias", false)).qkv_bias);
+    CHECK(read_hf(with(with(hf_seed_oss(), "attention_out_bias", true), "mlp_bias", true)).bias);
+    CHECK_REFUSED(read_hf(with(hf_seed_oss(), "mlp_bias", true)),
+                  "attention_out_bias false is not supported; ");
+    CHECK_REFUSED(read_hf(with(with(with(hf_seed_oss(), "attention_out_bias", true), "mlp_bias", true),
+                               "attention_bias", false)),
+                  "attention_bias false is not supported; ");
     auto rope = nlohmann::json{{"rope_type", "default"}, {"rope_theta", 1000000}};
     auto newer = with(without(without(hf_qwen3(), "rope_theta"), "rope_scaling"), "rope_parameters", rope);
     CHECK(read_hf(newer).rope_theta == 1000000);
@@ -1298,8 +1307,8 @@ TEST_CASE("keys of a config that change nothing, and keys that nobody knows") {
         "is_encoder_decoder": false,
         "temperature": 1.0, "bad_words_ids": null, "torchscript": false, "embedding_multiplier": 1.0,
         "unk_token_id": 0, "cross_attention_hidden_size": null})");
-    for (auto config : {hf_gpt2(), hf_llama(), hf_mistral(), hf_qwen2(), hf_qwen3(), hf_gpt_neox(), hf_gptj(),
-                        hf_yuan2()}) {
+    for (auto config : {hf_gpt2(), hf_llama(), hf_mistral(), hf_qwen2(), hf_qwen3(), hf_seed_oss(),
+                        hf_gpt_neox(), hf_gptj(), hf_yuan2()}) {
         std::string usual = description(read_hf(config));
         config.update(plain);
         CHECK(notes(config).empty());

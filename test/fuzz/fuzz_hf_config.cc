@@ -10,8 +10,9 @@
 static int test_one_input(const uint8_t* data, size_t size) {
     if (size == 0) return 0;
     std::string text((const char*)data + 1, size - 1);
-    static const nlohmann::json published[] = {hf_gpt2(),  hf_llama(),    hf_mistral(), hf_qwen2(),
-                                               hf_qwen3(), hf_gpt_neox(), hf_gptj(),    hf_yuan2()};
+    static const nlohmann::json published[] = {hf_gpt2(),     hf_llama(), hf_mistral(),
+                                               hf_qwen2(),    hf_qwen3(), hf_seed_oss(),
+                                               hf_gpt_neox(), hf_gptj(),  hf_yuan2()};
     constexpr size_t kinds = std::size(published) + 1;
     if (data[0] % kinds < std::size(published)) {
         nlohmann::json config = published[data[0] % kinds];

@@ -20,7 +20,7 @@ inline void damage_json(nlohmann::json& document, std::string_view bytes) {
         nlohmann::json::parse(R"([null, true, false, 0, 1, -1, 2, 3, 7, 8, 63, 64, 65,
         128, 1000, 16777216, 16777217, 2147483647, 2147483648, 4294967296, 9223372036854775807, 9223372036854775808,
         18446744073709551615, -9223372036854775808, 0.5, -0.5, 1e-300, 1e300, 1e13, "", "a\n", "fp32", "bf16", "silu",
-        "gelu", "gpt2", "llama", "mistral", "qwen2", "qwen3", "default", "yarn", "full_attention", "sliding_attention", [], [1],
+        "gelu", "gpt2", "llama", "mistral", "qwen2", "qwen3", "seed_oss", "default", "yarn", "full_attention", "sliding_attention", [], [1],
         [[]], {}, {"rope_type": "llama3"}, {"type": "default", "rope_theta": 10000}])");
     for (; bytes.size() >= 3; bytes.remove_prefix(3)) {
         std::vector<nlohmann::json*> nodes;

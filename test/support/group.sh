@@ -14,8 +14,8 @@ write_group() {
              /^#include/ && !depth && !seen[$2]++ { print ($2 ~ /^</ ? 0 : 1) "\t" $0 }' "$@" | sort -s -t$'\t' -k1,1n | cut -f2
         for unit in "$@"; do
             name=$(basename "${unit%.*}")
-            printf 'namespace %s {\n#include "%s"\n}  // namespace\n' "$name" "$unit"
-            ! grep -q '^int main(' "$unit" || printf 'const bool is_%s = is_also("%s", %s::main);\n' "$name" "$name" "$name"
+            printf 'namespace %s_source {\n#include "%s"\n}  // namespace\n' "$name" "$unit"
+            ! grep -q '^int main(' "$unit" || printf 'const bool is_%s = is_also("%s", %s_source::main);\n' "$name" "$name" "$name"
         done
     } >"$file.new"
     if cmp -s "$file.new" "$file"; then rm "$file.new"; else mv "$file.new" "$file"; fi

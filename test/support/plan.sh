@@ -96,18 +96,18 @@ lines_of_cuda_group=5000
 # Folders that share most of what they include are compiled together.
 groups_of_folders=(simt kernels "data comm program" nocard)
 
-# Programs that scripts need include what units do, and are made with them: the first group of the units of programs is these
-# too. The program itself is so where nobody trains but tests.
-made_with_units=(test/program/train_gpt.cu test/bench/bench_kernels.cu
-    test/tools/{count_messages,forge_checkpoint,plant_spikes,reshard}.cu)
+# Tools and benchmarks include what units do, and are made with them: the first group of the units of programs is those too
+# that a script needs and, in CI, all others, so that each compiles. The program itself is so where nobody trains but tests.
+made_with_units=(test/program/train_gpt.cu test/bench/*.cu test/tools/*.cu)
 declare -A group_of # [PROGRAM]    the group that it is made with, and that jobs need in its place
 
 # programs_of BUILD    their sources
 programs_of() {
-    local file
+    local file name
     for file in "${made_with_units[@]}"; do
-        [[ $1 != cpu-* || $file != */train_gpt.cu ]] &&
-            [[ " ${jobs[*]} ${waiting[*]} " == *[\ \|]"build/$1/$(basename "$file" .cu)"[\ \|]* ]] && echo "$file"
+        name=$(basename "$file" .cu)
+        [[ $1 != cpu-* || " train_gpt compare_runs " != *" $name "* ]] || continue # scripts begin with these
+        [[ $SUITE-$1 == all-cpu-* || " ${jobs[*]} ${waiting[*]} " == *[\ \|]"build/$1/$name"[\ \|]* ]] && echo "$file"
     done
 }
 

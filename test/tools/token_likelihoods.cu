@@ -18,11 +18,17 @@ int main(int argc, char** argv) try {
         rows.targets[n] = n / T;
         rows.positions[n] = n % T;
     }
-    Workload workload = {V, T, false, Recompute::none, chosen_loss_chunk(model.options, V * T)};
-    std::unique_ptr<Gpt> g = load_model(model, workload, world);
-    DeviceArray<int> device(memory.size());
+    auto shape = [&](Options& o) -> Workload {
+        o.micro_batch = V, o.sequence_length = T;
+        return {V, T, false, Recompute::none, chosen_loss_chunk(o, V * T)};
+    };
+    CutModel cut(model, {}, world, shape, load_model);
     HostBatch batch = {.tokens = rows.tokens, .targets = rows.targets, .positions = rows.positions};
-    std::vector<float> losses = batch_losses(*g, batch, device);
+    std::vector<float> losses;
+    BatchLosses(*cut.passes, world)
+        .each(
+            1, [&](uint64_t) { return batch; },
+            [&](uint64_t, const auto&, const auto& found) { losses = found; });
     for (int t = 0; t < T; t++) {
         for (int v = 0; v < V; v++) printf("%.9g ", -losses[(size_t)v * T + t]);
         printf("\n");

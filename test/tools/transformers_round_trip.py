@@ -31,7 +31,8 @@ import torch
 import torch.nn.functional as F
 import transformers
 from transformers import (AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPTJConfig, GPTNeoXConfig,
-                          LlamaConfig, MistralConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config)
+                          LlamaConfig, MistralConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config,
+                          SeedOssConfig)
 
 sys.path.append(str(Path(__file__).parent.parent / "golden"))
 import make_golden  # noqa: E402
@@ -45,6 +46,7 @@ OPENAI = dict(n_layer=2, n_embd=32, n_head=4, n_positions=64)
 OTHERS = dict(num_hidden_layers=2, hidden_size=32, num_attention_heads=4, intermediate_size=44,
               max_position_embeddings=64)
 LLAMA = OTHERS | dict(num_key_value_heads=2, head_dim=12)
+UNEVEN = LLAMA | dict(hidden_size=34, pad_token_id=None)  # transformers does not train the embedding of that token
 NO_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 LLAMA3_ROPE = dict(rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0,
                    high_freq_factor=4.0, original_max_position_embeddings=16)
@@ -66,6 +68,8 @@ FAMILIES = {
                                                  max_window_layers=0, tie_word_embeddings=True)),
     "qwen3 patterned": (Qwen3Config, LLAMA | dict(use_sliding_window=True, sliding_window=5, max_window_layers=0,
                                                   layer_types=["sliding_attention", "full_attention"])),
+    "seed_oss": (SeedOssConfig, UNEVEN),
+    "seed_oss biased": (SeedOssConfig, UNEVEN | dict(attention_out_bias=True, mlp_bias=True)),
     "gpt_neox": (GPTNeoXConfig, OTHERS | dict(rope_parameters=NEOX_ROPE)),
     "gpt_neox sequential": (GPTNeoXConfig, OTHERS | dict(use_parallel_residual=False, hidden_act="gelu_new",
                                                          tie_word_embeddings=True)),
