@@ -17,9 +17,9 @@ On one process the lines about other ranks do nothing, and the rest is the same.
     model         what a rank has of it, and the memory that it takes
     layers        attention, MLP, block, embedding, head: each forward, with its backward directly under it
     stage         the part of both passes that one pipeline stage makes
-    step          micro-batches, statistics, update
+    step          micro-batches: losses, gradients
     passes        logits of what comes next, and losses of batches, for those who do not train
-    training      the train command: check, build, loop
+    training      a step of a run; the train command, with the loop
     commands      a model that is loaded for sample and eval; the table of all commands; main
 
 The arithmetic of a layer is in kernels/, one file each: the formula, the plain loop that specifies it, the
@@ -29,53 +29,38 @@ the switches that they follow from: data/options/model_config.h. The activations
 and lifetime: comm/activations.h. What is read and written on disk, and what the commands make of passes
 through a model, is in data/.
 */
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
-#include <cfloat>
 #include <cmath>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "comm/activations.h"          // Workload, ActivationMemory, ActivationArrays
-#include "comm/fault_checks.h"         // FaultChecks: devices that compute wrongly
-#include "comm/inference.h"            // ModelPasses, Generator, BatchLosses; the sample and eval commands
-#include "comm/memory_plan.h"          // memory_plan, stream_size
-#include "comm/batches.h"              // batches read once for all ranks of a machine
-#include "comm/plan_report.h"          // the plan command
-#include "comm/run_checkpoints.h"      // RunCheckpoints: a run saved, and gone on with
-#include "comm/zero_checkpoint.h"      // ZeroCheckpoint: what of ZeroState is saved
-#include "comm/run_command.h"          // run_program: from main() to a command on every rank
-#include "comm/selftest.h"             // the selftest command
-#include "comm/settings.h"             // zero_settings, make_optimizer, training_workload
-#include "comm/run_device.h"           // GemmRate, print_rate
-#include "comm/spikes.h"               // SpikeGuard: steps that are left out
-#include "comm/plan_times.h"           // prediction_text
-#include "comm/tensor_parallel.h"      // column_parallel, row_parallel
-#include "comm/timings.h"              // Timings: when each rank did what
-#include "comm/training_plan.h"        // TrainingPlan, check_training: what is refused before a run begins
-#include "comm/whole_tensors.h"        // initialize, raise_not_finite, trust_ratios
-#include "comm/zero.h"                 // ZeroState: parameters, gradients and optimizer state, cut over ranks
-#include "data/commands/commands.h"    // the command line, and commands without a device
-#include "data/run/run_report.h"       // the header of a run
-#include "data/run/status_line.h"      // the last line of the screen
-#include "data/run/step_log.h"         // shows and keeps a record of each step
-#include "data/run/time_limit.h"       // TimeLimit: runs that end by the clock
-#include "data/tokens/token_loader.h"  // TokenLoader
-#include "kernels/attention.cuh"       // attention_forward, attention_backward
-#include "kernels/classifier.cuh"      // classifier, sum_losses
-#include "kernels/elementwise.cuh"     // residual_forward
-#include "kernels/embedding.cuh"       // embedding_forward, embedding_backward
-#include "kernels/fill.cuh"            // fill
-#include "kernels/kv_cache.cuh"        // kv_cache_append, kv_cache_attention
-#include "kernels/norm.cuh"            // norm_forward, residual_norm_forward, norm_backward
-#include "kernels/qk_norm.cuh"         // qk_norm_forward, qk_norm_backward
-#include "kernels/rope.cuh"            // rope_forward, rope_backward
-#include "kernels/swiglu.cuh"          // swiglu_forward, swiglu_backward
+#include "comm/activations.h"        // Workload, ActivationMemory, ActivationArrays
+#include "comm/inference.h"          // ModelPasses, Generator, BatchLosses; the sample and eval commands
+#include "comm/memory_plan.h"        // memory_plan, stream_size
+#include "comm/batches.h"            // batches read once for all ranks of a machine
+#include "comm/plan_report.h"        // the plan command
+#include "comm/zero_checkpoint.h"    // ZeroCheckpoint: what of ZeroState is saved
+#include "comm/run_command.h"        // run_program: from main() to a command on every rank
+#include "comm/selftest.h"           // the selftest command
+#include "comm/settings.h"           // zero_settings, make_optimizer, training_workload
+#include "comm/run_device.h"         // GemmRate, print_rate
+#include "comm/tensor_parallel.h"    // column_parallel, row_parallel
+#include "comm/training_plan.h"      // open_training: what is refused before a run begins
+#include "comm/training_run.h"       // TrainingRun: what comes between the steps of a run
+#include "comm/zero.h"               // ZeroState: parameters, gradients and optimizer state, cut over ranks
+#include "data/commands/commands.h"  // the command line, and commands without a device
+#include "kernels/attention.cuh"     // attention_forward, attention_backward
+#include "kernels/classifier.cuh"    // classifier, sum_losses
+#include "kernels/elementwise.cuh"   // residual_forward
+#include "kernels/embedding.cuh"     // embedding_forward, embedding_backward
+#include "kernels/fill.cuh"          // fill
+#include "kernels/kv_cache.cuh"      // kv_cache_append, kv_cache_attention
+#include "kernels/norm.cuh"          // norm_forward, residual_norm_forward, norm_backward
+#include "kernels/qk_norm.cuh"       // qk_norm_forward, qk_norm_backward
+#include "kernels/rope.cuh"          // rope_forward, rope_backward
+#include "kernels/swiglu.cuh"        // swiglu_forward, swiglu_backward
 
 // ----------------------------------------------------------------------------
 // model
@@ -99,15 +84,12 @@ struct Gpt {
     ActivationMemory<Activations> activations;
     // each layer's, for the micro-batch that is worked on; what they share is in all of them, and in acts[0]
     std::vector<Activations>& acts;
-    BlockProducts products;                   // products with the blocks' matrices
-    SequenceParallel rows;                    // activations' rows, over tensor ranks
-    TensorParallel tp;                        // linear layers over tensor ranks
-    float* rope;                              // (positions, R/2, 2) cosines and sines
-    DeviceArray<StepStatistics> stats{1};     // (1)
-    HostArray<StepStatistics> sent_stats{1};  // the host's copy, valid once it is past the event
-    Event stats_sent;
-    Graphs graphs;                      // graphs of the work on a micro-batch
-    std::atomic<int> micro_batches{0};  // micro-batches that are worked on
+    BlockProducts products;    // products with the blocks' matrices
+    SequenceParallel rows;     // activations' rows, over tensor ranks
+    TensorParallel tp;         // linear layers over tensor ranks
+    float* rope;               // (positions, R/2, 2) cosines and sines
+    StatisticsOnDevice stats;  // losses and norm of the step
+    Graphs graphs;             // graphs of the work on a micro-batch
 
     // layout.mesh is the mesh's shape.
     Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings, const Mesh& mesh,
@@ -816,9 +798,9 @@ void run_micro_batches(Gpt& g, const std::vector<PipelineAction>& actions, int t
     std::vector<int> loaded(batches.size(), -1);
     g.activations.begin_run(pipeline_capacity(actions, g.stage.chunks()).has_backward);
     size_t sent = (size_t)g.rows.own_rows(tokens) * g.config.channels;
-    recorder.begin_passes((int)actions.size());
-    g.micro_batches =
-        actions.empty() ? 0 : std::ranges::max(actions, {}, &PipelineAction::micro_batch).micro_batch + 1;
+    recorder.begin_passes(
+        (int)actions.size(),
+        actions.empty() ? 0 : std::ranges::max(actions, {}, &PipelineAction::micro_batch).micro_batch + 1);
     LaunchGuard guard;
     g.pipeline.run(actions, sent, [&](const PipelineTask& task) {
         LaunchGuard::tick();
@@ -841,17 +823,8 @@ inline void forward(Gpt& g, const Batch& batch) {
 // step
 // ----------------------------------------------------------------------------
 
-// Adds the losses of micro-batches load(0, slot), load(1, slot) ... to the statistics.
-template <typename Load>
-void add_losses(Gpt& g, int micro_batches, Load&& load) {
-    run_micro_batches(g, forward_actions(g.stage.pipeline(micro_batches)), g.workload.B * g.workload.T, load,
-                      [&](const Batch& batch, const PipelineTask& task) {
-                          stage_forward(g, batch, task);
-                          if (task.part == g.stage.last_part()) classify(g, batch, 0, false);
-                      });
-}
-
-// Adds their gradients too, with losses that count dloss times. ends_step: they are the last of the step.
+// Adds the losses of micro-batches load(0, slot), load(1, slot) ... to the statistics, and their gradients,
+// with losses that count dloss times. ends_step: they are the last of the step.
 template <typename Load>
 void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, bool ends_step = true) {
     auto actions = pipeline_actions(g.stage.pipeline(micro_batches), g.stage.number());
@@ -874,65 +847,10 @@ void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, b
                       });
 }
 
-// The result of a step, as all ranks see it.
-struct StepResult {
-    float loss;           // mean over the targets of the step
-    float gradient_norm;  // before clipping
-    bool finite;          // false: the weights were left as they were,
-    bool stepped;         // false also after a loss or a norm above its limit
-    bool stop;            // a rank was asked to stop
-    bool saved;           // no rank need be waited for to go on with a checkpoint
-    bool save;            // the first rank's clock says that one is due
-};
-
-inline void clear_statistics(Gpt& g) {
-    cudaCheck(cudaMemsetAsync(g.stats.data, 0, sizeof *g.stats.data, g.stream));
-}
-
 // Starts a step: no gradient, no loss.
 inline void zero_gradients(Gpt& g) {
     g.state.zero_gradients();
-    clear_statistics(g);
-}
-
-// Makes the loss of all ranks NaN, because this one has an error.
-inline void poison_loss(Gpt& g) {
-    fill(&g.stats.data->loss, NAN, 1, g.stream);
-}
-
-// Sends the host what the statistics are when the compute stream comes here.
-inline void send_statistics(Gpt& g) {
-    cudaCheck(cudaMemcpyAsync(g.sent_stats.data, g.stats.data, sizeof *g.stats.data, cudaMemcpyDeviceToHost,
-                              g.stream));
-    g.stats_sent.record(g.stream);
-}
-
-// Waits for what was sent last. `targets` is the number of targets whose losses were summed.
-inline StepResult await_result(Gpt& g, double targets) {
-    g.stats_sent.wait(g.mesh);
-    const StepStatistics& s = *g.sent_stats.data;
-    bool saved = s.saved > (float)g.mesh.shape.ranks() - 0.5f;
-    bool finite = s.norm <= FLT_MAX && std::abs(s.loss) <= FLT_MAX, stepped = !std::isnan(s.scale);
-    return {(float)(s.loss / targets), s.norm, finite, stepped, s.stop > 0, saved, s.save > 0};
-}
-
-// Waits for all work given to the compute stream, and returns its result.
-inline StepResult read_result(Gpt& g, double targets) {
-    send_statistics(g);
-    return await_result(g, targets);
-}
-
-// Mean loss over the first `count` samples, which the data ranks share.
-inline float evaluate(Gpt& g, DeviceBatches& batches, uint64_t count, const NotedError& error) {
-    clear_statistics(g);
-    uint64_t B = g.workload.B, of_all = B * g.mesh.data_ranks();
-    add_losses(g, (int)ceil_div(count, of_all), [&](int micro, int slot) {
-        uint64_t first = micro * of_all + B * g.mesh.data_rank();
-        return batches.load(first, (int)std::min(B, count - std::min(count, first)), slot);
-    });
-    if (!error.empty()) poison_loss(g);
-    g.state.sum_statistics(g.stats.data);
-    return read_result(g, (double)count * g.workload.T).loss;
+    g.stats.clear(g.stream);
 }
 
 // The losses and gradients of `micro_batches` micro-batches on all data ranks, from sample `first` on.
@@ -947,26 +865,19 @@ inline void step_gradients(Gpt& g, DeviceBatches& batches, uint64_t first, int m
     accumulate_gradients(g, share.joined(), load, share.of_token(g.workload.T), ends_step);
 }
 
-// The gradients of one micro-batch on each data rank, beside the step.
-inline void gradients_beside(Gpt& g, DeviceBatches& batches, uint64_t first) {
-    zero_gradients(g);
-    float of_token = 1.0f / ((float)g.workload.B * g.workload.T);
-    auto load = [&](int, int slot) { return batches.load(first, g.workload.B, slot); };
-    accumulate_gradients(g, 1, load, of_token, false);
-}
-
 // ----------------------------------------------------------------------------
-// passes without training
+// passes beside training
 // ----------------------------------------------------------------------------
 
-// The passes that texts and evaluations (comm/inference.h) ask for.
-struct GptPasses final : ModelPasses {
+// The passes that texts and evaluations (comm/inference.h) ask for, and a run between its steps.
+struct GptPasses final : ModelInTraining {
     Gpt& g;
 
     explicit GptPasses(Gpt& g)
-        : ModelPasses({g.config, g.workload, g.mesh, g.stream, g.stage.capacity.micro_batches,
-                       g.state.cuts_params(),
-                       g.layout.size() / (g.state.cuts_params() ? g.mesh.shape.shard : 1)}),
+        : ModelInTraining({g.config, g.workload, g.mesh, g.stream, g.stage.capacity.micro_batches,
+                           g.state.cuts_params(),
+                           g.layout.size() / (g.state.cuts_params() ? g.mesh.shape.shard : 1)},
+                          g.state, g.stage),
           g(g) {}
 
     Logits logits(const Batch& batch, int texts) override {
@@ -1010,347 +921,103 @@ struct GptPasses final : ModelPasses {
         }
     }
 
-    void losses(int count, const Load& load, const Take& take) override {
-        clear_statistics(g);  // the sum of these losses is added to them
+    // Adds the losses of `count` batches to the statistics; after each, added(number) on the last stage.
+    template <typename Loader, typename Added>
+    void add_losses(int count, Loader&& load, Added&& added) {
         auto work = [&](const Batch& batch, const PipelineTask& task) {
             stage_forward(g, batch, task);
             if (task.part < g.stage.last_part()) return;
             classify(g, batch, 0, false);
-            if (g.rows.rank() != 0) return;
-            std::vector<float> losses((size_t)batch.B * batch.T);
-            copy_to_host(losses.data(), g.acts[0].losses, losses.size(), g.stream, g.mesh);
-            take(task.micro_batch, losses);
+            added(task.micro_batch);
         };
         run_micro_batches(g, forward_actions(g.stage.pipeline(count)), g.workload.B * g.workload.T, load,
                           work);
     }
+
+    void losses(int count, const Load& load, const Take& take) override {
+        g.stats.clear(g.stream);
+        add_losses(count, load, [&](int micro_batch) {
+            if (g.rows.rank() != 0) return;
+            std::vector<float> losses((size_t)g.workload.B * g.workload.T);
+            copy_to_host(losses.data(), g.acts[0].losses, losses.size(), g.stream, g.mesh);
+            take(micro_batch, losses);
+        });
+    }
+
+    float mean_loss(DeviceBatches& batches, uint64_t samples, const NotedError& error) override {
+        g.stats.clear(g.stream);
+        uint64_t B = g.workload.B, of_all = B * g.mesh.data_ranks();
+        auto load = [&](int micro, int slot) {
+            uint64_t first = micro * of_all + B * g.mesh.data_rank();
+            return batches.load(first, (int)std::min(B, samples - std::min(samples, first)), slot);
+        };
+        add_losses((int)ceil_div(samples, of_all), load, [](int) {});
+        if (!error.empty()) g.stats.poison(g.stream);
+        g.state.sum_statistics(g.stats.data);
+        g.stats.send(g.stream);
+        return g.stats.result((double)samples * g.workload.T, g.mesh).loss;
+    }
+
+    void try_gradients(DeviceBatches& batches, uint64_t first, int micro_batches) override {
+        step_gradients(g, batches, first, micro_batches, false);
+    }
+
+    void gradients_beside(DeviceBatches& batches, uint64_t first) override {
+        zero_gradients(g);
+        float of_token = 1.0f / ((float)g.workload.B * g.workload.T);
+        auto load = [&](int, int slot) { return batches.load(first, g.workload.B, slot); };
+        accumulate_gradients(g, 1, load, of_token, false);
+    }
+
+    void weights_changed() override { g.products.weights_changed(g.graphs.on); }
 };
 
 // ----------------------------------------------------------------------------
 // training
 // ----------------------------------------------------------------------------
 
-// All that a run is made of, each member built from those before it; and the loop.
-struct TrainingRun {
-    const TrainingLine& line;
-    const Options& o;
-    const World& world;
-    const TrainingPlan& plan;
-    const Mesh& mesh;
-    Gpt g{o, plan.memory->workload, zero_settings(o, sizeof(floatX), threads_per_rank(world)), mesh,
-          plan.memory->layout};
-    GptPasses passes{g};
-    GemmRate gemm{g.stream};
-    const SparedMultiprocessors spared{spared_by_products(plan.memory->layout, o.zero)};
-    Meter meter{o, o.sequence_length, peak_rate(o), gemm.rate, world.size()};
-    NotedError error;  // this rank's, raised when all ranks can hear of it
-    StatusLine status{screen, o.steps, [&] {
-                          double done = recorder.passes_done();
-                          int of = done < 0 ? 0 : g.micro_batches.load();
-                          return PassProgress{(float)done * (float)of, of};
-                      }};
-    StepLog progress{o, meter, plan.log.get()};
-    TimeLimit limit{o.max_time};
-    ZeroCheckpoint saved_state{g.state, [&](const MeshPosition& position) {
-                                   Stage stage(o, plan.memory->layout, position, true);
-                                   return parameter_layout(o, o.shard_group, stage.units());
-                               }};
-    RunCheckpoints checkpoints{
-        {&saved_state},
-        g.state.settings().staging,
-        o,
-        world,
-        // So the log tells of every step that a checkpoint has, even if the power fails.
-        [&] { plan.log ? progress.warn(plan.log->sync()) : void(); },
-        [&](const SaveReport& report) {
-            if (report.error.empty()) limit.save.add(report.stalled + report.seconds);
-            if (!report.error.empty()) at.best = checkpoints.best();
-            progress.checkpoint(report);
-        }};
-    RunPosition at = {};  // how far the run has come
-    SpikeGuard spikes{o, world, checkpoints, progress, plan.log.get()};
-    FaultChecks checks{o, g.state, world, checkpoints};
-    std::unique_ptr<Timings> timings;
-    std::unique_ptr<DeviceBatches> batches;
-    std::vector<std::unique_ptr<DeviceBatches>> val_batches;  // one for each validation set
-    bool stopping = false, saving = false;                    // all ranks agreed on these in the last step
-
-    // ---- build: for all ranks, as all that follows
-    TrainingRun(const TrainingLine& line, const World& world, const TrainingPlan& plan, const Mesh& mesh)
-        : line(line), o(line.options), world(world), plan(plan), mesh(mesh) {
-        or_abort(world, [&] { build(); });
-    }
-
-    void build() {
-        g.graphs.on = wants_graphs(o, gemm.rate);
-        print_rate(gemm.rate, g.graphs.on);
-        std::string text = world.size() > 1
-                               ? ""
-                               : prediction_text(this_machine(), peak_rate(o), takes_wgmma_attention(o), o,
-                                                 g.workload, g.stage, (double)g.layout.size());
-        if (!text.empty()) print("prediction   %s\n", text.c_str());
-        progress.expect(plan.expected_seconds);
-        begin();
-        begin_log(line, world, plan, checkpoints, progress, at.step);
-        batches = make_batches(*plan.train_data);
-        for (const auto& files : plan.val_data) val_batches.push_back(make_batches(*files));
-        tune();
-        timings = std::make_unique<Timings>(o, world, mesh, g.stage, g.stream, progress);
-        step_to_stop_after = world.size() > 1 ? at.step + 1 : at.step;
-        stop_on_signals(screen.descriptor_of_signals(), screen.before_signal_line());
-        gemm.restart_clock();
-    }
-
-    // The run goes on, or begins with weights of its own or another's.
-    void begin() {
-        if (line.origin && !line.weights_only)
-            at = checkpoints.resume(*line.origin);
-        else if (line.origin)
-            checkpoints.take_weights(*line.origin);
-        else
-            initialize(g.state, o.seed);
-    }
-
-    std::unique_ptr<DeviceBatches> make_batches(const TokenLoader& loader) {
-        BatchShape shape = {o.micro_batch, o.sequence_length, o.document_end, resets_positions(o)};
-        uint64_t stride = (uint64_t)o.micro_batch * o.dp;  // the data ranks take turns
-        auto source = make_batch_source(world, o.data_reader == DataReader::node, loader, shape, stride);
-        return std::make_unique<DeviceBatches>(std::move(source), g.stream, mesh, error,
-                                               g.stage.capacity.micro_batches);
-    }
-
-    // Times the matrix products of the first micro-batches, and takes the fastest algorithm for each.
-    void tune() {
-        auto first_micro_batches = [&] {
-            int some = std::min(micro_batches_of_step(o, at.step), o.dp * o.pp);
-            step_gradients(g, *batches, at.samples, some, false);
-            g.state.synchronize();
-        };
-        for (const std::string& note : tune_products(world, o, line.origin ? line.origin->run_dir : "",
-                                                     mesh.data_rank() == 0, g.stream, first_micro_batches))
-            print("products     %s\n", note.c_str());
-    }
-
-    // ---- loop
-
-    double validation_tokens() const {
-        double tokens = 0;
-        for (const ValidationSet& set : plan.validation) tokens += (double)set.tokens;
-        return tokens;
-    }
-
-    // Tells whether the step that begins now is the last that --max-time has room for, because with one more
-    // there would be no time left to save. The first rank says it to all.
-    bool time_is_over() const {
-        if (!world.is_root() || stop_requested) return false;
-        // bytes of a checkpoint in a second, until one has been saved
-        const double assumed_rate = 5e8 * ceil_div(world.size(), world.most_on_a_host());
-        int step = at.step + 1,
-            saves = 1 + checkpoints.under_way() + (checkpoints.due(step) || o.keep_best > 0);
-        long long tokens = tokens_of_step(o, at.step) + (step < o.steps ? tokens_of_step(o, step) : 0);
-        double token = limit.token.seconds();
-        double seconds = token * (double)tokens;
-        seconds += saves * limit.save.seconds((double)checkpoints.bytes() / assumed_rate);
-        if (!val_batches.empty() && falls_on(o.val_every, step))
-            seconds += limit.validation.seconds(token * validation_tokens());
-        if (!plan.questions.empty() && falls_on(o.choices_every, step)) seconds += limit.choices.seconds();
-        if (falls_on(o.sample_every, step)) seconds += limit.sample.seconds();
-        return limit.is_over(seconds);
-    }
-
-    bool asked_to_stop() const { return stopping || (world.size() == 1 && stop_requested); }
-
-    bool falls_on(int every, int step) const { return every > 0 && (step == o.steps || step % every == 0); }
-    // A run that is asked to stop may be killed soon, so it saves its state before anything else.
-    bool due(int every) const { return !asked_to_stop() && falls_on(every, at.step); }
-    bool validation_due() const { return !val_batches.empty() && due(o.val_every); }
-    bool choices_due() const { return !plan.questions.empty() && due(o.choices_every); }
-    bool measurement_due() const { return world.is_root() && gemm.measurement_due(); }
-
-    bool next_is_a_step() const {
-        return at.step < o.steps && !asked_to_stop() && !measurement_due() && !validation_due() &&
-               !choices_due() && !due(o.sample_every);
-    }
-
-    void loop() {
-        for (;;) {
-            if (validation_due()) validate();
-            if (choices_due()) answer_questions();
-            if (due(o.sample_every)) show_sample();
-            check();
-            if (at.step == o.steps || asked_to_stop() || (world.size() == 1 && !error.empty())) break;
-            step_to_stop_after = at.step + 1;
-            if (saving) {
-                HostSpan wait(Operation::save);
-                checkpoints.save(at);
-            }
-            if (measurement_due()) {
-                g.state.synchronize();
-                meter.add_measurement(gemm.measure_again());
-            }
-            step();
-        }
-        raise_error(world, error);
-        g.state.synchronize();
-        timings->finish();
-    }
-
-    // Ends the run if a device does not compute what it should.
-    void check() {
-        bool saves = saving || at.step == o.steps || asked_to_stop();
-        checks.run(at.step, saves, [&](int data_rank) {
-            NotedLaunchErrors noted(error);
-            gradients_beside(g, *batches, at.samples + (uint64_t)o.micro_batch * data_rank);
-        });
-    }
-
-    void validate() {
-        NotedLaunchErrors noted(error);
-        status.begin_validation(at.step);
-        double start = seconds_now();
-        for (size_t i = 0; i < val_batches.size(); i++) {
-            const ValidationSet& set = plan.validation[i];
-            float loss = evaluate(g, *val_batches[i], set.samples, error);
-            progress.validation(at.step, set.name, plain_nan(loss));
-            if (o.keep_best > 0 && (o.best_set.empty() ? i == 0 : set.name == o.best_set))
-                keep_best(set, loss);
-        }
-        limit.validation.add(seconds_now() - start);
-    }
-
-    // A model that has not been trained yet is none of the best.
-    void keep_best(const ValidationSet& set, float loss) {
-        if (at.best.begin(set.name, set.content))
-            progress.note("--keep-best  the losses so far are of other tokens: their checkpoints are not "
-                          "kept any more");
-        if (at.step > 0 && at.best.add(at.step, loss, o.keep_best))
-            saving = saving || !checkpoints.is_on_disk(at.step);
-    }
-
-    void answer_questions() {
-        NotedLaunchErrors noted(error);
-        status.begin_work("choices", at.step);
-        double start = seconds_now();
-        BatchLosses losses(passes, world);
-        ChoiceScore score = evaluate_choices(plan.questions, o, losses, false);
-        progress.evaluation(at.step, score_text(score, o.choices), with_time(score_record(score, o.choices)));
-        limit.choices.add(seconds_now() - start);
-    }
-
-    void show_sample() {
-        NotedLaunchErrors noted(error);
-        status.begin_work("sample", at.step);
-        double start = seconds_now();
-        auto generator = [&](const std::vector<std::vector<int>>& prompts) {
-            return Generator(passes, prompts);
-        };
-        note_error(error, [&] {
-            progress.sample(at.step, sample_text(o, plan.tokenizer.get(), at.step, generator));
-        });
-        limit.sample.add(seconds_now() - start);
-    }
-
-    // A rank with an error, such as a launch that failed, goes on with the step and makes the loss of all
-    // ranks NaN, so that none of them changes its weights. That a rank is asked to stop, or has its
-    // checkpoint on disk, is agreed with the statistics of the step; what comes when those are on their way
-    // is agreed a step later.
-    void give_step(const Optimizer& optimizer) {
+// One step of a run, whose work the device gets at once. A rank with an error, such as a launch that failed,
+// goes on with the step and makes the loss of all ranks NaN, so that none of them changes its weights.
+inline void step(Gpt& g, TrainingRun& run) {
+    Phase phase("step");
+    const int number = run.at.step;
+    const auto targets = (double)tokens_of_step(run.o, number);
+    Optimizer optimizer = make_optimizer(run.o, number);
+    if (batch_changes(run.o, number)) g.graphs.clear(g.stream);  // they have the share of a token in it
+    run.begin_step();
+    {
         LaunchGuard guard;
-        bool is_last = time_is_over();
-        if (is_last) progress.note(text("--max-time: stopping after step %d, then saving", at.step + 1));
-        timings->begin_step(at.step + 1);
         {
-            NotedLaunchErrors noted(error);
-            step_gradients(g, *batches, at.samples, micro_batches_of_step(o, at.step));
+            NotedLaunchErrors noted(run.error);
+            step_gradients(g, *run.batches, run.at.samples, micro_batches_of_step(run.o, number));
         }
-        if (!error.empty()) poison_loss(g);
-        if (stop_requested || is_last) fill(&g.stats.data->stop, 1, 1, g.stream);
-        if (checkpoints.is_ready()) fill(&g.stats.data->saved, 1, 1, g.stream);
-        if (checkpoints.due(at.step + 1)) fill(&g.stats.data->save, 1, 1, g.stream);
-        if (world.size() > 1) step_to_stop_after = std::min(at.step + 2, o.steps);
+        run.tell_ranks(g.stats);
         // The statistics are sent before the weights change: while they do, the host can read them and give
         // the device the next step.
-        ClipLimits limits = spikes.limits(at, (double)tokens_of_step(o, at.step));
-        g.state.update(g.stats.data, optimizer, limits, [&] { send_statistics(g); });
-        timings->end_step();
+        g.state.update(g.stats.data, optimizer, run.spikes.limits(run.at, targets),
+                       [&] { g.stats.send(g.stream); });
+        run.timings->end_step();
     }
-
-    void step() {
-        Phase phase("step");
-        status.set_next_checkpoint(checkpoints.next(at.step + 1));
-        status.begin_step(at.step + 1);
-        double start = seconds_now();
-        uint64_t sent_before = sent_bytes();
-        Optimizer optimizer = make_optimizer(o, at.step);
-        if (batch_changes(o, at.step)) g.graphs.clear(g.stream);  // they have the share of a token in it
-        give_step(optimizer);
-        StepResult result = await_result(g, (double)tokens_of_step(o, at.step));
-        if (!result.finite) {
-            raise_error(world, error);
-            progress.not_finite(at.step + 1, result.loss, result.gradient_norm);
-            raise_not_finite(world, g.state, at.step + 1, result.loss, result.gradient_norm);
-        }
-        at.samples += samples_of_step(o, at.step++);
-        NotedLaunchErrors noted(error);
-        g.products.weights_changed(g.graphs.on);
-        stopping = result.stop, saving = result.save;
-        // The update still runs. A next step waits for it, in its own time; else its time is this step's.
-        if (!next_is_a_step()) g.state.synchronize();
-        uint64_t trained_on = at.samples - at.spikes.samples_passed_over();
-        progress.step(at.step, trained_on * o.sequence_length, result.loss, result.gradient_norm,
-                      optimizer.learning_rate, seconds_now() - start, sent_bytes() - sent_before,
-                      !result.stepped);
-        spikes.add_step(at, result.loss, result.gradient_norm, !result.stepped);
-        status.set_seconds_left(progress.seconds_left(at.step));
-        if (o.log_trust_ratios > 0 && at.step % o.log_trust_ratios == 0 && world.is_root())
-            progress.trust_ratios(at.step, trust_ratios(g.state));
-        limit.token.add((seconds_now() - start) / (double)tokens_of_step(o, at.step - 1));
-        timings->collect(at.step, seconds_now() - start);
-        status.set_slowest(timings->slowest_text());
-        if (result.saved) checkpoints.finish();
-        if (spikes.has_enough(at)) go_back();
-    }
-
-    // After too many spikes. The steps that are to be saved or shown are others now.
-    void go_back() {
-        g.state.synchronize();
-        spikes.go_back(at);
-        g.products.weights_changed(g.graphs.on);
-        saving = false;
-    }
-
-    void finish() {
-        status.begin_work("saving", at.step);
-        std::string saved = checkpoints.finish_at(at);
-        status.end();
-        if (asked_to_stop()) progress.stopped(at.step);
-        screen.end_quiet();
-        print("%s after step %d; the checkpoint is %s\n", asked_to_stop() ? "stopped as asked" : "done",
-              at.step, saved.c_str());
-        if (stop_requested == SIGPIPE)
-            fprintf(
-                stderr,
-                "train_gpt: nobody reads the output any more: stopped after step %d; the checkpoint is %s\n",
-                at.step, saved.c_str());
-    }
-};
+    run.end_step(g.stats.result(targets, g.mesh), optimizer.learning_rate);
+}
 
 inline void train(const TrainingLine& line, const World& world) {
-    if (world.is_root()) screen.open(launched_processes() > 0, line.options.quiet);
-    TrainingPlan plan = check_training(line, world);
-    int64_t done = line.origin && !line.weights_only ? line.origin->step : 0;
-    print_header(line.options, device_text(line.options), *plan.train_data, plan.validation, done,
-                 plan.notes);
-    plan.memory->plan.print_lines(world.size());
-    fflush(stdout);  // the work that follows can take long, or wait for other ranks
+    TrainingPlan plan = open_training(line, world);
+    const Options& o = line.options;
     const Layout& layout = plan.memory->layout;
     Mesh mesh(world, layout.mesh, nullptr,
-              mesh_traffic(line.options, layout, line.options.micro_batch, line.options.sequence_length,
-                           line.options.reduce_dtype));
+              mesh_traffic(o, layout, o.micro_batch, o.sequence_length, o.reduce_dtype));
     plan.memory->check_groups(world);
-    print_ranks(line.options, world, mesh, layout);
-    TrainingRun run(line, world, plan, mesh);
-    or_abort(world, [&] { run.checkpoints.rescue_from_errors(run.at, [&] { run.loop(); }); });
+    print_ranks(o, world, mesh, layout);
+    Gpt g(o, plan.memory->workload, zero_settings(o, sizeof(floatX), threads_per_rank(world)), mesh, layout);
+    GptPasses passes(g);
+    TrainingRun run(line, world, plan, passes);
+    g.graphs.on = wants_graphs(o, run.gemm.rate);
+    print_rate(run.gemm.rate, g.graphs.on);
+    run.begin();
+    run.rescue_from_errors([&] {
+        while (run.goes_on()) step(g, run);
+    });
     run.finish();
 }
 

@@ -313,16 +313,17 @@ public:
         std::lock_guard lock(mutex_);
         return std::exchange(kept_, {});
     }
-    // A step, or a validation, begins, of so many passes over micro-batches.
-    void begin_passes(int passes) {
+    // A step, or a validation, begins: `passes` passes of this rank over `micro_batches` micro-batches.
+    void begin_passes(int passes, int micro_batches) {
         passes_before_ = passes_given_.load();
-        passes_to_do_ = passes;
+        passes_to_do_ = passes, micro_batches_ = micro_batches;
     }
-    // The share of them that the device has done; negative: that is not known. For any thread.
-    double passes_done() {
+    // The part of them that the device has done; of no micro-batches if that is not known. For any thread.
+    PassProgress progress() {
         poll();
-        if (!on() || passes_to_do_ == 0) return -1;
-        return std::clamp((double)(passes_done_ - passes_before_) / passes_to_do_, 0., 1.);
+        if (!on() || passes_to_do_ == 0) return {};
+        float done = std::clamp((float)(passes_done_ - passes_before_) / (float)passes_to_do_, 0.f, 1.f);
+        return {done * (float)micro_batches_, micro_batches_};
     }
 
     // Seconds since the start, on the host's clock.
@@ -608,6 +609,7 @@ private:
     std::vector<FlightEntry> kept_;
     std::atomic<int> passes_given_ = 0, passes_done_ = 0;    // since the start
     std::atomic<int> passes_before_ = 0, passes_to_do_ = 0;  // counts of the passes that were given last
+    std::atomic<int> micro_batches_ = 0;                     // theirs
     bool keeping_ = false;
     float carried_[2] = {};  // the host's waits between steps, for data and for saves: the next step's
 

@@ -7,39 +7,21 @@ token files of another vocabulary, a model that does not fit, a folder that is i
 */
 #pragma once
 
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "comm/plan_choice.h"               // expected_step
-#include "comm/memory_plan.h"               // TrainingMemory, fit_training
-#include "comm/save_clock.h"                // SaveClock
-#include "comm/run_checkpoints.h"           // RunCheckpoints
-#include "comm/run_device.h"                // check_build, check_tuning
-#include "comm/batches.h"                   // open_token_files
-#include "comm/world.h"                     // World
-#include "data/commands/multiple_choice.h"  // ChoiceExample
-#include "data/launch/command_line.h"       // TrainingLine
-#include "data/options/named_lists.h"       // named_lists
-#include "data/run/run_log.h"               // RunLog
-#include "data/run/run_report.h"            // start_record
-#include "data/run/step_log.h"              // StepLog
-#include "data/tokenizer/tokenizer.h"       // Tokenizer
-#include "data/tokens/data_notes.h"         // data_notes
-#include "data/tokens/token_loader.h"       // TokenLoader
-#include "data/tokens/validation_set.h"     // ValidationSet
-
-struct TrainingPlan {
-    std::unique_ptr<TokenLoader> train_data;
-    std::vector<std::unique_ptr<TokenLoader>> val_data;
-    std::vector<ValidationSet> validation;   // one for each of val_data
-    std::vector<ChoiceExample> questions;    // those of --choices
-    std::unique_ptr<Tokenizer> tokenizer;    // or null
-    std::vector<std::string> notes;          // for the header
-    std::unique_ptr<TrainingMemory> memory;  // includes the workload and the layout
-    double expected_seconds = 0;             // time of a step; 0: not known
-    std::unique_ptr<RunLog> log;             // null but on the first rank
-};
+#include "comm/batches.h"              // open_token_files
+#include "comm/memory_plan.h"          // TrainingMemory, fit_training
+#include "comm/plan_choice.h"          // expected_step
+#include "comm/run_device.h"           // check_build, check_tuning
+#include "comm/save_clock.h"           // SaveClock
+#include "comm/training_run.h"         // TrainingPlan
+#include "comm/world.h"                // World
+#include "data/options/named_lists.h"  // named_lists
+#include "data/run/run_report.h"       // print_header
+#include "data/tokens/data_notes.h"    // data_notes
 
 // For all ranks: refuses what can be refused before the run directory is made and memory is taken.
 inline TrainingPlan check_training(const TrainingLine& line, const World& world) {
@@ -84,36 +66,14 @@ inline TrainingPlan check_training(const TrainingLine& line, const World& world)
     return plan;
 }
 
-// For all ranks: opens the log of a run that starts, or resumes after `step`, with a record of how it was
-// started and what differs from its last start; and writes the tokenizer beside it.
-inline void begin_log(const TrainingLine& line, const World& world, const TrainingPlan& plan,
-                      const RunCheckpoints& checkpoints, StepLog& progress, int step) {
-    const Options& o = line.options;
-    world.on_all_ranks([&] {
-        if (!plan.log) return;
-        if (line.folder != RunFolder::replaced)
-            check_space(checkpoints_folder(o.run_dir), checkpoints.bytes());
-        std::vector<std::string> changes = line.notes;
-        std::string communication = communication_libraries();
-        nlohmann::json before = step > 0 ? plan.log->last_start() : nlohmann::json();
-        std::vector<std::string> found = plan.log->begin(options_to_json(o), step);
-        found.push_back(world.size() > 1 ? communication_note(before, communication) : "");
-        found.push_back(validation_note(before, plan.validation));
-        found.push_back(checkpoints.space_note(o.steps - step));
-        for (const std::string& note : found) {
-            if (note.empty()) continue;
-            screen.warn(note, "             ");
-            changes.push_back(note);
-        }
-        std::string origin = line.origin ? line.origin->checkpoint : "";
-        nlohmann::ordered_json how =
-            start_record(o, world.host(), world.size(), device_text(o), communication, origin, changes);
-        how.update(plan.memory->plan.record());
-        if (!plan.validation.empty()) how["validation"] = record_of(plan.validation);
-        progress.start(step, how);
-        if (plan.tokenizer && !plan.tokenizer->file().empty())
-            plan.tokenizer->write(tokenizer_path(o.run_dir));
-        else if (line.folder != RunFolder::continued)
-            unlink(tokenizer_path(o.run_dir).c_str());
-    });
+// For all ranks: checks a run, and prints what it will be.
+inline TrainingPlan open_training(const TrainingLine& line, const World& world) {
+    if (world.is_root()) screen.open(launched_processes() > 0, line.options.quiet);
+    TrainingPlan plan = check_training(line, world);
+    int64_t done = line.origin && !line.weights_only ? line.origin->step : 0;
+    print_header(line.options, device_text(line.options), *plan.train_data, plan.validation, done,
+                 plan.notes);
+    plan.memory->plan.print_lines(world.size());
+    fflush(stdout);  // the work that follows can take long, or wait for other ranks
+    return plan;
 }

@@ -23,13 +23,7 @@ fits it anew into the columns there are. What does not fit is left out, the leas
 #include "data/base/periodic.h"
 #include "data/base/screen.h"
 #include "data/base/stop_signals.h"
-
-// How many micro-batches are done of those that are worked on. Each is several pieces of work, and counts in
-// parts.
-struct PassProgress {
-    float done = 0;
-    int of = 0;
-};
+#include "data/run/step_times.h"
 
 // The content of the line.
 struct RunStatus {
@@ -98,11 +92,10 @@ public:
     StatusLine& operator=(const StatusLine&) = delete;
     ~StatusLine() { end(); }
 
-    // Tells that this step is worked on; or, behind this step, validation, or work that is not counted
-    // ("saving"). The first of them brings the line to the screen.
+    // Tells that this step is worked on; or, after it, other work, which may be counted in micro-batches
+    // too. The first of them brings the line to the screen.
     void begin_step(int step) { begin("micro-batch", step, true, true); }
-    void begin_validation(int step) { begin("validation", step, true, false); }
-    void begin_work(const char* name, int step) { begin(name, step, false, false); }
+    void begin_work(const char* name, int step, bool counted) { begin(name, step, counted, false); }
 
     void set_seconds_left(double seconds) {
         std::lock_guard lock(mutex_);

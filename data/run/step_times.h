@@ -42,6 +42,13 @@ inline constexpr std::array<const char*, 11> step_phase_names = {
     "wait_tensor", "wait_pipeline", "wait_gradients", "wait_parameters",  "other"};
 constexpr size_t step_phases = step_phase_names.size();
 
+// How many micro-batches are done of those that are worked on. Each is several pieces of work, and counts in
+// parts.
+struct PassProgress {
+    float done = 0;
+    int of = 0;
+};
+
 constexpr bool is_own_work(StepPhase phase) {
     return phase >= StepPhase::forward && phase <= StepPhase::optimizer;
 }

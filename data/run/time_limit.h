@@ -26,7 +26,7 @@ public:
     // most: seconds since the process began; 0: any number
     explicit TimeLimit(int most, double begun = process_begun) : most_(most), begun_(begun) {}
 
-    TimeTaken token, validation, choices, sample, save;  // token: of a step
+    TimeTaken token, save;  // token: of a step
 
     // Tells whether less time than this is left.
     bool is_over(double seconds, double now = seconds_now()) const {

@@ -198,10 +198,10 @@ TEST_CASE("the status follows the width, the pass and the clock") {
     CHECK(status.drawn(36, false) == "step 2/2  micro-batch 4/4  [======>]");
     pass = {4, 4};
     CHECK(status.drawn(36, false) == "step 2/2  micro-batch 4/4  [=======]");
-    status.begin_validation(2);
+    status.begin_work("validation", 2, true);
     pass = {1, 7};
     CHECK(status.drawn(24, false) == "step 2/2  validation 2/7");
-    status.begin_work("saving", 2);
+    status.begin_work("saving", 2, false);
     CHECK(status.drawn(24, false) == "step 2/2  saving");
     status.set_slowest("slowest rank 5");
     status.set_next_checkpoint("after this step");

@@ -32,6 +32,12 @@ $(nocard)/%.o: %.cu test/nocard/nocard.mk | $(BUILD)/found-build
 $(nocard)/tests/%.o: $(nocard)/tests/%.cu test/nocard/nocard.mk | $(BUILD)/found-build
 	$(nocard_compile) -MMD -MP -c $< -o $@
 
+# A unit whose kernels nobody starts, without them: only what nvcc makes of its host code takes time.
+$(nocard)/host/test_%.o: test_%.cu test/nocard/nocard.mk | $(BUILD)/found-build $(BUILD)/found-test
+	@mkdir -p $(@D)
+	@printf '#ifndef __CUDA_ARCH__\n#include "%s"\n#endif\n' $< >$(@:.o=.cu)
+	$(nocard_compile) -MMD -MP -c $(@:.o=.cu) -o $@
+
 # The interpreter's own units need no CUDA and no stand-ins.
 $(nocard)/test_ptx_%.o: test/nocard/test_ptx_%.cu test/nocard/nocard.mk | $(BUILD)/found-test
 	@mkdir -p $(@D)
@@ -42,6 +48,8 @@ $(nocard)/test_ptx_%: $(nocard)/test_ptx_%.o $(nocard)/objects/kernels.o $(share
 $(nocard)/train_gpt: $(nocard)/train_gpt.o $(commands) $(nocard_objects)
 	$(CXX) $^ -o $@ $(nocard_libs)
 $(nocard)/test_%: $(nocard)/test_%.o $(nocard_objects) $(shared)/main.o
+	$(CXX) $^ -o $@ $(nocard_libs)
+$(nocard)/host/%: $(nocard)/host/%.o $(nocard_objects) $(shared)/main.o
 	$(CXX) $^ -o $@ $(nocard_libs)
 $(nocard)/tests/%: $(nocard)/tests/%.o $(nocard_objects) $(shared)/main.o
 	$(CXX) $^ -o $@ $(nocard_libs)

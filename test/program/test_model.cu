@@ -396,11 +396,11 @@ TEST_CASE("the statistics of a step are sent before its weights change") {
     auto before = from_device(g.state.params(0), size);
     Buffer<floatX> when_sent(size);
     g.state.update(g.stats.data, adamw_optimizer({1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, false}, 0), 1.0f, [&] {
-        send_statistics(g);
+        g.stats.send(g.stream);
         cudaCheck(cudaMemcpyAsync(when_sent, g.state.params(0), size * sizeof(floatX),
                                   cudaMemcpyDeviceToDevice, g.stream));
     });
-    StepResult sent = await_result(g, batch.valid()), stats = read_result(g, batch.valid());
+    StepResult sent = g.stats.result(batch.valid(), g.mesh), stats = read_result(g, batch.valid());
     CHECK(sent.finite);
     CHECK(sent.loss == stats.loss);
     CHECK(sent.gradient_norm == stats.gradient_norm);

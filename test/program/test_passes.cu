@@ -110,7 +110,7 @@ Counted counted(const ModelConfig& config, const Sizes& s, Recompute recompute, 
 
 }  // namespace
 
-TEST_CASE("a step reads and writes what the table says") {
+TEST_CASE("a step reads and writes what the table says" * doctest::test_suite("long")) {
     constexpr Sizes large = {1, 192, 128, 1}, small = {1, 64, 128, 2}, wide = {1, 64, 192, 1};
     struct {
         std::string name;

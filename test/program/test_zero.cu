@@ -671,7 +671,7 @@ TEST_CASE("a step that is not finite on one rank changes the weights of none") {
                            1);
             return read_result(g, sequences * T);
         };
-        StepResult stats = poisoned_step([&] { poison_loss(g); });
+        StepResult stats = poisoned_step([&] { g.stats.poison(g.stream); });
         CHECK_FALSE(stats.finite);
         CHECK((seen_parameters(g) == before));
         CHECK_FALSE(stats.stop);

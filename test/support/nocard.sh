@@ -84,11 +84,17 @@ interpreter_units() {
     done
 }
 
-nocard_checks=22
+options_unit() {
+    make -s --no-print-directory DEVICE=cuda CPU_ARCH=native nocard_cards=90a build/nocard/host/test_options &&
+        build/nocard/host/test_options --test-suite-exclude=long
+}
+
+nocard_checks=23
 # The runs of CI: one on the kernels of Hopper, captured in graphs, and others beside it.
 nocard_runs() {
     check "the interpreter of PTX, by hand-written kernels and Triton's" interpreter_units
     check "commands that need no device say what they say on a CPU" same_words
+    check "options, presets and configs, by their unit" options_unit
     check "text to train on" text_of_numbers
     check "the simulated device trains" run_on build/simt-bf16/train_gpt 1 simt
     checked_run one 1 simt 1e-3

@@ -162,7 +162,7 @@ plan_unit() { # BUILD FILE PROGRAM    with $variant in the environment, if there
     for n in "${counts[@]}"; do
         jobs+=("${setting[$file:seconds]:-1}|$name$([ "$n" = 0 ] || echo ".x$n")|$program|unit|$limit $program $file $n${variant:+ $variant}")
     done
-    if [ -n "${setting[$file:alone]}" ] && [[ $build == cpu-* ]]; then
+    if [ -n "${setting[$file:alone]}" ] && [ "$LONG" = yes ] && [[ $build == cpu-* ]]; then
         alone+=("1|$name.alone|$program|alone|$limit $program $file ${setting[$file:alone]}")
     fi
 }
@@ -193,7 +193,7 @@ plan_scripts() { # SUITE
 plan() {
     local build variant name of_suite variants=''
     case $1 in
-    test) of_suite="cpu-fp32 simt-fp32 simt-bf16" ;;
+    test) of_suite="cpu-fp32 simt-bf16" ;;
     all) of_suite="cpu-fp32 simt-fp32 simt-bf16 address thread" ;;
     soak) of_suite="simt-fp32 simt-bf16" variants=$(printf " SIMT_SEED=%d" 2 3 5 7 11) ;; # threads and blocks in other orders
     *) echo "test/run.sh: $1: no such suite; there are test, all and soak" >&2; return 1 ;;

@@ -6,6 +6,12 @@ The program without its main, for tests and benchmarks.
 #define TESTING
 #include "train_gpt.cu"
 
+// Waits for all work given to the compute stream, and returns its result, of this many targets.
+inline StepResult read_result(Gpt& g, double targets) {
+    g.stats.send(g.stream);
+    return g.stats.result(targets, g.mesh);
+}
+
 // One micro-batch that is on the device already.
 inline void accumulate_gradients(Gpt& g, const Batch& batch, float dloss, bool ends_step) {
     accumulate_gradients(

@@ -58,8 +58,8 @@ done <<'L'
 2 --micro-batch 2 --tp 2
 2 --micro-batch 2 --pp 2
 1 --micro-batch 4 --matmul-dtype fp8 --recompute mlp --mlp swiglu --qk-norm on
-2 --micro-batch 2 --matmul-dtype fp8 --tp 2 --recompute elementwise --position rope
-2 --micro-batch 2 --matmul-dtype fp8 --tp 2 --recompute block --block parallel --local-filter on
+2 --micro-batch 4 --matmul-dtype fp8 --tp 2 --recompute elementwise --position rope
+2 --micro-batch 4 --matmul-dtype fp8 --tp 2 --recompute block --block parallel --local-filter on
 L
 resumed() {
     local source

@@ -1,0 +1,54 @@
+/*
+What ranks tell each other with every step: the losses, the gradients' norm, and what each of them asks for.
+They are sums on the device, which the host sees once they were sent to it.
+*/
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+
+#include "comm/memory.h"       // OwnedArray, HostArray
+#include "comm/mesh.h"         // Event, Mesh
+#include "comm/zero_arrays.h"  // StepStatistics
+#include "kernels/fill.cuh"    // fill
+
+// The result of a step, as all ranks see it.
+struct StepResult {
+    float loss;           // mean over the targets of the step
+    float gradient_norm;  // before clipping
+    bool finite;          // false: the weights were left as they were,
+    bool stepped;         // false also after a loss or a norm above its limit
+    bool stop;            // a rank was asked to stop
+    bool saved;           // no rank need be waited for to go on with a checkpoint
+    bool save;            // the first rank's clock says that one is due
+};
+
+// The statistics on the device (1), and what of them was sent to the host.
+class StatisticsOnDevice : public DeviceArray<StepStatistics> {
+public:
+    StatisticsOnDevice() : OwnedArray(1) {}
+
+    void clear(cudaStream_t stream) { cudaCheck(cudaMemsetAsync(data, 0, sizeof *data, stream)); }
+
+    // Makes the loss of all ranks NaN, because this one has an error.
+    void poison(cudaStream_t stream) { fill(&data->loss, NAN, 1, stream); }
+
+    // Sends the host what they are when the stream comes here.
+    void send(cudaStream_t stream) {
+        cudaCheck(cudaMemcpyAsync(host_.data, data, sizeof *data, cudaMemcpyDeviceToHost, stream));
+        sent_.record(stream);
+    }
+
+    // Waits for what was sent last. `targets` is the number of targets whose losses were summed.
+    StepResult result(double targets, const Mesh& mesh) const {
+        sent_.wait(mesh);
+        const StepStatistics& s = *host_.data;
+        bool saved = s.saved > (float)mesh.shape.ranks() - 0.5f;
+        bool finite = s.norm <= FLT_MAX && std::abs(s.loss) <= FLT_MAX, stepped = !std::isnan(s.scale);
+        return {(float)(s.loss / targets), s.norm, finite, stepped, s.stop > 0, saved, s.save > 0};
+    }
+
+private:
+    HostArray<StepStatistics> host_{1};  // valid once the host is past the event
+    Event sent_;
+};

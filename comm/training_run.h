@@ -1,0 +1,410 @@
+/*
+A training run around its steps: what it is made of, what comes between two steps (validation, questions,
+samples, checks of devices, checkpoints), and when it ends. train_gpt.cu makes the steps, and has the loop.
+*/
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <ranges>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/batches.h"                   // DeviceBatches
+#include "comm/fault_checks.h"              // FaultChecks: devices that compute wrongly
+#include "comm/inference.h"                 // ModelPasses, Generator, BatchLosses
+#include "comm/memory_plan.h"               // TrainingMemory
+#include "comm/plan_times.h"                // prediction_text
+#include "comm/run_checkpoints.h"           // RunCheckpoints: a run saved, and gone on with
+#include "comm/run_device.h"                // GemmRate, tune_products
+#include "comm/settings.h"                  // resets_positions, spared_by_products
+#include "comm/spikes.h"                    // SpikeGuard: steps that are left out
+#include "comm/step_statistics.h"           // StatisticsOnDevice, StepResult
+#include "comm/timings.h"                   // Timings: when each rank did what
+#include "comm/whole_tensors.h"             // initialize, raise_not_finite, trust_ratios
+#include "comm/zero_checkpoint.h"           // ZeroCheckpoint: what of ZeroState is saved
+#include "data/commands/multiple_choice.h"  // ChoiceExample
+#include "data/launch/command_line.h"       // TrainingLine
+#include "data/run/run_log.h"               // RunLog
+#include "data/run/run_report.h"            // start_record
+#include "data/run/status_line.h"           // the last line of the screen
+#include "data/run/step_log.h"              // StepLog: shows and keeps a record of each step
+#include "data/run/time_limit.h"            // TimeLimit: runs that end by the clock
+#include "data/tokenizer/tokenizer.h"       // Tokenizer
+#include "data/tokens/token_loader.h"       // TokenLoader
+#include "data/tokens/validation_set.h"     // ValidationSet
+
+// A run that may begin, as comm/training_plan.h finds it.
+struct TrainingPlan {
+    std::unique_ptr<TokenLoader> train_data;
+    std::vector<std::unique_ptr<TokenLoader>> val_data;
+    std::vector<ValidationSet> validation;   // one for each of val_data
+    std::vector<ChoiceExample> questions;    // those of --choices
+    std::unique_ptr<Tokenizer> tokenizer;    // or null
+    std::vector<std::string> notes;          // for the header
+    std::unique_ptr<TrainingMemory> memory;  // includes the workload and the layout
+    double expected_seconds = 0;             // time of a step; 0: not known
+    std::unique_ptr<RunLog> log;             // null but on the first rank
+};
+
+// The model that a run trains, in what is asked of it beside its steps.
+struct ModelInTraining : ModelPasses {
+    ZeroState& state;
+    const Stage& stage;
+
+    ModelInTraining(const ModelOnRanks& model, ZeroState& state, const Stage& stage)
+        : ModelPasses(model), state(state), stage(stage) {}
+    // Mean loss over the first `samples` samples, which the data ranks share.
+    virtual float mean_loss(DeviceBatches& batches, uint64_t samples, const NotedError& error) = 0;
+    // Makes the gradients of a step's micro-batches from sample `first` on, for their time alone.
+    virtual void try_gradients(DeviceBatches& batches, uint64_t first, int micro_batches) = 0;
+    // Makes the gradients of one micro-batch on each data rank, beside the step.
+    virtual void gradients_beside(DeviceBatches& batches, uint64_t first) = 0;
+    virtual void weights_changed() = 0;
+};
+
+// Work between two steps.
+struct Interlude {
+    const char* name;  // on the status line
+    int every;         // steps; 0: never
+    std::function<void()> work;
+    double tokens = 0;  // that pass through the model as in a step
+    TimeTaken time = {};
+};
+
+// Each member is built from those before it.
+struct TrainingRun {
+    const TrainingLine& line;
+    const Options& o;
+    const World& world;
+    const TrainingPlan& plan;
+    ModelInTraining& model;
+    GemmRate gemm{model.stream};
+    const SparedMultiprocessors spared{spared_by_products(plan.memory->layout, o.zero)};
+    Meter meter{o, o.sequence_length, peak_rate(o), gemm.rate, world.size()};
+    NotedError error;  // this rank's, raised when all ranks can hear of it
+    StatusLine status{screen, o.steps, [] { return recorder.progress(); }};
+    StepLog progress{o, meter, plan.log.get()};
+    TimeLimit limit{o.max_time};
+    ZeroCheckpoint saved_state{model.state, [&](const MeshPosition& position) {
+                                   Stage stage(o, plan.memory->layout, position, true);
+                                   return parameter_layout(o, o.shard_group, stage.units());
+                               }};
+    RunCheckpoints checkpoints{
+        {&saved_state},
+        model.state.settings().staging,
+        o,
+        world,
+        // So the log tells of every step that a checkpoint has, even if the power fails.
+        [&] { plan.log ? progress.warn(plan.log->sync()) : void(); },
+        [&](const SaveReport& report) {
+            if (report.error.empty()) limit.save.add(report.stalled + report.seconds);
+            if (!report.error.empty()) at.best = checkpoints.best();
+            progress.checkpoint(report);
+        }};
+    RunPosition at = {};  // how far the run has come
+    SpikeGuard spikes{o, world, checkpoints, progress, plan.log.get()};
+    FaultChecks checks{o, model.state, world, checkpoints};
+    std::unique_ptr<Timings> timings;
+    std::unique_ptr<DeviceBatches> batches;
+    std::vector<std::unique_ptr<DeviceBatches>> val_batches;  // one for each validation set
+    std::array<Interlude, 3> interludes = {
+        {{"validation", plan.val_data.empty() ? 0 : o.val_every, [&] { validate(); }, validation_tokens()},
+         {"choices", plan.questions.empty() ? 0 : o.choices_every, [&] { answer_questions(); }},
+         {"sample", o.sample_every, [&] { show_sample(); }}}};
+    bool stopping = false, saving = false;  // all ranks agreed on these in the last step
+    double started = 0;                     // when the step began that is under way,
+    uint64_t sent_before = 0;               // bytes sent until then,
+    bool is_last = false;                   // and whether it is the last: the first rank says so
+
+    TrainingRun(const TrainingLine& line, const World& world, const TrainingPlan& plan,
+                ModelInTraining& model)
+        : line(line), o(line.options), world(world), plan(plan), model(model) {}
+
+    // ---- before the first step: for all ranks, as all that follows
+
+    void begin() {
+        or_abort(world, [&] { prepare(); });
+    }
+
+    void prepare() {
+        std::string text = world.size() > 1
+                               ? ""
+                               : prediction_text(this_machine(), peak_rate(o), takes_wgmma_attention(o), o,
+                                                 model.workload, model.stage, (double)model.held);
+        if (!text.empty()) print("prediction   %s\n", text.c_str());
+        progress.expect(plan.expected_seconds);
+        take_weights();
+        begin_log();
+        batches = make_batches(*plan.train_data);
+        for (const auto& files : plan.val_data) val_batches.push_back(make_batches(*files));
+        tune();
+        timings = std::make_unique<Timings>(o, world, model.mesh, model.stage, model.stream, progress);
+        step_to_stop_after = world.size() > 1 ? at.step + 1 : at.step;
+        stop_on_signals(screen.descriptor_of_signals(), screen.before_signal_line());
+        gemm.restart_clock();
+    }
+
+    // The run goes on, or begins with weights of its own or another's.
+    void take_weights() {
+        if (line.origin && !line.weights_only)
+            at = checkpoints.resume(*line.origin);
+        else if (line.origin)
+            checkpoints.take_weights(*line.origin);
+        else
+            initialize(model.state, o.seed);
+    }
+
+    // Opens the log of a run that starts, or goes on, with a record of how it was
+    // started and what differs from its last start; and writes the tokenizer beside it.
+    void begin_log() {
+        world.on_all_ranks([&] {
+            if (!plan.log) return;
+            if (line.folder != RunFolder::replaced)
+                check_space(checkpoints_folder(o.run_dir), checkpoints.bytes());
+            std::vector<std::string> changes = line.notes;
+            std::string communication = communication_libraries();
+            nlohmann::json before = at.step > 0 ? plan.log->last_start() : nlohmann::json();
+            std::vector<std::string> found = plan.log->begin(options_to_json(o), at.step);
+            found.push_back(world.size() > 1 ? communication_note(before, communication) : "");
+            found.push_back(validation_note(before, plan.validation));
+            found.push_back(checkpoints.space_note(o.steps - at.step));
+            for (const std::string& note : found) {
+                if (note.empty()) continue;
+                screen.warn(note, "             ");
+                changes.push_back(note);
+            }
+            std::string origin = line.origin ? line.origin->checkpoint : "";
+            nlohmann::ordered_json how =
+                start_record(o, world.host(), world.size(), device_text(o), communication, origin, changes);
+            how.update(plan.memory->plan.record());
+            if (!plan.validation.empty()) how["validation"] = record_of(plan.validation);
+            progress.start(at.step, how);
+            if (plan.tokenizer && !plan.tokenizer->file().empty())
+                plan.tokenizer->write(tokenizer_path(o.run_dir));
+            else if (line.folder != RunFolder::continued)
+                unlink(tokenizer_path(o.run_dir).c_str());
+        });
+    }
+
+    std::unique_ptr<DeviceBatches> make_batches(const TokenLoader& loader) {
+        BatchShape shape = {o.micro_batch, o.sequence_length, o.document_end, resets_positions(o)};
+        uint64_t stride = (uint64_t)o.micro_batch * o.dp;  // the data ranks take turns
+        auto source = make_batch_source(world, o.data_reader == DataReader::node, loader, shape, stride);
+        return std::make_unique<DeviceBatches>(std::move(source), model.stream, model.mesh, error,
+                                               model.slots);
+    }
+
+    // Times the matrix products of the first micro-batches, and takes the fastest algorithm for each.
+    void tune() {
+        auto first_micro_batches = [&] {
+            int some = std::min(micro_batches_of_step(o, at.step), o.dp * o.pp);
+            model.try_gradients(*batches, at.samples, some);
+            model.state.synchronize();
+        };
+        for (const std::string& note :
+             tune_products(world, o, line.origin ? line.origin->run_dir : "", model.mesh.data_rank() == 0,
+                           model.stream, first_micro_batches))
+            print("products     %s\n", note.c_str());
+    }
+
+    // ---- what is due
+
+    double validation_tokens() const {
+        auto tokens = plan.validation | std::views::transform(&ValidationSet::tokens);
+        return std::accumulate(tokens.begin(), tokens.end(), 0.0);
+    }
+
+    // Tells whether the step that begins now is the last that --max-time has room for, because with one more
+    // there would be no time left to save. The first rank says it to all.
+    bool time_is_over() const {
+        if (!world.is_root() || stop_requested) return false;
+        // bytes of a checkpoint in a second, until one has been saved
+        const double assumed_rate = 5e8 * ceil_div(world.size(), world.most_on_a_host());
+        int step = at.step + 1,
+            saves = 1 + checkpoints.under_way() + (checkpoints.due(step) || o.keep_best > 0);
+        long long tokens = tokens_of_step(o, at.step) + (step < o.steps ? tokens_of_step(o, step) : 0);
+        double token = limit.token.seconds();
+        double seconds = token * (double)tokens;
+        seconds += saves * limit.save.seconds((double)checkpoints.bytes() / assumed_rate);
+        for (const Interlude& one : interludes) {
+            if (falls_on(one, step)) seconds += one.time.seconds(token * one.tokens);
+        }
+        return limit.is_over(seconds);
+    }
+
+    bool asked_to_stop() const { return stopping || (world.size() == 1 && stop_requested); }
+
+    bool falls_on(const Interlude& one, int step) const {
+        return one.every > 0 && (step == o.steps || step % one.every == 0);
+    }
+    // A run that is asked to stop may be killed soon, so it saves its state before anything else.
+    bool due(const Interlude& one) const { return !asked_to_stop() && falls_on(one, at.step); }
+    bool measurement_due() const { return world.is_root() && gemm.measurement_due(); }
+
+    bool next_is_a_step() const {
+        return at.step < o.steps && !asked_to_stop() && !measurement_due() &&
+               std::ranges::none_of(interludes, [&](const Interlude& one) { return due(one); });
+    }
+
+    // ---- between steps
+
+    // Does what is due before the next step. False: there is no next one.
+    bool goes_on() {
+        for (Interlude& one : interludes) {
+            if (!due(one)) continue;
+            NotedLaunchErrors noted(error);
+            status.begin_work(one.name, at.step, one.tokens > 0);
+            double start = seconds_now();
+            one.work();
+            one.time.add(seconds_now() - start);
+        }
+        check();
+        if (at.step == o.steps || asked_to_stop() || (world.size() == 1 && !error.empty())) return false;
+        step_to_stop_after = at.step + 1;
+        if (saving) {
+            HostSpan wait(Operation::save);
+            checkpoints.save(at);
+        }
+        if (measurement_due()) {
+            model.state.synchronize();
+            meter.add_measurement(gemm.measure_again());
+        }
+        return true;
+    }
+
+    // Ends the run if a device does not compute what it should.
+    void check() {
+        bool saves = saving || at.step == o.steps || asked_to_stop();
+        checks.run(at.step, saves, [&](int data_rank) {
+            NotedLaunchErrors noted(error);
+            model.gradients_beside(*batches, at.samples + (uint64_t)o.micro_batch * data_rank);
+        });
+    }
+
+    void validate() {
+        for (size_t i = 0; i < val_batches.size(); i++) {
+            const ValidationSet& set = plan.validation[i];
+            float loss = model.mean_loss(*val_batches[i], set.samples, error);
+            progress.validation(at.step, set.name, plain_nan(loss));
+            if (o.keep_best > 0 && (o.best_set.empty() ? i == 0 : set.name == o.best_set))
+                keep_best(set, loss);
+        }
+    }
+
+    // A model that has not been trained yet is none of the best.
+    void keep_best(const ValidationSet& set, float loss) {
+        if (at.best.begin(set.name, set.content))
+            progress.note("--keep-best  the losses so far are of other tokens: their checkpoints are not "
+                          "kept any more");
+        if (at.step > 0 && at.best.add(at.step, loss, o.keep_best))
+            saving = saving || !checkpoints.is_on_disk(at.step);
+    }
+
+    void answer_questions() {
+        BatchLosses losses(model, world);
+        ChoiceScore score = evaluate_choices(plan.questions, o, losses, false);
+        progress.evaluation(at.step, score_text(score, o.choices), with_time(score_record(score, o.choices)));
+    }
+
+    void show_sample() {
+        auto generator = [&](const std::vector<std::vector<int>>& prompts) {
+            return Generator(model, prompts);
+        };
+        note_error(error, [&] {
+            progress.sample(at.step, sample_text(o, plan.tokenizer.get(), at.step, generator));
+        });
+    }
+
+    // ---- around a step
+
+    void begin_step() {
+        status.set_next_checkpoint(checkpoints.next(at.step + 1));
+        status.begin_step(at.step + 1);
+        started = seconds_now();
+        sent_before = sent_bytes();
+        is_last = time_is_over();
+        if (is_last) progress.note(text("--max-time: stopping after step %d, then saving", at.step + 1));
+        timings->begin_step(at.step + 1);
+    }
+
+    // Adds to the statistics of the step what this rank has to say. That a rank is asked to stop, or has its
+    // checkpoint on disk, is agreed with them; what comes when they are on their way is agreed a step later.
+    void tell_ranks(StatisticsOnDevice& stats) {
+        if (!error.empty()) stats.poison(model.stream);
+        if (stop_requested || is_last) fill(&stats.data->stop, 1, 1, model.stream);
+        if (checkpoints.is_ready()) fill(&stats.data->saved, 1, 1, model.stream);
+        if (checkpoints.due(at.step + 1)) fill(&stats.data->save, 1, 1, model.stream);
+        if (world.size() > 1) step_to_stop_after = std::min(at.step + 2, o.steps);
+    }
+
+    void end_step(const StepResult& result, float learning_rate) {
+        if (!result.finite) {
+            raise_error(world, error);
+            progress.not_finite(at.step + 1, result.loss, result.gradient_norm);
+            raise_not_finite(world, model.state, at.step + 1, result.loss, result.gradient_norm);
+        }
+        at.samples += samples_of_step(o, at.step++);
+        NotedLaunchErrors noted(error);
+        model.weights_changed();
+        stopping = result.stop, saving = result.save;
+        // The update still runs. A next step waits for it, in its own time; else its time is this step's.
+        if (!next_is_a_step()) model.state.synchronize();
+        uint64_t trained_on = at.samples - at.spikes.samples_passed_over();
+        progress.step(at.step, trained_on * o.sequence_length, result.loss, result.gradient_norm,
+                      learning_rate, seconds_now() - started, sent_bytes() - sent_before, !result.stepped);
+        spikes.add_step(at, result.loss, result.gradient_norm, !result.stepped);
+        status.set_seconds_left(progress.seconds_left(at.step));
+        if (o.log_trust_ratios > 0 && at.step % o.log_trust_ratios == 0 && world.is_root())
+            progress.trust_ratios(at.step, trust_ratios(model.state));
+        limit.token.add((seconds_now() - started) / (double)tokens_of_step(o, at.step - 1));
+        timings->collect(at.step, seconds_now() - started);
+        status.set_slowest(timings->slowest_text());
+        if (result.saved) checkpoints.finish();
+        if (spikes.has_enough(at)) go_back();
+    }
+
+    // After too many spikes. The steps that are to be saved or shown are others now.
+    void go_back() {
+        model.state.synchronize();
+        spikes.go_back(at);
+        model.weights_changed();
+        saving = false;
+    }
+
+    // ---- after the last step
+
+    // Makes all steps. If an error ends them, what was trained until then is saved first.
+    template <typename Steps>
+    void rescue_from_errors(Steps&& steps) {
+        auto to_the_end = [&] {
+            steps();
+            raise_error(world, error);
+            model.state.synchronize();
+            timings->finish();
+        };
+        or_abort(world, [&] { checkpoints.rescue_from_errors(at, to_the_end); });
+    }
+
+    void finish() {
+        status.begin_work("saving", at.step, false);
+        std::string saved = checkpoints.finish_at(at);
+        status.end();
+        if (asked_to_stop()) progress.stopped(at.step);
+        screen.end_quiet();
+        print("%s after step %d; the checkpoint is %s\n", asked_to_stop() ? "stopped as asked" : "done",
+              at.step, saved.c_str());
+        if (stop_requested == SIGPIPE)
+            fprintf(
+                stderr,
+                "train_gpt: nobody reads the output any more: stopped after step %d; the checkpoint is %s\n",
+                at.step, saved.c_str());
+    }
+};
