@@ -468,7 +468,7 @@ struct FilteredAttention : Attention {
         copy_columns(qk.dout, qk.OC, a.dqkv, d.QKV, qk.OC, d.N, g.stream);
         copy_columns(v.dout, v.OC, a.dqkv + qk.OC, d.QKV, v.OC, d.N, g.stream);
         column_parallel_backward(g.tp, qk, a.dnorm, Side::alone, weights);
-        cudaCheck(cudaMemsetAsync(a.dfilter_sum, 0, (size_t)d.n * d.C * sizeof(floatX), g.stream));
+        zero_async(a.dfilter_sum, (size_t)d.n * d.C, g.stream);
         stream_norm_backward(g, filternorm, a.dfilter_sum, a, d.n);
         row_parallel_backward(g.tp, filter2, a.dfilter_sum, a.dfilter1, Side::alone, weights, v);
         column_parallel_backward(g.tp, v, a.dnorm, Side::first, weights);
@@ -707,7 +707,7 @@ inline void head_backward(Gpt& g, const Batch& batch) {
     auto& a = g.acts[0];
     g.state.acquire(unit, -1);
     g.state.begin_gradients(unit);
-    cudaCheck(cudaMemsetAsync(a.dresidual, 0, (size_t)d.n * d.C * sizeof(floatX), g.stream));
+    zero_async(a.dresidual, (size_t)d.n * d.C, g.stream);
     stream_norm_backward(g, head_norm(g), a.dresidual, a, d.n);
     g.state.release(unit);
 }
@@ -744,7 +744,7 @@ inline void measure_stream_gradient(Gpt& g, const floatX* gradient, const Dims& 
     auto& a = g.acts[0];
     if (a.dresidual_scale) find_amax(a.dresidual_scale, gradient, (size_t)d.n * d.C, g.stream);
     if (!a.dresidual_sums) return;
-    cudaCheck(cudaMemsetAsync(a.dresidual_sums, 0, d.C * sizeof(float), g.stream));
+    zero_async(a.dresidual_sums, d.C, g.stream);
     matmul_backward_bias(a.dresidual_sums, a.scratch, gradient, d.n, d.C, g.stream);
 }
 
@@ -910,9 +910,7 @@ struct GptPasses final : ModelInTraining {
         Dims d(g.config, g.rows.ranks(), 1, 1);
         size_t position = (size_t)2 * d.NKV * d.HS;
         auto copy = [&](floatX* rows, size_t width, size_t columns) {
-            if (!rows) return;
-            cudaCheck(cudaMemcpyAsync(rows + to * width, rows + from * width, columns * sizeof(floatX),
-                                      cudaMemcpyDeviceToDevice, g.stream));
+            if (rows) copy_async(rows + to * width, rows + from * width, columns, g.stream);
         };
         for (const Activations& a : g.acts) {
             copy(a.cache, g.workload.cache_length * position, length * position);

@@ -414,7 +414,7 @@ public:
         int* device = device_.data + slot_on_device * size_;
         if (count == 0) return copy(empty_.data, device);
         Slot& slot = slots_[next_++ % pinned_slots];
-        slot.copied.wait(mesh_);  // its memory is free once the last copy from it is over
+        wait_for(slot.copied, mesh_);  // its memory is free once the last copy from it is over
         const HostBatch* batch = nullptr;
         note_error(error_, [&] {
             WorksOn work("reading the next micro-batch");
@@ -430,7 +430,7 @@ public:
 
 private:
     Batch copy(const int* host, int* device) {
-        cudaCheck(cudaMemcpyAsync(device, host, size_ * sizeof(int), cudaMemcpyHostToDevice, stream_));
+        copy_async(device, host, size_, stream_);
         const BatchShape& shape = source_->shape();
         return batch_on_device(device, host_batch(host, shape), shape.B, shape.T);
     }

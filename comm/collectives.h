@@ -156,7 +156,7 @@ public:
         Communicator all(made);
         int* number = nullptr;
         cudaCheck(cudaMalloc((void**)&number, sizeof *number));
-        cudaCheck(cudaMemsetAsync(number, 0, sizeof *number, stream));
+        zero_async(number, 1, stream);
         all.check_call(ncclAllReduce(number, number, 1, ncclInt32, ncclSum, made, stream), "ncclAllReduce",
                        __LINE__);
         cudaCheck(cudaStreamSynchronize(stream));
@@ -354,7 +354,7 @@ private:
     template <typename T>
     static void copy_own(T* to, const T* from, size_t count, cudaStream_t stream) {
         if (to == from) return;
-        cudaCheck(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDeviceToDevice, stream));
+        copy_async(to, from, count, stream);
     }
 
     // Elements in a chunk, of `count` cut into one for each rank.

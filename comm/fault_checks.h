@@ -160,7 +160,7 @@ private:
     void hash_all(uint64_t* sums) const {
         constexpr uint64_t far_apart = (uint64_t)1 << 40;
         cudaStream_t stream = state_.stream();
-        cudaCheck(cudaMemsetAsync(state_.hashes(), 0, held_alike * sizeof *sums, stream));
+        zero_async(state_.hashes(), held_alike, stream);
         bool alone[held_alike];
         for (int what = 0; what < held_alike; what++) alone[what] = holders(what, world_.rank()).size() == 1;
         uint64_t of_host[held_alike] = {}, place = 0;
@@ -304,7 +304,7 @@ private:
     template <typename Pass>
     std::vector<uint64_t> hashes_of(Pass&& pass) {
         std::vector<uint64_t> hashes((size_t)state_.layout().units());
-        cudaCheck(cudaMemsetAsync(state_.hashes(), 0, hashes.size() * sizeof(uint64_t), state_.stream()));
+        zero_async(state_.hashes(), hashes.size(), state_.stream());
         state_.watch_gradients([this](int unit) {
             if (before_hash) before_hash(unit);
             add_hash(state_.hashes() + unit, state_.grads(unit),

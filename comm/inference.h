@@ -241,7 +241,7 @@ private:
         if (host.tokens)
             copy_to_device(to, host.tokens, batch_ints(B, T), model_.stream);
         else  // it could not be read
-            cudaCheck(cudaMemsetAsync(to, 0, batch_ints(B, T) * sizeof *to, model_.stream));
+            zero_async(to, batch_ints(B, T), model_.stream);
         return batch_on_device(to, host, B, T);
     }
 

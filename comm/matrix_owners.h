@@ -248,8 +248,7 @@ private:
         each_own(round, [&](const OwnedMatrix& matrix, const HeldPart& held, floatX* own) {
             if (matrix.owner != me_in_stage_ || !goes(matrix, held, replica_)) return;
             floatX* there = arrays_.arrived + held.arrives;
-            cudaCheck(cudaMemcpyAsync(to_owner ? there : own, to_owner ? own : there,
-                                      held.part.count * sizeof(floatX), cudaMemcpyDeviceToDevice, stream_));
+            copy_async(to_owner ? there : own, to_owner ? own : there, held.part.count, stream_);
         });
         if (stage_.size() == 1) return;
         grouped({stage_}, [&] {

@@ -17,6 +17,7 @@ fits.
 #include "kernels/common.cuh"     // the CUDA runtime, cudaCheck, has_own_memory
 #include "kernels/host_memory.h"  // host_available_memory
 #include "kernels/matmul.cuh"     // matmul_workspace
+#include "kernels/streams.cuh"    // copy_async, zero_async, Event
 
 // Bytes that a class of memory takes on this rank.
 struct MemoryClass {
@@ -160,7 +161,7 @@ public:
 private:
     template <typename T>
     static T* zeroed(T* pointer, size_t count, cudaStream_t stream) {
-        if (pointer) cudaCheck(cudaMemsetAsync(pointer, 0, count * sizeof(T), stream));
+        if (pointer) zero_async(pointer, count, stream);
         return pointer;
     }
 

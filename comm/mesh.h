@@ -171,7 +171,7 @@ private:
         sent = std::min(sent, most_to_connect);
         floatX* stand_in = nullptr;
         cudaCheck(cudaMalloc((void**)&stand_in, sent * sizeof *stand_in));
-        cudaCheck(cudaMemsetAsync(stand_in, 0, sent * sizeof *stand_in, stream));
+        zero_async(stand_in, sent, stream);
         for (int turn = 0; turn < (shape.ring ? 3 : 2); turn++) {
             auto has_turn = [&](int begin) { return turn == (begin == stages - 1 ? 2 : begin % 2); };
             bool begins = has_turn(stage), ends = has_turn(before);
@@ -208,7 +208,7 @@ private:
             most = std::max(most, ceil_div(largest, (size_t)group.size()) * group.size());
         float* numbers = nullptr;
         cudaCheck(cudaMalloc((void**)&numbers, most * sizeof *numbers));
-        cudaCheck(cudaMemsetAsync(numbers, 0, most * sizeof *numbers, stream));
+        zero_async(numbers, most, stream);
         auto* halves = (uint16_t*)numbers;  // two arrays of bf16 take the memory of one of floats
         for (size_t i = 0; i < mesh_groups.size(); i++) {
             const Communicator& group = groups_[i];
@@ -313,12 +313,9 @@ inline void wait_for(cudaStream_t stream, const Mesh& mesh) {
 }
 
 // Waits until the stream has come to the event. One that was never recorded is over.
-inline void wait_for(cudaEvent_t event, const Mesh& mesh) {
-    if (mesh.shape.ranks() == 1) {
-        cudaCheck(cudaEventSynchronize(event));
-        return;
-    }
-    wait_watching(mesh, [&] { return cudaEventQuery(event); });
+inline void wait_for(const Event& event, const Mesh& mesh) {
+    if (mesh.shape.ranks() == 1) return event.wait();
+    wait_watching(mesh, [&] { return event.query(); });
 }
 
 // Copies what the stream's work leaves on the device, and waits. To memory that is not pinned, CUDA's own
@@ -326,27 +323,6 @@ inline void wait_for(cudaEvent_t event, const Mesh& mesh) {
 template <typename T>
 void copy_to_host(T* to, const T* from, size_t count, cudaStream_t stream, const Mesh& mesh) {
     wait_for(stream, mesh);
-    cudaCheck(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDefault, stream));
+    copy_async(to, from, count, stream);
     cudaCheck(cudaStreamSynchronize(stream));
 }
-
-// An event for order alone: it measures no time.
-class Event {
-public:
-    Event() { cudaCheck(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
-    ~Event() {
-        if (event_) cudaEventDestroy(event_);
-    }
-    Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
-    Event& operator=(Event&&) = delete;
-
-    void record(cudaStream_t stream) { cudaCheck(cudaEventRecord(event_, stream)); }
-    // The stream waits until what was recorded last has come.
-    void hold(cudaStream_t stream) const { cudaCheck(cudaStreamWaitEvent(stream, event_, 0)); }
-
-    // The host waits until the stream comes to what was recorded last, watching as wait_for() does.
-    void wait(const Mesh& mesh) const { wait_for(event_, mesh); }
-
-private:
-    cudaEvent_t event_ = nullptr;
-};

@@ -165,34 +165,6 @@ inline Machine find_machine(const std::string& name) {
 //
 // The formulas of comm/plan_times.h turn the rates that it writes back into the times that were measured.
 
-// The time that a stream takes from one place of its work to another.
-class StreamTimer {
-public:
-    explicit StreamTimer(cudaStream_t stream) : stream_(stream) {
-        for (cudaEvent_t* event : {&start_, &end_}) cudaCheck(cudaEventCreate(event));
-    }
-    ~StreamTimer() {
-        for (cudaEvent_t event : {start_, end_}) cudaEventDestroy(event);
-    }
-    StreamTimer(const StreamTimer&) = delete;
-    StreamTimer& operator=(const StreamTimer&) = delete;
-
-    void start() { cudaCheck(cudaEventRecord(start_, stream_)); }
-    void stop() { cudaCheck(cudaEventRecord(end_, stream_)); }
-
-    // Waits for the second place.
-    double seconds() const {
-        cudaCheck(cudaEventSynchronize(end_));
-        float milliseconds = 0;
-        cudaCheck(cudaEventElapsedTime(&milliseconds, start_, end_));
-        return std::max(1e-3 * milliseconds, 1e-9);
-    }
-
-private:
-    cudaStream_t stream_;
-    cudaEvent_t start_, end_;
-};
-
 // The median of several times that a call takes, when it is made again and again for a while.
 class Stopwatch {
 public:
@@ -233,8 +205,7 @@ inline double product_seconds(const Stopwatch& watch, int size, int sums, cudaSt
     uint64_t key = random_key(0, "machine");
     for (size_t i = 0; i < some.size(); i++) some[i] = floatX(random_normal(key, i));
     for (size_t at = 0; at < out + 2 * inp; at += some.size()) {
-        size_t bytes = std::min(some.size(), out + 2 * inp - at) * sizeof(floatX);
-        cudaCheck(cudaMemcpyAsync(numbers.data + at, some.data(), bytes, cudaMemcpyHostToDevice, stream));
+        copy_async(numbers.data + at, some.data(), std::min(some.size(), out + 2 * inp - at), stream);
     }
     return watch.seconds([&] {
         matmul_forward(numbers.data, numbers.data + out, numbers.data + out + inp, nullptr, size, sums, size,
@@ -260,7 +231,7 @@ inline void measure_memory(Machine& machine, const Stopwatch& watch, const World
                            cudaStream_t stream) {
     const size_t count = (size_t)(has_own_memory ? 128 : 16) << 20;
     DeviceArray<floatX> numbers(3 * count);
-    cudaCheck(cudaMemsetAsync(numbers.data, 0, 3 * count * sizeof(floatX), stream));
+    zero_async(numbers.data, 3 * count, stream);
     auto add = [&](size_t n) {
         residual_forward(numbers.data, numbers.data + count, numbers.data + 2 * count, n, stream);
     };
@@ -284,10 +255,8 @@ inline void measure_host(Machine& machine, const Stopwatch& watch, const World& 
     for (float*& array : numbers) array = arena.take_zeros<float>(count, stream);
     floatX* params = arena.take_zero_numbers(count, stream);
     DeviceArray<float> device(count);
-    machine.host_link = (double)count * sizeof(float) / watch.seconds([&] {
-        cudaCheck(
-            cudaMemcpyAsync(device.data, numbers[0], count * sizeof(float), cudaMemcpyHostToDevice, stream));
-    });
+    machine.host_link = (double)count * sizeof(float) /
+                        watch.seconds([&] { copy_async(device.data, numbers[0], count, stream); });
     constexpr bool has_master = sizeof(floatX) < sizeof(float);
     float scale = 1;
     auto [grads, m, v, master] = numbers;
@@ -310,7 +279,7 @@ inline void measure_attention(Machine& machine, const Stopwatch& watch, cudaStre
     size_t out = (size_t)T * NH * HS, qkv = 3 * out;
     DeviceArray<floatX> numbers(2 * qkv + 2 * out);
     DeviceArray<float> lse((size_t)T * NH), scratch(attention_backward_scratch(shape));
-    cudaCheck(cudaMemsetAsync(numbers.data, 0, (2 * qkv + 2 * out) * sizeof(floatX), stream));
+    zero_async(numbers.data, 2 * qkv + 2 * out, stream);
     floatX *inputs = numbers.data, *gradients = inputs + qkv, *outputs = gradients + qkv,
            *output_gradients = outputs + out;
     double keys = (T + 1) / 2.0, scores = 2.0 * keys * (double)out;  // FLOPs of a product of theirs
@@ -333,7 +302,7 @@ inline void measure_group(const Communicator& group, const Stopwatch& watch, cud
     const size_t part = (size_t)(has_own_memory ? 32 : 1) << 20;
     int others = group.size() - 1;
     DeviceArray<float> numbers(part * (size_t)group.size());
-    cudaCheck(cudaMemsetAsync(numbers.data, 0, part * (size_t)group.size() * sizeof(float), stream));
+    zero_async(numbers.data, part * (size_t)group.size(), stream);
     auto gather = [&](size_t count) {
         return watch.seconds([&] { group.all_gather(numbers.data, count, Traffic::weights, stream); });
     };

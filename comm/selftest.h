@@ -242,7 +242,7 @@ private:
         std::vector<std::unique_ptr<StreamTimer>> timers;
         for (size_t i = 0; i < at_once; i++) timers.push_back(std::make_unique<StreamTimer>(stream()));
         auto multiply = [&](size_t i) {
-            cudaCheck(cudaMemsetAsync(out.data, 0, count * sizeof(float), stream()));
+            zero_async(out.data, count, stream());
             timers[i]->start();
             matmul_backward_weight(out.data, dout.data, inp.data, N, C, OC, stream());
             timers[i]->stop();
@@ -320,11 +320,11 @@ private:
         for (int i = 0; i < tries; i++) {
             memset((void*)received.data, 0xff, bytes);
             there.start();
-            cudaCheck(cudaMemcpyAsync(device.data, sent.data, bytes, cudaMemcpyHostToDevice, stream()));
+            copy_async(device.data, sent.data, count, stream());
             there.stop();
             hash_bytes(hash.data, device.data, bytes, stream());
             back.start();
-            cudaCheck(cudaMemcpyAsync(received.data, device.data, bytes, cudaMemcpyDeviceToHost, stream()));
+            copy_async(received.data, device.data, count, stream());
             back.stop();
             right_there &= on_host(hash.data, 1)[0] == right;
             right_back &= memcmp(received.data, sent.data, bytes) == 0;

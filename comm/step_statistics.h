@@ -28,20 +28,20 @@ class StatisticsOnDevice : public DeviceArray<StepStatistics> {
 public:
     StatisticsOnDevice() : OwnedArray(1) {}
 
-    void clear(cudaStream_t stream) { cudaCheck(cudaMemsetAsync(data, 0, sizeof *data, stream)); }
+    void clear(cudaStream_t stream) { zero_async(data, 1, stream); }
 
     // Makes the loss of all ranks NaN, because this one has an error.
     void poison(cudaStream_t stream) { fill(&data->loss, NAN, 1, stream); }
 
     // Sends the host what they are when the stream comes here.
     void send(cudaStream_t stream) {
-        cudaCheck(cudaMemcpyAsync(host_.data, data, sizeof *data, cudaMemcpyDeviceToHost, stream));
+        copy_async(host_.data, data, 1, stream);
         sent_.record(stream);
     }
 
     // Waits for what was sent last. `targets` is the number of targets whose losses were summed.
     StepResult result(double targets, const Mesh& mesh) const {
-        sent_.wait(mesh);
+        wait_for(sent_, mesh);
         const StepStatistics& s = *host_.data;
         bool saved = s.saved > (float)mesh.shape.ranks() - 0.5f;
         bool finite = s.norm <= FLT_MAX && std::abs(s.loss) <= FLT_MAX, stepped = !std::isnan(s.scale);

@@ -426,8 +426,7 @@ inline void row_parallel_backward(const TensorParallel& tp, const Linear& l, con
         matmul_backward_bias(l.dbias, tp.scratch, own_dout, tp.rows.own_rows(l.N), l.OC, tp.stream);
     bool gathered = !begins(side);
     if (alone && l.dout != own_dout && !gathered) {  // for later, when own_dout has changed
-        size_t bytes = (size_t)l.N * l.OC * sizeof(floatX);
-        cudaCheck(cudaMemcpyAsync(l.dout, own_dout, bytes, cudaMemcpyDeviceToDevice, tp.stream));
+        copy_async(l.dout, own_dout, (size_t)l.N * l.OC, tp.stream);
     }
     alone || gathered ? work(0, l.N) : tp.rows.gather(own_dout, l.dout, l.N, l.OC, work);
     if (weights == WeightGradients::later) return;

@@ -162,7 +162,7 @@ public:
     // state so far, and later changes wait for them.
     void copy_aside(cudaStream_t copies, const std::function<void()>& copy);
     // Waits until those copies are there: for any thread, for it talks to no rank.
-    void wait_for_copies() const { cudaCheck(cudaEventSynchronize(copied_)); }
+    void wait_for_copies() const { copied_.wait(); }
     // Seconds that work on the state waited for those copies.
     double stall_of_copies() const;
     // (2, sections) on the device: the squares of weights and updates that the last step was made with.
@@ -174,11 +174,8 @@ private:
     struct Place {
         int unit = -1;  // the unit that lies there
         bool in_use = false;
-        cudaEvent_t ready, free;
+        Event ready = {}, free = {};
     };
-
-    cudaEvent_t new_event(unsigned flags = cudaEventDisableTiming);
-    static std::vector<Place> new_places(const UnitBuffers& places, ZeroState& state);
 
     char* owned(Slot slot, int unit) const;
 
@@ -201,7 +198,7 @@ private:
     // Work given to `after` from now on waits for the work given to `before` until now.
     void order(cudaStream_t before, cudaStream_t after);
     // The compute stream waits for communication: until it comes to an event, or is done until now.
-    void wait(Traffic kind, cudaEvent_t event);
+    void wait(Traffic kind, const Event& event);
     void wait(Traffic kind, cudaStream_t communication);
     void gather_unit(int unit);
     void copy_gradients_to_host(int unit);
@@ -213,7 +210,7 @@ private:
     void await_copies();
     void run_pass(int unit, const OptimizerPass& pass, const float* scale);
     void sum_norms(const float* scale);
-    void copy_updates(const std::vector<int>& units, cudaMemcpyKind kind);
+    void copy_updates(const std::vector<int>& units, bool to_host);
     void publish(int unit);
 
     const ParameterLayout& layout_;
@@ -225,14 +222,14 @@ private:
     cudaStream_t compute_, reductions_, gathers_;
     cudaStream_t host_;  // copies to and from it, and steps there
     std::vector<cudaStream_t> own_streams_;
-    std::vector<cudaEvent_t> events_;
-    cudaEvent_t order_, gradients_copied_;
-    cudaEvent_t copied_, copies_awaited_;  // copies aside: they are there; work begins to wait for them
+    Event order_, gradients_copied_;
+    // copies aside: they are there; work begins to wait for them
+    Event copied_{cudaEventBlockingSync}, copies_awaited_{cudaEventBlockingSync};
     enum class Copies { none, made, awaited } copies_ = Copies::none;  // the last ones
     std::vector<std::vector<OptimizerPart>> steps_;                    // for each unit: its own part
     std::vector<SquaresRange> counted_;  // parts of arrays_.grads that count in the norm
     std::vector<std::vector<SquaresRange>> counted_sections_;  // for each unit: of its own part
-    std::vector<cudaEvent_t> updated_;       // for each unit: its parameters are those of the new step,
+    std::vector<Event> updated_;             // for each unit: its parameters are those of the new step,
     std::vector<char> unawaited_;            // which the compute stream has not waited for yet
     std::vector<Place> param_at_, grad_at_;  // the contents of the places
 
@@ -246,19 +243,6 @@ private:
 
 // ----------------------------------------------------------------------------
 // the state
-
-inline cudaEvent_t ZeroState::new_event(unsigned flags) {
-    cudaEvent_t event;
-    cudaCheck(cudaEventCreateWithFlags(&event, flags));
-    events_.push_back(event);
-    return event;
-}
-
-inline std::vector<ZeroState::Place> ZeroState::new_places(const UnitBuffers& places, ZeroState& state) {
-    std::vector<Place> result(places.count());
-    for (Place& place : result) place.ready = state.new_event(), place.free = state.new_event();
-    return result;
-}
 
 // Refuses a mesh without the groups that a layout needs. Nothing has been taken or begun by then.
 inline const Mesh& ZeroState::with_groups(const Mesh& mesh, const ParameterLayout& layout) {
@@ -285,6 +269,8 @@ inline ZeroState::ZeroState(Arena& memory, const ParameterLayout& layout, const 
       reductions_(compute),
       gathers_(compute),
       host_(compute),
+      updated_(layout.units()),
+      unawaited_(layout.units(), true),
       arrays_(memory, layout, shards_, settings, compute),
       sums_({memory, layout, mesh.shape, settings}),
       owners_(memory, layout, mesh.shape, mesh.position, mesh.stage(),
@@ -297,13 +283,8 @@ inline ZeroState::ZeroState(Arena& memory, const ParameterLayout& layout, const 
             own_streams_.push_back(*stream);
         }
     }
-    order_ = new_event();
-    gradients_copied_ = new_event();
-    copied_ = new_event(cudaEventBlockingSync), copies_awaited_ = new_event(cudaEventBlockingSync);
-    for (int unit = 0; unit < layout.units(); unit++) updated_.push_back(new_event());
-    unawaited_.assign(updated_.size(), true);
-    if (arrays_.cut_params) param_at_ = new_places(param_places_, *this);
-    if (arrays_.cut_grads) grad_at_ = new_places(grad_places_, *this);
+    if (arrays_.cut_params) param_at_.resize(param_places_.count());
+    if (arrays_.cut_grads) grad_at_.resize(grad_places_.count());
 
     if (settings.training) plan_step();
     cudaCheck(cudaStreamSynchronize(compute_));
@@ -315,18 +296,17 @@ inline ZeroState::~ZeroState() {
         cudaStreamSynchronize(stream);
         cudaStreamDestroy(stream);
     }
-    for (cudaEvent_t event : events_) cudaEventDestroy(event);
 }
 
 inline void ZeroState::order(cudaStream_t before, cudaStream_t after) {
     if (before == after) return;
-    cudaCheck(cudaEventRecord(order_, before));
-    cudaCheck(cudaStreamWaitEvent(after, order_, 0));
+    order_.record(before);
+    order_.hold(after);
 }
 
-inline void ZeroState::wait(Traffic kind, cudaEvent_t event) {
+inline void ZeroState::wait(Traffic kind, const Event& event) {
     TraceSpan wait(kind, compute_);
-    cudaCheck(cudaStreamWaitEvent(compute_, event, 0));
+    event.hold(compute_);
 }
 
 inline void ZeroState::wait(Traffic kind, cudaStream_t communication) {
@@ -352,40 +332,37 @@ inline void ZeroState::copy_out(Slot slot, int unit, size_t at, size_t count, vo
     if (settings_.offload && slot != Slot::weight)
         on_host(stream, [=] { memcpy(to, from, count * width); });
     else
-        cudaCheck(cudaMemcpyAsync(to, from, count * width, cudaMemcpyDefault, stream));
+        copy_async((char*)to, from, count * width, stream);
 }
 
 inline void ZeroState::copy_aside(cudaStream_t copies, const std::function<void()>& copy) {
     for (cudaStream_t stream : {host_, reductions_, gathers_, compute_}) order(stream, copies);
     copy();
-    cudaCheck(cudaEventRecord(copied_, copies));
+    copied_.record(copies);
     copies_ = Copies::made;
 }
 
 // Called before the compute stream is given work that changes the state.
 inline void ZeroState::await_copies() {
     if (copies_ != Copies::made) return;
-    cudaCheck(cudaEventRecord(copies_awaited_, compute_));
-    cudaCheck(cudaStreamWaitEvent(compute_, copied_, 0));
+    copies_awaited_.record(compute_);
+    copied_.hold(compute_);
     copies_ = Copies::awaited;
 }
 
 inline double ZeroState::stall_of_copies() const {
     if (copies_ != Copies::awaited) return 0;
-    float milliseconds = 0;
-    for (cudaEvent_t event : {copies_awaited_, copied_}) wait_for(event, mesh_);
-    cudaCheck(cudaEventElapsedTime(&milliseconds, copies_awaited_, copied_));
-    return std::max(milliseconds / 1e3, 0.0);
+    for (const Event* event : {&copies_awaited_, &copied_}) wait_for(*event, mesh_);
+    return std::max(copied_.seconds_since(copies_awaited_), 0.0);
 }
 
 inline void ZeroState::copy_in(Slot slot, int unit, size_t at, size_t count, const void* from) {
     size_t width = dtype_size(dtype_of(slot));
-    auto copy = [&](void* to) {
-        cudaCheck(cudaMemcpyAsync(to, from, count * width, cudaMemcpyDefault, compute_));
-    };
+    auto copy = [&](char* to) { copy_async(to, (const char*)from, count * width, compute_); };
     await_copies();
     copy(owned(slot, unit) + at * width);
-    if (slot == Slot::weight && arrays_.host_params) copy(arrays_.host_params + shard_offset(unit) + at);
+    if (slot == Slot::weight && arrays_.host_params)
+        copy((char*)(arrays_.host_params + shard_offset(unit) + at));
 }
 
 inline void ZeroState::set(int unit, size_t at, std::span<const float> values) {
@@ -404,13 +381,10 @@ inline void ZeroState::gather_replicas(Slot slot) {
             auto [begin, end] = replica_slice(part_size(unit), replicas.size(), replica);
             return UnitRange{std::min(begin, room), std::min(end, room)};
         };
-        auto copy = [&](auto* to, const auto* from, size_t count) {
-            cudaCheck(cudaMemcpyAsync(to, from, count * sizeof *to, cudaMemcpyDefault, compute_));
-        };
         bool visits = settings_.offload && slot != Slot::weight;
         auto* here = visits ? (decltype(own))owned_grads(unit) : own;
         auto [begin, end] = slice_of(replicas.rank());
-        if (visits) copy(here + begin, own + begin, end - begin);
+        if (visits) copy_async(here + begin, own + begin, end - begin, compute_);
         size_t each = slice_of(0).end, all = each * (size_t)replicas.size(), gathered = all <= room ? all : 0;
         if (gathered > 0) replicas.all_gather(here, each, Traffic::weights, compute_);
         for (int replica = 0; replica < replicas.size(); replica++) {  // the rest
@@ -418,7 +392,7 @@ inline void ZeroState::gather_replicas(Slot slot) {
             from = std::max(from, gathered);
             if (from < to) replicas.broadcast(here + from, to - from, replica, Traffic::weights, compute_);
         }
-        if (visits) copy(own, here, room);
+        if (visits) copy_async(own, here, room, compute_);
     };
     for (int unit : layout_.held()) {
         if (slot != Slot::weight) {
@@ -427,9 +401,9 @@ inline void ZeroState::gather_replicas(Slot slot) {
             continue;
         }
         gather(unit, owned_params(unit), part_size(unit));
-        if (!arrays_.host_params) continue;
-        cudaCheck(cudaMemcpyAsync(arrays_.host_params + shard_offset(unit), owned_params(unit),
-                                  part_size(unit) * sizeof(floatX), cudaMemcpyDeviceToHost, compute_));
+        if (arrays_.host_params)
+            copy_async(arrays_.host_params + shard_offset(unit), owned_params(unit), part_size(unit),
+                       compute_);
     }
 }
 
@@ -455,11 +429,10 @@ inline void ZeroState::gather_unit(int unit) {
     if (place.unit == unit) return;
     recorder.at_unit(unit);
     place.unit = unit;
-    cudaCheck(cudaStreamWaitEvent(gathers_, place.free, 0));
-    cudaCheck(cudaMemcpyAsync(params(unit) + owned_begin(unit), owned_params(unit),
-                              part_size(unit) * sizeof(floatX), cudaMemcpyDeviceToDevice, gathers_));
+    place.free.hold(gathers_);
+    copy_async(params(unit) + owned_begin(unit), owned_params(unit), part_size(unit), gathers_);
     mesh_.gathers().all_gather(params(unit), part_size(unit), Traffic::parameters, gathers_);
-    cudaCheck(cudaEventRecord(place.ready, gathers_));
+    place.ready.record(gathers_);
 }
 
 inline void ZeroState::acquire(int unit, int direction) {
@@ -489,16 +462,15 @@ inline void ZeroState::release(int unit) {
     if (!arrays_.cut_params) return;
     Place& place = param_at_[param_places_.place(unit)];
     place.in_use = false;
-    cudaCheck(cudaEventRecord(place.free, compute_));
+    place.free.record(compute_);
 }
 
 // ----------------------------------------------------------------------------
 // gradients
 
 inline void ZeroState::zero_gradients() {
-    cudaCheck(cudaStreamWaitEvent(compute_, gradients_copied_, 0));  // offload has read the last ones
-    size_t kept = arrays_.cut_grads ? shard_size() : layout_.size();
-    cudaCheck(cudaMemsetAsync(arrays_.grads, 0, kept * sizeof(float), compute_));
+    gradients_copied_.hold(compute_);  // offload has read the last ones
+    zero_async(arrays_.grads, arrays_.cut_grads ? shard_size() : layout_.size(), compute_);
 }
 
 inline void ZeroState::begin_gradients(int unit) {
@@ -507,7 +479,7 @@ inline void ZeroState::begin_gradients(int unit) {
     if (place.in_use) return;
     place.in_use = true;
     wait(Traffic::gradients, place.free);
-    cudaCheck(cudaMemsetAsync(grads(unit), 0, layout_.unit_size(unit) * sizeof(float), compute_));
+    zero_async(grads(unit), layout_.unit_size(unit), compute_);
 }
 
 // Gradients that stay whole are summed over the ranks once, when the last micro-batch has added to them. A
@@ -523,7 +495,7 @@ inline void ZeroState::reduce_gradients(int unit, bool last_micro_batch) {
         accumulate(owned_grads(unit), grads(unit) + owned_begin(unit), part, reductions_);
         Place& place = grad_at_[grad_places_.place(unit)];
         place.in_use = false;
-        cudaCheck(cudaEventRecord(place.free, reductions_));
+        place.free.record(reductions_);
     }
     if (!last_micro_batch) return;
     sums_.all_reduce(mesh_.replica(), owned_grads(unit), part, reductions_);
@@ -532,9 +504,8 @@ inline void ZeroState::reduce_gradients(int unit, bool last_micro_batch) {
 
 inline void ZeroState::copy_gradients_to_host(int unit) {
     order(reductions_, host_);
-    cudaCheck(cudaMemcpyAsync(arrays_.host_grads + shard_offset(unit), owned_grads(unit),
-                              part_size(unit) * sizeof(float), cudaMemcpyDeviceToHost, host_));
-    cudaCheck(cudaEventRecord(gradients_copied_, host_));
+    copy_async(arrays_.host_grads + shard_offset(unit), owned_grads(unit), part_size(unit), host_);
+    gradients_copied_.record(host_);
 }
 
 // ----------------------------------------------------------------------------
@@ -620,8 +591,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
     is_whole_ = false;
     for (Place& place : param_at_) place.unit = -1;  // gathered parameters are old now
     if (settings_.offload) {
-        cudaCheck(cudaMemcpyAsync(arrays_.host_scale, &stats->scale, sizeof(float), cudaMemcpyDeviceToHost,
-                                  compute_));
+        copy_async(arrays_.host_scale, &stats->scale, 1, compute_);
         order(compute_, host_);
     }
     if (optimizer.prepare) {
@@ -632,16 +602,15 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
         for (int unit : units) {
             LaunchGuard::tick();
             run_pass(unit, optimizer.step, &stats->scale);
-            if (settings_.offload) {
-                cudaCheck(cudaMemcpyAsync(owned_params(unit), arrays_.host_params + shard_offset(unit),
-                                          part_size(unit) * sizeof(floatX), cudaMemcpyHostToDevice, host_));
-            }
+            if (settings_.offload)
+                copy_async(owned_params(unit), arrays_.host_params + shard_offset(unit), part_size(unit),
+                           host_);
             publish(unit);
         }
     };
     bool visits = optimizer.transform && settings_.offload;
     if (visits) {
-        copy_updates(layout_.held(), cudaMemcpyHostToDevice);
+        copy_updates(layout_.held(), false);
         order(host_, compute_);
     }
     for (const MatrixRound& round : owners_.rounds()) {
@@ -650,7 +619,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
             round, [&](int unit) { return owned_grads(unit); }, &stats->scale, optimizer.transform);
         if (visits) {
             order(compute_, host_);
-            copy_updates(round.units, cudaMemcpyDeviceToHost);
+            copy_updates(round.units, true);
         }
         step(round.units);
     }
@@ -705,14 +674,12 @@ inline void ZeroState::run_pass(int unit, const OptimizerPass& pass, const float
 
 // Copies the updates of what this rank owns of some units between the device and the host: with offload they
 // visit the device to be transformed.
-inline void ZeroState::copy_updates(const std::vector<int>& units, cudaMemcpyKind kind) {
-    bool to_host = kind == cudaMemcpyDeviceToHost;
+inline void ZeroState::copy_updates(const std::vector<int>& units, bool to_host) {
     for (int unit : units) {
         float *here = owned_grads(unit), *there = arrays_.host_grads + shard_offset(unit);
-        cudaCheck(cudaMemcpyAsync(to_host ? there : here, to_host ? here : there,
-                                  part_size(unit) * sizeof(float), kind, host_));
+        copy_async(to_host ? there : here, to_host ? here : there, part_size(unit), host_);
     }
-    if (to_host) cudaCheck(cudaEventRecord(gradients_copied_, host_));
+    if (to_host) gradients_copied_.record(host_);
 }
 
 // The squares of weights and updates, for each section of the model. Each element counts once, and all sums
@@ -737,10 +704,9 @@ inline void ZeroState::sum_norms(const float* scale) {
                 sums_of_squares_on_host(sums, scratch.data(), values, ranges);
             });
         });
-        cudaCheck(cudaMemcpyAsync(arrays_.section_squares, arrays_.host_section_squares, bytes,
-                                  cudaMemcpyHostToDevice, host_));
+        copy_async(arrays_.section_squares, arrays_.host_section_squares, 2 * sections, host_);
     } else {
-        cudaCheck(cudaMemsetAsync(arrays_.section_squares, 0, bytes, compute_));
+        zero_async(arrays_.section_squares, 2 * sections, compute_);
         sum_own([&](float* sums, const auto* values, const std::vector<SquaresRange>& ranges) {
             sums_of_squares(sums, arrays_.norm_scratch, values, ranges, compute_);
         });
@@ -748,10 +714,8 @@ inline void ZeroState::sum_norms(const float* scale) {
     order(stream, reductions_);
     mesh_.world().all_reduce(arrays_.section_squares, 2 * sections, Traffic::statistics, reductions_);
     settings_.offload ? order(reductions_, stream) : wait(Traffic::statistics, reductions_);
-    if (settings_.offload) {
-        cudaCheck(cudaMemcpyAsync(arrays_.host_section_squares, arrays_.section_squares, bytes,
-                                  cudaMemcpyDeviceToHost, host_));
-    }
+    if (settings_.offload)
+        copy_async(arrays_.host_section_squares, arrays_.section_squares, 2 * sections, host_);
 }
 
 // Brings a unit's new parameters to all who use them, behind what the compute stream does next.
@@ -765,6 +729,6 @@ inline void ZeroState::publish(int unit) {
         return;
     }
     mesh_.gathers().all_gather(params(unit), part_size(unit), Traffic::parameters, gathers_);
-    cudaCheck(cudaEventRecord(updated_[unit], gathers_));
+    updated_[unit].record(gathers_);
     unawaited_[unit] = true;
 }

@@ -12,6 +12,7 @@ bits, whose order changes nothing. Most warps have nothing larger than what is a
 #include <cstring>
 
 #include "kernels/common.cuh"
+#include "kernels/streams.cuh"
 
 // ----------------------------------------------------------------------------
 // CPU
@@ -74,7 +75,7 @@ private:
 
 // Before a kernel that keeps the largest of what it makes.
 inline void begin_amax(float* amax, cudaStream_t stream) {
-    if (amax) cudaCheck(cudaMemsetAsync(amax, 0, sizeof(float), stream));
+    if (amax) zero_async(amax, 1, stream);
 }
 
 constexpr unsigned amax_block = 256;

@@ -11,6 +11,7 @@ counter of the tiles of keys that have been added to it, and the blocks of these
 #include "kernels/attention_shape.h"
 #include "kernels/attention_tiles.cuh"
 #include "kernels/common.cuh"
+#include "kernels/streams.cuh"
 
 // ----------------------------------------------------------------------------
 // the size of the scratch, which a plan for cards needs in every build
@@ -129,7 +130,7 @@ __global__ void attention_stats_kernel(BackwardScratch scratch, const floatX* do
 
 inline void prepare_backward_scratch(const BackwardScratch& scratch, const floatX* dout, const floatX* out,
                                      const float* lse, const AttentionShape& s, cudaStream_t stream) {
-    cudaCheck(cudaMemsetAsync(scratch.ticket(), 0, (1 + scratch.counters()) * sizeof(unsigned), stream));
+    zero_async(scratch.ticket(), 1 + scratch.counters(), stream);
     static_assert(BackwardScratch::padding % stats_queries == 0);
     with_vec_width<floatX>(s.HS, [&](auto W) {
         launch(attention_stats_kernel<W>, dim3(scratch.rows / stats_queries * s.NH, s.B), stats_block, 0,

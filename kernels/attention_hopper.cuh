@@ -19,6 +19,7 @@ other computes exponentials, which take about as long.
 
 #include "kernels/attention_hopper_tiles.cuh"
 #include "kernels/attention_order.h"
+#include "kernels/streams.cuh"
 
 // ----------------------------------------------------------------------------
 // CUDA kernels
@@ -263,7 +264,7 @@ inline unsigned* ticket_counter(cudaStream_t stream) {
     unsigned*& counter = counters[stream];
     if (!counter) {
         cudaCheck(cudaMalloc((void**)&counter, sizeof *counter));
-        cudaCheck(cudaMemsetAsync(counter, 0, sizeof *counter, stream));
+        zero_async(counter, 1, stream);
     }
     return counter;
 }

@@ -98,25 +98,6 @@ inline void cuda_check(cudaError_t error, const char* call, const char* file, in
 }
 #define cudaCheck(call) cuda_check((call), #call, __FILE__, __LINE__)
 
-// Host memory to the device, in the order of the stream, and waits. A plain cudaMemcpy can return before the
-// bytes have arrived, and streams that do not block do not wait for the stream that it uses.
-template <typename T>
-void copy_to_device(T* to, const T* from, size_t count, cudaStream_t stream) {
-    cudaCheck(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyHostToDevice, stream));
-    cudaCheck(cudaStreamSynchronize(stream));
-}
-
-// Columns of a matrix to those of another, on the device: `columns` elements of each of `rows` rows, whose
-// beginnings are `from_width` apart, to where they are `to_width` apart.
-template <typename T>
-void copy_columns(T* to, size_t to_width, const T* from, size_t from_width, size_t columns, size_t rows,
-                  cudaStream_t stream) {
-    // CUDA has a limit for widths, and looks at those of one row too, which nothing needs.
-    if (rows == 1) to_width = from_width = columns;
-    cudaCheck(cudaMemcpy2DAsync(to, to_width * sizeof(T), from, from_width * sizeof(T), columns * sizeof(T),
-                                rows, cudaMemcpyDeviceToDevice, stream));
-}
-
 // Properties of the device that is chosen now.
 inline const cudaDeviceProp& device_properties() {
     int device;

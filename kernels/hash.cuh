@@ -16,6 +16,7 @@ faults, not from people: whoever wants two inputs with the same hash can make th
 #include <cstring>
 
 #include "kernels/common.cuh"
+#include "kernels/streams.cuh"
 
 constexpr size_t hash_word = sizeof(uint64_t);
 
@@ -109,6 +110,6 @@ inline void add_hash(uint64_t* hash /* (1) */, const void* bytes, size_t n, uint
 
 // Sets *hash to that of n bytes.
 inline void hash_bytes(uint64_t* hash /* (1) */, const void* bytes, size_t n, cudaStream_t stream) {
-    cudaCheck(cudaMemsetAsync(hash, 0, sizeof *hash, stream));
+    zero_async(hash, 1, stream);
     add_hash(hash, bytes, n, 0, stream);
 }

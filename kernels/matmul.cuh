@@ -21,6 +21,7 @@ column sums) rides along as an epilogue, or is left to a kernel behind the produ
 #include "kernels/common.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/random.cuh"
+#include "kernels/streams.cuh"
 
 #ifdef DEVICE_CPU
 #include "kernels/matmul_cpu.h"
@@ -240,31 +241,23 @@ inline double gemm_rate(int size, cudaStream_t stream) {
         cudaCheck(cudaMalloc((void**)&matrix, elements * sizeof(floatX)));
         for (size_t at = 0; at < elements; at += numbers.size()) {
             size_t count = std::min(numbers.size(), elements - at);
-            cudaCheck(cudaMemcpyAsync(matrix + at, numbers.data(), count * sizeof(floatX),
-                                      cudaMemcpyHostToDevice, stream));
+            copy_async(matrix + at, numbers.data(), count, stream);
         }
     }
-    cudaEvent_t start, end;
-    cudaCheck(cudaEventCreate(&start));
-    cudaCheck(cudaEventCreate(&end));
+    StreamTimer timer(stream);
     auto seconds = [&](int products) {
-        cudaCheck(cudaEventRecord(start, stream));
+        timer.start();
         for (int i = 0; i < products; i++) {
             matmul_forward(matrices[0], matrices[1], matrices[2], nullptr, size, size, size, stream);
         }
-        cudaCheck(cudaEventRecord(end, stream));
-        cudaCheck(cudaEventSynchronize(end));
-        float milliseconds = 0;
-        cudaCheck(cudaEventElapsedTime(&milliseconds, start, end));
-        return milliseconds / 1e3 / products;
+        timer.stop();
+        return timer.seconds() / products;
     };
     seconds(1);  // the first is slow: libraries load their code
     int products = (int)std::clamp(rate_seconds / seconds(1), 1.0, 100.0);
     std::vector<double> times(5);
     for (double& time : times) time = seconds(products);
     std::sort(times.begin(), times.end());
-    cudaCheck(cudaEventDestroy(start));
-    cudaCheck(cudaEventDestroy(end));
     for (floatX* matrix : matrices) cudaCheck(cudaFree(matrix));
     return 2.0 * size * size * size / times[times.size() / 2];
 }

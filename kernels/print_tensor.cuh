@@ -20,12 +20,13 @@ A graph that is captured has no numbers yet: train with --cuda-graphs off.
 #include <vector>
 
 #include "kernels/common.cuh"
+#include "kernels/streams.cuh"
 
 // data (rows, columns), of floats, floatX or ints, on the device.
 template <typename T>
 std::string tensor_text(const char* name, const T* data, int rows, int columns, cudaStream_t stream) {
     std::vector<T> host((size_t)rows * columns);
-    cudaCheck(cudaMemcpyAsync(host.data(), data, host.size() * sizeof(T), cudaMemcpyDeviceToHost, stream));
+    copy_async(host.data(), data, host.size(), stream);
     cudaCheck(cudaStreamSynchronize(stream));
     float amax = 0;
     size_t not_finite = 0;

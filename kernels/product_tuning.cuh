@@ -48,34 +48,26 @@ struct TunedProduct {
 class ColdClock {
 public:
     explicit ColdClock(cudaStream_t stream)
-        : stream_(stream), bytes_(2 * (size_t)device_properties().l2CacheSize) {
+        : stream_(stream), timer_(stream), bytes_(2 * (size_t)device_properties().l2CacheSize) {
         // If the run has left no room, a part of the cache must do.
         cudaError_t error;
         while ((error = cudaMalloc(&other_memory_, bytes_)) == cudaErrorMemoryAllocation && bytes_ > 1)
             bytes_ /= 2;
         cudaCheck(error);
-        cudaCheck(cudaEventCreate(&start_));
-        cudaCheck(cudaEventCreate(&end_));
     }
-    ~ColdClock() {
-        cudaEventDestroy(start_);
-        cudaEventDestroy(end_);
-        cudaFree(other_memory_);
-    }
+    ~ColdClock() { cudaFree(other_memory_); }
     ColdClock(const ColdClock&) = delete;
     ColdClock& operator=(const ColdClock&) = delete;
 
     // work() gives it to the stream; false: it could not, which takes for ever. While the card fills its
     // caches with something else, the host is ahead of it, so that starting the work takes no time.
     double seconds(const std::function<bool()>& work) {
-        cudaCheck(cudaMemsetAsync(other_memory_, 0, bytes_, stream_));
-        cudaCheck(cudaEventRecord(start_, stream_));
+        zero_async((char*)other_memory_, bytes_, stream_);
+        timer_.start();
         bool started = work();
-        cudaCheck(cudaEventRecord(end_, stream_));
-        cudaCheck(cudaEventSynchronize(end_));
-        float milliseconds = 0;
-        cudaCheck(cudaEventElapsedTime(&milliseconds, start_, end_));
-        return started ? milliseconds / 1e3 : INFINITY;
+        timer_.stop();
+        double seconds = timer_.seconds();
+        return started ? seconds : INFINITY;
     }
 
     // The median of each.
@@ -95,9 +87,9 @@ public:
 
 private:
     cudaStream_t stream_;
+    StreamTimer timer_;
     size_t bytes_;
     void* other_memory_;
-    cudaEvent_t start_, end_;
 };
 
 // The candidates that the library proposes come first, and behind them some that may use more memory.

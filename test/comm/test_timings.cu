@@ -98,7 +98,7 @@ struct SleepingRun {
             mesh.world().all_reduce(sum.data, 1, Traffic::statistics, test_stream());
             timings.end_step();
             step_done.record(test_stream());
-            step_done.wait(mesh);
+            wait_for(step_done, mesh);
             timings.collect(step, seconds_now() - start);
         }
         timings.finish();

@@ -7,7 +7,7 @@
 # needs: cpu-fp32/reshard cpu-fp32/fault_injection.so
 # seconds: 20
 # soak: EVERY=yes
-# limit: 1800
+# limit: 3600
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 reshard=$PWD/build/cpu-fp32/reshard faults=$PWD/build/cpu-fp32/fault_injection.so

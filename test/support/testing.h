@@ -13,6 +13,7 @@ double-precision reference.
 
 #include "kernels/common.cuh"
 #include "kernels/random.cuh"
+#include "kernels/streams.cuh"
 #include "test/support/cases.h"
 
 constexpr bool on_cpu = std::string_view(device_name) == "cpu";

@@ -1,0 +1,98 @@
+/*
+Work of a stream that is no kernel: copies and fills; and events, by which streams wait for each other, and
+the host for them. The model asks CUDA for these here alone.
+*/
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+
+#include "kernels/common.cuh"
+
+// ----------------------------------------------------------------------------
+// copies and fills
+//
+// They return when the stream has been given the work. The memory must stay until it is done.
+
+// Copies `count` elements between any two places on the device and on the host.
+template <typename T>
+void copy_async(T* to, const std::type_identity_t<T>* from, size_t count, cudaStream_t stream) {
+    cudaCheck(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDefault, stream));
+}
+
+template <typename T>
+void zero_async(T* data, size_t count, cudaStream_t stream) {
+    cudaCheck(cudaMemsetAsync(data, 0, count * sizeof(T), stream));
+}
+
+// Host memory to the device, in the order of the stream, and waits. A plain cudaMemcpy can return before the
+// bytes have arrived, and streams that do not block do not wait for the stream that it uses.
+template <typename T>
+void copy_to_device(T* to, const T* from, size_t count, cudaStream_t stream) {
+    copy_async(to, from, count, stream);
+    cudaCheck(cudaStreamSynchronize(stream));
+}
+
+// Columns of a matrix to those of another, on the device: `columns` elements of each of `rows` rows, whose
+// beginnings are `from_width` apart, to where they are `to_width` apart.
+template <typename T>
+void copy_columns(T* to, size_t to_width, const T* from, size_t from_width, size_t columns, size_t rows,
+                  cudaStream_t stream) {
+    // CUDA has a limit for widths, and looks at those of one row too, which nothing needs.
+    if (rows == 1) to_width = from_width = columns;
+    cudaCheck(cudaMemcpy2DAsync(to, to_width * sizeof(T), from, from_width * sizeof(T), columns * sizeof(T),
+                                rows, cudaMemcpyDeviceToDevice, stream));
+}
+
+// ----------------------------------------------------------------------------
+// events
+
+// A place in the work of a stream: the last one at which it was recorded.
+class Event {
+public:
+    // It is for order alone, and measures no time.
+    Event() : Event(cudaEventDisableTiming) {}
+    explicit Event(unsigned flags) { cudaCheck(cudaEventCreateWithFlags(&event_, flags)); }
+    ~Event() {
+        if (event_) cudaEventDestroy(event_);
+    }
+    Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+    Event& operator=(Event&&) = delete;
+
+    void record(cudaStream_t stream) const { cudaCheck(cudaEventRecord(event_, stream)); }
+    // The stream's next work waits until that place has come. One that was never recorded is over.
+    void hold(cudaStream_t stream) const { cudaCheck(cudaStreamWaitEvent(stream, event_, 0)); }
+    // The host waits likewise.
+    void wait() const { cudaCheck(cudaEventSynchronize(event_)); }
+    cudaError_t query() const { return cudaEventQuery(event_); }
+
+    // Between two places that have come, of events that measure time.
+    double seconds_since(const Event& start) const {
+        float milliseconds = 0;
+        cudaCheck(cudaEventElapsedTime(&milliseconds, start.event_, event_));
+        return milliseconds / 1e3;
+    }
+
+private:
+    cudaEvent_t event_ = nullptr;
+};
+
+// Times the work that a stream is given between two calls.
+class StreamTimer {
+public:
+    explicit StreamTimer(cudaStream_t stream) : stream_(stream) {}
+
+    void start() const { start_.record(stream_); }
+    void stop() const { end_.record(stream_); }
+
+    // Waits for the end of the work.
+    double seconds() const {
+        end_.wait();
+        return std::max(end_.seconds_since(start_), 1e-9);
+    }
+
+private:
+    cudaStream_t stream_;
+    Event start_{cudaEventDefault}, end_{cudaEventDefault};
+};
