@@ -5,6 +5,7 @@
 #include <set>
 
 #include "data/checkpoint/index.h"
+#include "test/support/thread_time.h"
 #include "test/support/file_testing.h"
 #include "test/data/forged_checkpoint.h"
 
@@ -403,23 +404,11 @@ TEST_CASE("an index that would be refused is not written") {
     CHECK_REFUSED(checkpoint_index_bytes(index), "samples is missing; ");
 }
 
-// Seconds of this thread's processor time, which others at work do not lengthen, to read an index of so many
-// tensors in 120 pieces each: the best of five.
+// To read an index of this many tensors, in 120 pieces each.
 static double seconds_to_parse(int tensors) {
     CheckpointIndex index = random_index(4, tensors, 120, 64);
     std::string bytes = checkpoint_index_bytes(index);
-    auto now = [] {
-        timespec time;
-        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-        return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-    };
-    double best = INFINITY;
-    for (int i = 0; i < 5; i++) {
-        double start = now();
-        CHECK(parse(bytes).pieces.size() == index.pieces.size());
-        best = std::min(best, now() - start);
-    }
-    return best;
+    return least_thread_seconds(5, [&] { CHECK(parse(bytes).pieces.size() == index.pieces.size()); });
 }
 
 TEST_CASE("four times as many pieces take about four times as long, and not sixteen times") {

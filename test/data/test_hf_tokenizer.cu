@@ -1,5 +1,6 @@
 // Tokenizer files: against the ids of Hugging Face's `tokenizers` (test/golden/tokenizers), any bytes there
 // and back, what is refused, and the parts one by one.
+#include "test/support/thread_time.h"
 #include "test/support/file_testing.h"
 
 #include <thread>
@@ -532,12 +533,14 @@ TEST_CASE("tiktoken: rank files") {
     check_error(refuse(ranks + "IiIiIg== 50256\n"), "ranks", "token 50256 is no special token");
     check_error(refuse("IQ== 0\n"), "ranks", "no token for byte 0x00");
     check_error(refuse(ranks + "IiIiIg== 4194303\n"), "ranks", "line 705 is not a token");
-    // Its parts are looked up once, and again only where two were joined.
-    std::string alike = ranks;
-    for (size_t size = 2; size <= 512; size++)
-        alike += base64(std::string(size, '\1')) + text(" %zu\n", 60000 + size);
-    double start = seconds_now();
-    CHECK(refuse(alike) == "no error");
-    CHECK(seconds_now() - start < 1);
+    // The parts of a token are looked up once, and again only where two were joined: four times as many
+    // tokens, of up to four times the length, take 16 times as long, and not 64 times.
+    auto seconds_for = [&](size_t longest) {
+        std::string alike = ranks;
+        for (size_t size = 2; size <= longest; size++)
+            alike += base64(std::string(size, '\1')) + text(" %zu\n", 60000 + size);
+        return least_thread_seconds(3, [&] { CHECK(refuse(alike) == "no error"); });
+    };
+    CHECK(seconds_for(512) < 32 * seconds_for(128));
     check_error(error_of([] { tiktoken_encoding("gpt9"); }), "gpt9", "is not an encoding");
 }

@@ -1,4 +1,5 @@
 // Documents of files: the search for them, gzip, JSON lines, batches; and work that keeps its order.
+#include "test/support/thread_time.h"
 #include "test/support/file_testing.h"
 
 #include <atomic>
@@ -222,13 +223,7 @@ TEST_CASE("JSON: the time grows as the text does, however many objects stand bes
     auto seconds = [](size_t objects) {
         std::string list = "[";
         for (size_t i = 0; i < objects; i++) list += "{},";
-        double least = 1e9;
-        for (int time = 0; time < 3; time++) {
-            double start = seconds_now();
-            CHECK(parse_json(list + "0]", "x").size() == objects + 1);
-            least = std::min(least, seconds_now() - start);
-        }
-        return least;
+        return least_thread_seconds(3, [&] { CHECK(parse_json(list + "0]", "x").size() == objects + 1); });
     };
     CHECK(seconds(16 << 11) < 100 * seconds(1 << 11));  // 256 times if each looks through those before it
 }

@@ -7,6 +7,7 @@
 #   EVERY=yes    builds the program once for each patch, which takes minutes
 # devices: cpu
 # soak: EVERY=yes
+# limit: 3600
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/layouts.sh
