@@ -44,8 +44,8 @@ through a model, is in data/.
 #include "comm/zero_checkpoint.h"    // ZeroCheckpoint: what of ZeroState is saved
 #include "comm/run_command.h"        // run_program: from main() to a command on every rank
 #include "comm/selftest.h"           // the selftest command
-#include "comm/settings.h"           // zero_settings, make_optimizer, training_workload
-#include "comm/run_device.h"         // GemmRate, print_rate
+#include "comm/settings.h"           // zero_settings, make_optimizer, wants_graphs
+#include "comm/run_device.h"         // print_rate, task_key
 #include "comm/tensor_parallel.h"    // column_parallel, row_parallel
 #include "comm/training_plan.h"      // open_training: what is refused before a run begins
 #include "comm/training_run.h"       // TrainingRun: what comes between the steps of a run
@@ -55,7 +55,6 @@ through a model, is in data/.
 #include "kernels/classifier.cuh"    // classifier, sum_losses
 #include "kernels/elementwise.cuh"   // residual_forward
 #include "kernels/embedding.cuh"     // embedding_forward, embedding_backward
-#include "kernels/fill.cuh"          // fill
 #include "kernels/kv_cache.cuh"      // kv_cache_append, kv_cache_attention
 #include "kernels/norm.cuh"          // norm_forward, residual_norm_forward, norm_backward
 #include "kernels/qk_norm.cuh"       // qk_norm_forward, qk_norm_backward
@@ -980,9 +979,9 @@ inline void step(Gpt& g, TrainingRun& run) {
     Phase phase("step");
     const int number = run.at.step;
     const auto targets = (double)tokens_of_step(run.o, number);
+    run.begin_step();
     Optimizer optimizer = make_optimizer(run.o, number);
     if (batch_changes(run.o, number)) g.graphs.clear(g.stream);  // they have the share of a token in it
-    run.begin_step();
     {
         LaunchGuard guard;
         {
@@ -1010,9 +1009,11 @@ inline void train(const TrainingLine& line, const World& world) {
     Gpt g(o, plan.memory->workload, zero_settings(o, sizeof(floatX), threads_per_rank(world)), mesh, layout);
     GptPasses passes(g);
     TrainingRun run(line, world, plan, passes);
-    g.graphs.on = wants_graphs(o, run.gemm.rate);
-    print_rate(run.gemm.rate, g.graphs.on);
-    run.begin();
+    or_abort(world, [&] {
+        g.graphs.on = wants_graphs(o, run.gemm.rate);
+        print_rate(run.gemm.rate, g.graphs.on);
+        run.begin();
+    });
     run.rescue_from_errors([&] {
         while (run.goes_on()) step(g, run);
     });

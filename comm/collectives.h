@@ -23,6 +23,7 @@ Every process counts what it sends, and every call is in its record (comm/record
 #include "data/base/error.h"
 #include "data/run/flight_record.h"  // Traffic
 #include "kernels/common.cuh"
+#include "kernels/streams.cuh"  // copy_async, zero_async
 
 #if defined(__CUDACC__) && !defined(COMM_MPI)
 #include <nccl.h>

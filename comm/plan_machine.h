@@ -165,15 +165,30 @@ inline Machine find_machine(const std::string& name) {
 //
 // The formulas of comm/plan_times.h turn the rates that it writes back into the times that were measured.
 
+// The sizes of what is measured.
+struct MeasuredSizes {
+    int product;                   // rows, columns and terms
+    size_t stream, host, message;  // elements: of arrays on the device, on the host, and of a message
+    int tokens, heads;             // attention's
+    double seconds;                // calls are repeated for them
+};
+
+inline MeasuredSizes measured_sizes() {
+    constexpr size_t million = 1 << 20;
+    if (has_own_memory) return {8192, 128 * million, 64 * million, 32 * million, 8192, 16, 0.05};
+    return {1024, 16 * million, 8 * million, million, 1024, 2, 0.05};
+}
+
 // The median of several times that a call takes, when it is made again and again for a while.
 class Stopwatch {
 public:
-    Stopwatch(const World& world, cudaStream_t stream) : world_(world), timer_(stream) {}
+    // enough: seconds for which calls are repeated
+    Stopwatch(const World& world, cudaStream_t stream, double enough)
+        : world_(world), timer_(stream), enough_(enough) {}
 
     // For all ranks, who make the same number of calls. Seconds of one, on the slowest rank.
     template <typename Call>
     double seconds(Call&& call) const {
-        constexpr double long_enough = 0.05;
         constexpr int rounds = 5, most = 1000;
         auto measure = [&](int calls) {
             world_.barrier();
@@ -184,7 +199,7 @@ public:
             return 1e-9 * std::max(world_.largest(nanoseconds), 1) / calls;
         };
         measure(1);  // the first is slow: libraries load their code
-        int calls = (int)std::clamp(long_enough / measure(1), 1.0, (double)most);
+        int calls = (int)std::clamp(enough_ / measure(1), 1.0, (double)most);
         std::vector<double> times(rounds);
         for (double& time : times) time = measure(calls);
         std::sort(times.begin(), times.end());
@@ -193,7 +208,8 @@ public:
 
 private:
     const World& world_;
-    mutable StreamTimer timer_;
+    const StreamTimer timer_;
+    const double enough_;
 };
 
 // A product of (size, sums) and (size, sums).
@@ -215,8 +231,8 @@ inline double product_seconds(const Stopwatch& watch, int size, int sums, cudaSt
 
 // gemm_flops and gemm_half_k: of two products with the same output, the one with longer sums costs less for
 // each.
-inline void measure_products(Machine& machine, const Stopwatch& watch, cudaStream_t stream) {
-    const int size = has_own_memory ? 8192 : 1024, few = size / 16;
+inline void measure_products(Machine& machine, const Stopwatch& watch, int size, cudaStream_t stream) {
+    const int few = size / 16;
     auto shape = [&](int sums) { return ProductShape{(double)size, (double)size, (double)sums}; };
     double many_seconds = product_seconds(watch, size, size, stream),
            few_seconds = product_seconds(watch, size, few, stream);
@@ -227,9 +243,8 @@ inline void measure_products(Machine& machine, const Stopwatch& watch, cudaStrea
     machine.gemm_flops = shape(size).flops() / many_seconds / expected_product_rate(machine, shape(size));
 }
 
-inline void measure_memory(Machine& machine, const Stopwatch& watch, const World& world,
+inline void measure_memory(Machine& machine, const Stopwatch& watch, const World& world, size_t count,
                            cudaStream_t stream) {
-    const size_t count = (size_t)(has_own_memory ? 128 : 16) << 20;
     DeviceArray<floatX> numbers(3 * count);
     zero_async(numbers.data, 3 * count, stream);
     auto add = [&](size_t n) {
@@ -246,9 +261,9 @@ inline void measure_memory(Machine& machine, const Stopwatch& watch, const World
 
 // Measures a device's host: the rate at which AdamW steps parameters there, each of which it reads and writes
 // 28 bytes of and what is written for the device; and copies of pinned memory.
-inline void measure_host(Machine& machine, const Stopwatch& watch, const World& world, cudaStream_t stream) {
+inline void measure_host(Machine& machine, const Stopwatch& watch, const World& world, size_t count,
+                         cudaStream_t stream) {
     machine.host_memory = (double)available_host_memory(world.local_size());
-    const size_t count = (size_t)(has_own_memory ? 64 : 8) << 20;
     Arena arena;
     arena.of("host", true);
     float* numbers[4];
@@ -272,9 +287,8 @@ inline void measure_host(Machine& machine, const Stopwatch& watch, const World& 
     machine.host_bandwidth = bytes * (double)count / std::max(seconds_now() - start, 1e-9);
 }
 
-inline void measure_attention(Machine& machine, const Stopwatch& watch, cudaStream_t stream) {
+inline void measure_attention(Machine& machine, const Stopwatch& watch, int T, int NH, cudaStream_t stream) {
     constexpr int HS = 128;
-    const int T = has_own_memory ? 8192 : 1024, NH = has_own_memory ? 16 : 2;
     AttentionShape shape = {1, T, T, 0, NH, NH, HS};
     size_t out = (size_t)T * NH * HS, qkv = 3 * out;
     DeviceArray<floatX> numbers(2 * qkv + 2 * out);
@@ -297,9 +311,8 @@ inline void measure_attention(Machine& machine, const Stopwatch& watch, cudaStre
 }
 
 // Bytes per second and latency of a group, by an all-gather.
-inline void measure_group(const Communicator& group, const Stopwatch& watch, cudaStream_t stream,
+inline void measure_group(const Communicator& group, const Stopwatch& watch, size_t part, cudaStream_t stream,
                           double& rate, double& latency) {
-    const size_t part = (size_t)(has_own_memory ? 32 : 1) << 20;
     int others = group.size() - 1;
     DeviceArray<float> numbers(part * (size_t)group.size());
     zero_async(numbers.data, part * (size_t)group.size(), stream);
@@ -312,31 +325,33 @@ inline void measure_group(const Communicator& group, const Stopwatch& watch, cud
 }
 
 // For all ranks.
-inline Machine measured_machine(const World& world) {
+inline Machine measured_machine(const World& world, const MeasuredSizes& sizes = measured_sizes()) {
     if (world.size() % world.local_size())
         fail("--measure: nodes have different numbers of ranks; start as many on each");
     ComputeStream own;
     cudaStream_t stream = own.stream;
     Machine machine = {};
     machine.measured = true;
-    Stopwatch watch(world, stream);
+    Stopwatch watch(world, stream, sizes.seconds);
     int nodes = world.size() / world.local_size();
     Mesh mesh(world, {.tp = world.local_size(), .pp = 1, .dp = nodes, .shard = nodes}, stream);
     machine.multiprocessors =
         has_own_memory ? device_properties().multiProcessorCount : std::max(threads_per_rank(world), 1);
     machine.element_bytes = sizeof(floatX);
     machine.node = world.local_size();
-    measure_products(machine, watch, stream);
-    measure_memory(machine, watch, world, stream);
-    measure_attention(machine, watch, stream);
-    measure_host(machine, watch, world, stream);
+    measure_products(machine, watch, sizes.product, stream);
+    measure_memory(machine, watch, world, sizes.stream, stream);
+    measure_attention(machine, watch, sizes.tokens, sizes.heads, stream);
+    measure_host(machine, watch, world, sizes.host, stream);
     const Card* card = card_here();
     Machine usual = machine_of(card ? *card : *find_card("host CPU"));
     machine.flops = card ? std::max(card->flops, machine.gemm_flops) : machine.gemm_flops;
     machine.node_bandwidth = usual.node_bandwidth, machine.network = usual.network;
     if (world.local_size() > 1)
-        measure_group(mesh.tensor(), watch, stream, machine.node_bandwidth, machine.link_latency);
-    if (nodes > 1) measure_group(mesh.shard(), watch, stream, machine.network, machine.network_latency);
+        measure_group(mesh.tensor(), watch, sizes.message, stream, machine.node_bandwidth,
+                      machine.link_latency);
+    if (nodes > 1)
+        measure_group(mesh.shard(), watch, sizes.message, stream, machine.network, machine.network_latency);
     return machine;
 }
 

@@ -33,7 +33,7 @@ A device's own rate is the median, because a device that gets hot becomes slow o
 
 #include "comm/collectives.h"  // grouped
 #include "data/run/device_health.h"
-#include "comm/plan_machine.h"  // StreamTimer, measured_machine
+#include "comm/plan_machine.h"  // measured_machine
 #include "comm/memory.h"        // DeviceArray, HostArray
 #include "comm/mesh.h"
 #include "comm/placement.h"  // bus_of_device, process_place
@@ -47,6 +47,7 @@ A device's own rate is the median, because a device that gets hot becomes slow o
 #include "kernels/known_numbers.cuh"
 #include "kernels/matmul.cuh"
 #include "kernels/memory_patterns.cuh"
+#include "kernels/streams.cuh"  // StreamTimer
 
 // How much is tested at once, and for how long in all.
 struct SelftestSizes {

@@ -7,10 +7,11 @@ They are sums on the device, which the host sees once they were sent to it.
 #include <cfloat>
 #include <cmath>
 
-#include "comm/memory.h"       // OwnedArray, HostArray
-#include "comm/mesh.h"         // Event, Mesh
-#include "comm/zero_arrays.h"  // StepStatistics
-#include "kernels/fill.cuh"    // fill
+#include "comm/memory.h"        // OwnedArray, HostArray
+#include "comm/mesh.h"          // Mesh, wait_for
+#include "comm/zero_arrays.h"   // StepStatistics
+#include "kernels/fill.cuh"     // fill
+#include "kernels/streams.cuh"  // Event, copy_async, zero_async
 
 // The result of a step, as all ranks see it.
 struct StepResult {

@@ -30,7 +30,7 @@ all of them once more: they come together again in the backward pass, behind tha
 
 #include "comm/collectives.h"  // Communicator
 #include "comm/recorder.h"     // TraceSpan
-#include "comm/mesh.h"         // Event
+#include "comm/mesh.h"         // Mesh
 #include "data/base/error.h"
 #include "kernels/fp8_matmul.cuh"   // BlockProducts
 #include "kernels/gelu.cuh"         // Gelu

@@ -4,6 +4,8 @@ samples, checks of devices, checkpoints), and when it ends. train_gpt.cu makes t
 */
 #pragma once
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <csignal>
@@ -22,6 +24,7 @@ samples, checks of devices, checkpoints), and when it ends. train_gpt.cu makes t
 #include "comm/inference.h"                 // ModelPasses, Generator, BatchLosses
 #include "comm/memory_plan.h"               // TrainingMemory
 #include "comm/plan_times.h"                // prediction_text
+#include "comm/recorder.h"                  // recorder, HostSpan
 #include "comm/run_checkpoints.h"           // RunCheckpoints: a run saved, and gone on with
 #include "comm/run_device.h"                // GemmRate, tune_products
 #include "comm/settings.h"                  // resets_positions, spared_by_products
@@ -30,6 +33,7 @@ samples, checks of devices, checkpoints), and when it ends. train_gpt.cu makes t
 #include "comm/timings.h"                   // Timings: when each rank did what
 #include "comm/whole_tensors.h"             // initialize, raise_not_finite, trust_ratios
 #include "comm/zero_checkpoint.h"           // ZeroCheckpoint: what of ZeroState is saved
+#include "data/base/stop_signals.h"         // stop_requested
 #include "data/commands/multiple_choice.h"  // ChoiceExample
 #include "data/launch/command_line.h"       // TrainingLine
 #include "data/run/run_log.h"               // RunLog
@@ -63,7 +67,7 @@ struct ModelInTraining : ModelPasses {
         : ModelPasses(model), state(state), stage(stage) {}
     // Mean loss over the first `samples` samples, which the data ranks share.
     virtual float mean_loss(DeviceBatches& batches, uint64_t samples, const NotedError& error) = 0;
-    // Makes the gradients of a step's micro-batches from sample `first` on, for their time alone.
+    // Makes the gradients of a step's micro-batches from sample `first` on. Only their time counts.
     virtual void try_gradients(DeviceBatches& batches, uint64_t first, int micro_batches) = 0;
     // Makes the gradients of one micro-batch on each data rank, beside the step.
     virtual void gradients_beside(DeviceBatches& batches, uint64_t first) = 0;
@@ -75,7 +79,8 @@ struct Interlude {
     const char* name;  // on the status line
     int every;         // steps; 0: never
     std::function<void()> work;
-    double tokens = 0;  // that pass through the model as in a step
+    bool counted = false;  // the status line counts its micro-batches
+    double tokens = 0;     // what it takes is guessed by these, at the rate of a step
     TimeTaken time = {};
 };
 
@@ -116,7 +121,8 @@ struct TrainingRun {
     std::unique_ptr<DeviceBatches> batches;
     std::vector<std::unique_ptr<DeviceBatches>> val_batches;  // one for each validation set
     std::array<Interlude, 3> interludes = {
-        {{"validation", plan.val_data.empty() ? 0 : o.val_every, [&] { validate(); }, validation_tokens()},
+        {{"validation", plan.val_data.empty() ? 0 : o.val_every, [&] { validate(); }, true,
+          validation_tokens()},
          {"choices", plan.questions.empty() ? 0 : o.choices_every, [&] { answer_questions(); }},
          {"sample", o.sample_every, [&] { show_sample(); }}}};
     bool stopping = false, saving = false;  // all ranks agreed on these in the last step
@@ -131,10 +137,6 @@ struct TrainingRun {
     // ---- before the first step: for all ranks, as all that follows
 
     void begin() {
-        or_abort(world, [&] { prepare(); });
-    }
-
-    void prepare() {
         std::string text = world.size() > 1
                                ? ""
                                : prediction_text(this_machine(), peak_rate(o), takes_wgmma_attention(o), o,
@@ -261,7 +263,7 @@ struct TrainingRun {
         for (Interlude& one : interludes) {
             if (!due(one)) continue;
             NotedLaunchErrors noted(error);
-            status.begin_work(one.name, at.step, one.tokens > 0);
+            status.begin_work(one.name, at.step, one.counted);
             double start = seconds_now();
             one.work();
             one.time.add(seconds_now() - start);
@@ -335,8 +337,9 @@ struct TrainingRun {
         timings->begin_step(at.step + 1);
     }
 
-    // Adds to the statistics of the step what this rank has to say. That a rank is asked to stop, or has its
-    // checkpoint on disk, is agreed with them; what comes when they are on their way is agreed a step later.
+    // Adds to the statistics of the step what this rank has to say. So all ranks agree with every step
+    // whether one of them is asked to stop, and whether all have their checkpoint on disk. What comes once
+    // the statistics have been sent is agreed a step later.
     void tell_ranks(StatisticsOnDevice& stats) {
         if (!error.empty()) stats.poison(model.stream);
         if (stop_requested || is_last) fill(&stats.data->stop, 1, 1, model.stream);

@@ -59,8 +59,7 @@ inline void initialize(ZeroState& state, uint64_t seed) {
 inline std::string first_bad_gradient(const ZeroState& state) {
     for (int unit : state.layout().held()) {
         std::vector<float> values(state.part_size(unit));
-        cudaCheck(cudaMemcpy(values.data(), state.owned_grads(unit), values.size() * sizeof(float),
-                             cudaMemcpyDeviceToHost));
+        copy_to_host(values.data(), state.owned_grads(unit), values.size(), state.stream(), state.mesh());
         for (const TensorPart& part : state.owned_parts(unit)) {
             const float* value = &values[part.at - state.owned_begin(unit)];
             for (size_t i = 0; i < part.count; i++) {
@@ -93,8 +92,7 @@ inline std::vector<std::pair<std::string, float>> trust_ratios(const ZeroState& 
     size_t sections = state.layout().sections();
     std::vector<float> squares(2 * sections);
     state.synchronize();
-    cudaCheck(cudaMemcpy(squares.data(), state.section_squares(), squares.size() * sizeof(float),
-                         cudaMemcpyDeviceToHost));
+    copy_to_host(squares.data(), state.section_squares(), squares.size(), state.stream(), state.mesh());
     std::vector<std::pair<std::string, float>> ratios;
     size_t number = 0;
     for (const ModelSection& section : state.layout().sections_of_model()) {

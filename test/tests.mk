@@ -39,7 +39,7 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $(shared)/main.o $(objects)
 $(BUILD)/tests/program-1: $(if $(shell grep -s program/train_gpt.cu $(BUILD)/tests/program-1.cu),$(commands))
 .PHONY: $(BUILD)/tests/program-1.also
 $(BUILD)/tests/program-1.also: $(BUILD)/tests/program-1
-	@for name in $$(sed -n 's/^const bool is_\([a-z_]*\) .*/\1/p' $<.cu); do ln -f $< $(BUILD)/$$name; done
+	@for name in $$(sed -n 's/^const bool is_\([a-z_]*\) .*/\1/p' $<.cu); do [ -e $(BUILD)/$$name.o ] || ln -f $< $(BUILD)/$$name; done
 
 # Objects that know neither device nor precision are built once for all.
 $(shared)/command: FORCE

@@ -110,9 +110,12 @@ inline const HfFamily& nearest_family(const ModelConfig& c) {
     const char* name = c.position == PositionKind::learned ? "gpt2" : c.bias ? "gpt_neox" : "gptj";
     // transformers 5 takes no Llama of an uneven width, but a Mistral without a window and, with biases, a
     // Seed-OSS
-    bool uneven = c.channels % c.heads;
-    const char* plain = c.window || (uneven && !c.bias) ? "mistral" : uneven ? "seed_oss" : "llama";
-    if (c.norm == NormKind::rmsnorm) name = c.qk_norm ? "qwen3" : c.qkv_bias ? "qwen2" : plain;
+    bool uneven = c.channels % c.heads, biased = c.bias || c.qkv_bias;
+    const char* plain = !uneven ? "llama" : biased ? "seed_oss" : "mistral";
+    if (c.norm == NormKind::rmsnorm) {
+        bool qwen2 = c.qkv_bias && (c.window || !uneven);
+        name = c.qk_norm ? "qwen3" : qwen2 ? "qwen2" : c.window ? "mistral" : plain;
+    }
     if (c.local_filter) name = "yuan";
     for (const HfFamily& family : hf_families()) {
         if (family.name == std::string_view(name)) return family;

@@ -341,6 +341,8 @@ inline void seed_oss(HfConfig& config) {
     ModelConfig& model = config.model;
     llama_family(config, {.kv_heads = 8, .head_size = 128});
     config.dropout("residual_dropout");
+    if (config.out)
+        config.write("pad_token_id", nullptr);  // or token 1, whose embedding would not be trained
     bool queries = model.bias || model.qkv_bias, output = model.bias, mlp = model.bias;
     config.flag("attention_bias", queries, true);
     config.flag("attention_out_bias", output, false);

@@ -92,8 +92,8 @@ public:
     StatusLine& operator=(const StatusLine&) = delete;
     ~StatusLine() { end(); }
 
-    // Tells that this step is worked on; or, after it, other work, which may be counted in micro-batches
-    // too. The first of them brings the line to the screen.
+    // Tells that this step is worked on; or, after it, other work. counted: its micro-batches are shown. The
+    // first of them brings the line to the screen.
     void begin_step(int step) { begin("micro-batch", step, true, true); }
     void begin_work(const char* name, int step, bool counted) { begin(name, step, counted, false); }
 

@@ -216,3 +216,23 @@ TEST_CASE("a healthy rank finds nothing wrong with itself, and measures all that
         CHECK(found[0].rates[rate] > 0);
     CHECK(std::filesystem::is_empty(folder.path));  // nothing is left behind
 }
+
+TEST_CASE("a device is measured for plans, at any size") {
+    const World world(nullptr, nullptr, watch_ranks);
+    MeasuredSizes sizes = {.product = 64,
+                           .stream = 4096,
+                           .host = 4096,
+                           .message = 1024,
+                           .tokens = 64,
+                           .heads = 1,
+                           .seconds = 1e-6};
+    Machine machine = measured_machine(world, sizes);
+    CHECK(machine.measured);
+    CHECK(machine.element_bytes == sizeof(floatX));
+    for (double rate :
+         {machine.gemm_flops, machine.memory_bandwidth, machine.attention_forward, machine.attention_backward,
+          machine.host_link, machine.host_bandwidth, machine.launch, machine.memory}) {
+        CHECK(rate > 0);
+        CHECK(std::isfinite(rate));
+    }
+}

@@ -103,6 +103,7 @@ std::vector<NamedModel> models() {
         {"qwen2", qwen2_model()},
         {"qwen2", with(qwen2_model(), [](ModelConfig& c) { c.window = 5, c.channels = 26; })},
         {"seed_oss", with(llama_model(), [](ModelConfig& c) { c.bias = true, c.channels = 26; })},
+        {"seed_oss", with(qwen2_model(), [](ModelConfig& c) { c.channels = 26; })},
         {"qwen3", qwen3_model()},
         {"qwen3", with(qwen3_model(), [](ModelConfig& c) { c.window = 5; })},
         {"qwen3",
@@ -410,6 +411,7 @@ TEST_CASE("a width that heads do not divide goes out as what transformers takes"
     CHECK(config["architectures"][0] == "SeedOssForCausalLM");
     for (const char* key : {"attention_bias", "attention_out_bias", "mlp_bias"}) CHECK(config[key] == true);
     CHECK(config["residual_dropout"] == 0.0);
+    CHECK(config["pad_token_id"].is_null());
     CHECK(description(parse_hf_config(config.dump(), "config.json")) == description(uneven));
 }
 

@@ -221,6 +221,13 @@ void require_reachable(const std::string& call, const char* what, const void* ad
                         allocations().place(address));
 }
 
+// Tells whether the process has all of this memory.
+static bool is_mapped(const void* address, size_t bytes) {
+    auto begin = (uintptr_t)address / page * page, end = rounded((uintptr_t)address + bytes, page);
+    std::vector<unsigned char> pages((end - begin) / page);
+    return mincore((void*)begin, end - begin, pages.data()) == 0;
+}
+
 void require_host(const std::string& call, const char* what, const void* address, size_t bytes) {
     if (bytes == 0) return;
     const Allocation* allocation = find_allocation(address);
@@ -229,6 +236,10 @@ void require_host(const std::string& call, const char* what, const void* address
         fault(call, bytes_at(what, address, bytes) + ": is memory of the card, not of the host");
     if (allocation != last)
         fault(call, bytes_at(what, address, bytes) + ": goes beyond its pinned memory" +
+                        allocations().place(address));
+    if (!allocation && !is_mapped(address, bytes))
+        fault(call, bytes_at(what, address, bytes) +
+                        ": is memory of nobody, as that of the card is once it is freed" +
                         allocations().place(address));
 }
 

@@ -32,7 +32,7 @@ $(nocard)/%.o: %.cu test/nocard/nocard.mk | $(BUILD)/found-build
 $(nocard)/tests/%.o: $(nocard)/tests/%.cu test/nocard/nocard.mk | $(BUILD)/found-build
 	$(nocard_compile) -MMD -MP -c $< -o $@
 
-# A unit whose kernels nobody starts, without them: only what nvcc makes of its host code takes time.
+# A unit that starts no kernels is compiled without them, for they take longest.
 $(nocard)/host/test_%.o: test_%.cu test/nocard/nocard.mk | $(BUILD)/found-build $(BUILD)/found-test
 	@mkdir -p $(@D)
 	@printf '#ifndef __CUDA_ARCH__\n#include "%s"\n#endif\n' $< >$(@:.o=.cu)
@@ -57,4 +57,4 @@ $(nocard)/tests/%: $(nocard)/tests/%.o $(nocard_objects) $(shared)/main.o
 .PHONY: $(nocard)/ready
 $(nocard)/ready: $(BUILD)/ready $(commands) $(nocard_objects)
 
--include $(wildcard $(nocard)/*.d $(nocard)/objects/*.d)
+-include $(wildcard $(nocard)/*.d $(nocard)/*/*.d)

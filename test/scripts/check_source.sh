@@ -31,7 +31,7 @@ comm            data/base data/checkpoint data/commands data/launch data/options
 train_gpt.cu    comm data/base data/commands data/run data/tokens kernels
 '
 # Lines of code (no blanks, no comments) of them all. A number that is raised takes a reason in its commit, too.
-most=44140
+most=44160
 files=$(git ls-files -co --exclude-standard train_gpt.cu comm data kernels | sort -u | grep -vE '\.(html|png|md)$' | while read -r file; do [ -f "$file" ] && echo "$file"; done)
 # "FILE INCLUDED" for each file of the program that one of them includes
 includes=$(grep -HoE '^ *# *include "(comm|data|kernels)/[^"]+"' $files | sed -E 's/: *# *include "/ /; s/"$//')
@@ -106,7 +106,7 @@ words() { ! grep -nwE "$given_up" $sources comm/README.md kernels/README.md data
 # CUDA's calls for copies, fills and events stand where the model asks for them (streams.cuh), where they are made up for a
 # processor (host_*.h), and where the device is looked at from outside or NCCL is made up.
 one_place() {
-    ! grep -nE 'cudaMem(cpy(2D)?|set)Async\(|cudaEvent[A-Za-z]+\(|cudaStreamWaitEvent\(' $(grep -vE \
+    ! grep -nE 'cudaMem(cpy(2D)?|set)(Async)?\(|cudaEvent[A-Za-z]+\(|cudaStreamWaitEvent\(' $(grep -vE \
         '^kernels/(streams.cuh|host_[a-z]+.h)$|^comm/(recorder|nccl_over_mpi).h$' <<<"$files")
 }
 

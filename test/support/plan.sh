@@ -6,7 +6,7 @@
 #   devices: cpu simt-bf16   the builds, in place of its folder's
 #   ranks: 3 1 2 4           run it with mpirun, once with each number of ranks; on the simulated device only with the
 #                            first, and under sanitizers with two, for there it is slow
-#   alone: 4                 cases of doctest's suite "alone" look at the time: they run with so many ranks, after all else
+#   alone: 4                 cases of doctest's suite "alone" look at the time: they run with this many ranks, after all else, and not in `make test`
 #   waits: yes               a script that leaves processors idle, for ranks that are stuck or a clock: it begins as early as
 #                            it can, beside the compilers, and one such after another (in_turn.sh)
 #   seconds: 20              about how long it takes, if that is much: the longest begin first
