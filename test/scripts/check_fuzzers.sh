@@ -25,7 +25,7 @@ write_fuzzers() {
         echo '    static const std::string fuzzer = getenv("FUZZER");'
         for unit in test/fuzz/fuzz_*.cc; do
             name=$(basename "$unit" .cc)
-            echo "    if (fuzzer == \"$name\") return $name::test_one_input(data, size);"
+            echo "    if (fuzzer == \"$name\") return ${name}_source::test_one_input(data, size);"
         done
         printf '    abort();\n}\n'
     } >>"$work/fuzzers.cc"
