@@ -973,8 +973,8 @@ struct GptPasses final : ModelInTraining {
 // training
 // ----------------------------------------------------------------------------
 
-// One step of a run, whose work the device gets at once. A rank with an error, such as a launch that failed,
-// goes on with the step and makes the loss of all ranks NaN, so that none of them changes its weights.
+// Gives the device all work of one step, and then waits for the result. A rank that meets an error, such as a
+// launch that fails, finishes the step, but makes the loss NaN on all ranks, so no rank changes its weights.
 inline void step(Gpt& g, TrainingRun& run) {
     Phase phase("step");
     const int number = run.at.step;

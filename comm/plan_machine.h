@@ -170,7 +170,7 @@ struct MeasuredSizes {
     int product;                   // rows, columns and terms
     size_t stream, host, message;  // elements: of arrays on the device, on the host, and of a message
     int tokens, heads;             // attention's
-    double seconds;                // calls are repeated for them
+    double seconds;                // how long calls are repeated
 };
 
 inline MeasuredSizes measured_sizes() {

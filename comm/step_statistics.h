@@ -1,6 +1,6 @@
 /*
-What ranks tell each other with every step: the losses, the gradients' norm, and what each of them asks for.
-They are sums on the device, which the host sees once they were sent to it.
+Ranks tell each other with every step their losses, the squares of their gradients, and whether they ask for a
+stop or a checkpoint. The device adds these numbers up over the ranks, and sends the sums to the host.
 */
 #pragma once
 

@@ -80,7 +80,7 @@ struct Interlude {
     int every;         // steps; 0: never
     std::function<void()> work;
     bool counted = false;  // the status line counts its micro-batches
-    double tokens = 0;     // what it takes is guessed by these, at the rate of a step
+    double tokens = 0;     // the first guess of its time is that of a step of this many tokens
     TimeTaken time = {};
 };
 
@@ -154,7 +154,7 @@ struct TrainingRun {
         gemm.restart_clock();
     }
 
-    // The run goes on, or begins with weights of its own or another's.
+    // Resumes the run, or gives it the weights that it begins with: another run's, or random ones.
     void take_weights() {
         if (line.origin && !line.weights_only)
             at = checkpoints.resume(*line.origin);
@@ -164,8 +164,8 @@ struct TrainingRun {
             initialize(model.state, o.seed);
     }
 
-    // Opens the log of a run that starts, or goes on, with a record of how it was
-    // started and what differs from its last start; and writes the tokenizer beside it.
+    // Opens the log of a run that starts or resumes, with a record of its options, its machine and what
+    // differs from the last start; and writes the tokenizer beside it.
     void begin_log() {
         world.on_all_ranks([&] {
             if (!plan.log) return;

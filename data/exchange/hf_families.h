@@ -335,8 +335,8 @@ inline void qwen2(HfConfig& config) {
     ignore(config, {"attention_bias"});
 }
 
-// It says of three kinds of biases whether it has them. A model of ours has none, those of queries, keys and
-// values, or all.
+// Seed-OSS has a switch for each of three kinds of biases. A model of ours has none, those of queries, keys
+// and values, or all.
 inline void seed_oss(HfConfig& config) {
     ModelConfig& model = config.model;
     llama_family(config, {.kv_heads = 8, .head_size = 128});
