@@ -19,17 +19,11 @@ neither are single numbers.
 #include "data/options/model_config.h"
 #include "data/run/meter.h"       // mean_keys
 #include "kernels/embedding.cuh"  // sum_rows_launches
+#include "kernels/ledger.h"       // ProductShape
 #include "kernels/matmul.cuh"     // bias_slices
 #include "kernels/muon.cuh"       // newton_schulz_steps
 #include "kernels/norm.cuh"       // NormBackwardBlocks
 #include "kernels/qk_norm.cuh"    // qk_norm_partials
-
-// D (rows, columns) as sums over `sums` products each.
-struct ProductShape {
-    double rows = 0, columns = 0, sums = 0;
-    bool fp8 = false, fast_sums = false;  // 8-bit operands; sums as Product (kernels/cublas.cuh) has them
-    double flops() const { return 2 * rows * columns * sums; }
-};
 
 // A pass belongs to one of these parts of a step, which the pipeline's actions put together.
 enum class StepPart {

@@ -44,7 +44,9 @@ __global__ void accumulate_kernel(float* out, const float* inp, size_t n, int sk
 
 inline void accumulate(float* out /* (n) += */, const float* inp /* (n) */, size_t n, cudaStream_t stream) {
     if (n == 0) return;
-    ON_DEVICE(stream, accumulate_cpu(out, inp, n), RaggedVectors vectors = ragged_vectors(out, inp);
+    ON_DEVICE(stream,
+              (LaunchCost{.read = array_bytes(out, n) + array_bytes(inp, n), .written = array_bytes(out, n)}),
+              accumulate_cpu(out, inp, n), RaggedVectors vectors = ragged_vectors(out, inp);
               with_ragged_width(vectors, [=](auto width) {
                   launch(accumulate_kernel<width>, ceil_div(vectors.threads(n), accumulate_block),
                          accumulate_block, 0, stream, out, inp, n, vectors.skip);

@@ -56,6 +56,7 @@ struct Moments {
 struct AdamWFormula {
     static constexpr int slots = 2;
     static constexpr bool steps = true;
+    static constexpr bool reads_weight = true;
 
     Moments moments;
     float decay;  // the part of a weight that is left

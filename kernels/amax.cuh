@@ -104,5 +104,6 @@ inline void launch_amax(float* amax, const floatX* inp, size_t n, cudaStream_t s
 // launchers
 
 inline void find_amax(float* amax /* (1) */, const floatX* inp /* (n) */, size_t n, cudaStream_t stream) {
-    ON_DEVICE(stream, keep_amax_cpu(amax, inp, n), launch_amax(amax, inp, n, stream));
+    ON_DEVICE(stream, (LaunchCost{.read = array_bytes(inp, n)}), keep_amax_cpu(amax, inp, n),
+              launch_amax(amax, inp, n, stream));
 }

@@ -105,6 +105,41 @@ inline size_t attention_backward_scratch(const AttentionShape& shape, bool dbias
     return std::max(floats, dbias ? matmul_backward_bias_scratch(shape.qkv_row()) : 0);
 }
 
+// FLOPs of `products` of the scores' size.
+inline double attention_flops(const AttentionShape& s, int products) {
+    return 2.0 * products * s.mean_keys() * s.B * s.Tq * s.out_row();
+}
+
+inline LaunchCost attention_forward_cost(const floatX* out, const float* lse, const floatX* qkv,
+                                         const AttentionShape& s) {
+    return {.read = array_bytes(qkv, s.B, s.Tk, s.qkv_row()),
+            .written = array_bytes(out, s.B, s.Tq, s.out_row()) + array_bytes(lse, s.B, s.NH, s.Tq),
+            .attention_flops = attention_flops(s, 2),
+            .mean_keys = s.mean_keys()};
+}
+
+// Three kernels: a pass over out and dout for statistics of the rows; the gradients, with sums of dq where
+// queries see keys of more than one tile; and the rest of the gradient of the bias, from the column sums of
+// each 16 rows.
+inline std::vector<LaunchCost> attention_backward_costs(const floatX* dqkv, const float* scratch,
+                                                        const floatX* dout, const float* lse,
+                                                        const AttentionShape& s, const float* dbias) {
+    constexpr int tile = 128;
+    double padded = round_up(s.Tq, tile), out = array_bytes(dout, s.B, s.Tq, s.out_row()),
+           statistics = array_bytes(scratch, s.B, 2.0 * s.NH + 1, padded),
+           sums = array_bytes(scratch, s.B, padded - tile, s.out_row()),
+           partials = dbias ? array_bytes(scratch, s.B, ceil_div(s.Tk, 16), s.qkv_row()) : 0;
+    std::vector<LaunchCost> costs = {
+        {.read = 2 * out + array_bytes(lse, s.B, s.NH, s.Tq), .written = statistics},
+        {.read = array_bytes(dqkv, s.B, s.Tk, s.qkv_row()) + out + statistics + sums,
+         .written = array_bytes(dqkv, s.B, s.Tk, s.qkv_row()) + sums + partials,
+         .attention_flops = attention_flops(s, 5),
+         .mean_keys = s.mean_keys()}};
+    double bias = array_bytes(dbias, s.qkv_row());
+    if (dbias) costs.push_back({.read = partials + bias, .written = bias});
+    return costs;
+}
+
 // Position t of a sequence attends to max(doc_start[t], t - window + 1) ... t (window 0: no limit; doc_start
 // null: 0). doc_start[t] <= t, and it never decreases along a sequence. Query head h reads key/value head h /
 // (NH / NKV). The queries of the call are those at the positions q0 ... q0 + Tq - 1. Other queries in qkv are
@@ -114,7 +149,7 @@ inline void attention_forward(floatX* out,        // (B, Tq, NH, HS)
                               const floatX* qkv,  // (B, Tk, NH + 2*NKV, HS)
                               const AttentionShape& shape, cudaStream_t stream,
                               float* amax = nullptr) {  // (1) of out
-    ON_DEVICE(stream,
+    ON_DEVICE(stream, attention_forward_cost(out, lse, qkv, shape),
               (attention_forward_cpu(out, lse, qkv, shape),
                keep_amax_cpu(amax, out, (size_t)shape.B * shape.Tq * shape.NH * shape.HS)),
               launch_attention_forward(out, lse, amax, qkv, shape, stream));
@@ -133,6 +168,7 @@ inline void attention_backward(floatX* dqkv,        // (B, Tk, NH + 2*NKV, HS)
                                const AttentionShape& shape, cudaStream_t stream,
                                float* dbias = nullptr) {  // (NH + 2*NKV, HS) +=
     if (dbias && shape.Tq < shape.Tk) fail("attention: the gradient of a bias from a part of the queries");
-    ON_DEVICE(stream, attention_backward_cpu({dqkv, dout, qkv, out, lse, shape}, scratch, dbias),
+    ON_DEVICE(stream, attention_backward_costs(dqkv, scratch, dout, lse, shape, dbias),
+              attention_backward_cpu({dqkv, dout, qkv, out, lse, shape}, scratch, dbias),
               launch_attention_backward(dqkv, scratch, dout, qkv, out, lse, shape, stream, dbias));
 }

@@ -38,6 +38,11 @@ struct AttentionShape {
     }
     HOST_DEVICE size_t lse(int b, int i, int h) const { return ((size_t)b * NH + h) * Tq + i; }
 
+    // Keys that a query sees on average, in sequences of one document.
+    double mean_keys() const {
+        return window > 0 && window < Tq ? window - window * (window - 1.0) / (2.0 * Tq) : q0 + Tq / 2.0;
+    }
+
     // Query i sees the keys first_key(b, i) ... position(i). Neither end ever moves back, so a tile of
     // queries sees no key before the first key of its first query, and none after the position of its last.
     HOST_DEVICE int first_key(int b, int i) const {

@@ -92,7 +92,8 @@ template <typename To, typename From>
 void convert_addends(To* out, const From* inp, size_t n, cudaStream_t stream) {
     if (n == 0) return;
     ON_DEVICE(
-        stream, convert_addends_cpu(out, inp, n),
+        stream, (LaunchCost{.read = array_bytes(inp, n), .written = array_bytes(out, n)}),
+        convert_addends_cpu(out, inp, n),
         launch(convert_addends_kernel<To, From>, addends_blocks(n), addends_block, 0, stream, out, inp, n));
 }
 
@@ -103,7 +104,10 @@ inline void round_addends(uint16_t* out /* (n) */, const float* inp /* (n) */, s
 
 inline void add_addends(float* out /* (n) += */, const Addends& addends, size_t n, cudaStream_t stream) {
     if (n == 0) return;
-    ON_DEVICE(stream, add_addends_cpu(out, addends, n),
+    ON_DEVICE(stream,
+              (LaunchCost{.read = array_bytes(out, n) + array_bytes(addends.at, addends.ranks - 1, n),
+                          .written = array_bytes(out, n)}),
+              add_addends_cpu(out, addends, n),
               launch(add_addends_kernel, addends_blocks(n), addends_block, 0, stream, out, addends, n));
 }
 

@@ -113,7 +113,10 @@ inline void causal_conv_forward(floatX* out,         // (N, C)
                                 const floatX* inp,   // (N, 2, C)
                                 const floatX* bias,  // (C), or null
                                 ConvRows rows, int first, int count, int C, cudaStream_t stream) {
-    ON_DEVICE(stream, causal_conv_forward_cpu(out, inp, bias, rows, first, count, C),
+    ON_DEVICE(stream,
+              (LaunchCost{.read = array_bytes(inp, count, 2, C) + array_bytes(bias, C),
+                          .written = array_bytes(out, count, C)}),
+              causal_conv_forward_cpu(out, inp, bias, rows, first, count, C),
               with_vec_width<floatX>(C, [&](auto width) {
                   launch(causal_conv_forward_kernel<width()>, count, row_threads(C / width(), 256), 0, stream,
                          out, inp, bias, rows, first, C);
@@ -125,7 +128,9 @@ inline void causal_conv_forward(floatX* out,         // (N, C)
 inline void causal_conv_backward(floatX* dinp,        // (N, 2, C)
                                  const floatX* dout,  // (N, C)
                                  ConvRows rows, int first, int count, int C, cudaStream_t stream) {
-    ON_DEVICE(stream, causal_conv_backward_cpu(dinp, dout, rows, first, count, C),
+    ON_DEVICE(stream,
+              (LaunchCost{.read = array_bytes(dout, count, C), .written = array_bytes(dinp, count, 2, C)}),
+              causal_conv_backward_cpu(dinp, dout, rows, first, count, C),
               with_vec_width<floatX>(C, [&](auto width) {
                   launch(causal_conv_backward_kernel<width()>, count, row_threads(C / width(), 256), 0,
                          stream, dinp, dout, rows, first, C);

@@ -250,11 +250,16 @@ __global__ void sum_losses_kernel(float* total, const float* losses, int N) {
 inline void classifier(floatX* logits /* (N, Vp) */, float* losses /* (N) */, const int* targets /* (N) */,
                        float dloss, int N, int V, int Vp, bool want_gradient, cudaStream_t stream,
                        const VocabParts& vocab = {}) {
-    ON_DEVICE(stream, classifier_cpu(logits, losses, targets, dloss, N, V, Vp, want_gradient, vocab),
-              with_vec_width<floatX>(Vp, [=](auto width) {
-                  launch(classifier_kernel<width>, N, row_threads(Vp / width(), classifier_block), 0, stream,
-                         logits, losses, targets, dloss, V, Vp, want_gradient, vocab);
-              }));
+    ON_DEVICE(
+        stream,
+        (LaunchCost{.read = array_bytes(logits, N, Vp) + array_bytes(targets, N) +
+                            array_bytes(vocab.parts, vocab.ranks, N, classifier_part_floats),
+                    .written = (want_gradient ? array_bytes(logits, N, Vp) : 0) + array_bytes(losses, N)}),
+        classifier_cpu(logits, losses, targets, dloss, N, V, Vp, want_gradient, vocab),
+        with_vec_width<floatX>(Vp, [=](auto width) {
+            launch(classifier_kernel<width>, N, row_threads(Vp / width(), classifier_block), 0, stream,
+                   logits, losses, targets, dloss, V, Vp, want_gradient, vocab);
+        }));
 }
 
 // For each row {maximum, sum of exp(logit - maximum), logit of the target or 0 if it is not here} over tokens
@@ -262,7 +267,10 @@ inline void classifier(floatX* logits /* (N, Vp) */, float* losses /* (N) */, co
 inline void classifier_part(float* part /* (N, 3) */, const floatX* logits /* (N, Vp) */,
                             const int* targets /* (N) */, int first_token, int N, int V, int Vp,
                             cudaStream_t stream) {
-    ON_DEVICE(stream, classifier_part_cpu(part, logits, targets, first_token, N, V, Vp),
+    ON_DEVICE(stream,
+              (LaunchCost{.read = array_bytes(logits, N, Vp) + array_bytes(targets, N),
+                          .written = array_bytes(part, N, classifier_part_floats)}),
+              classifier_part_cpu(part, logits, targets, first_token, N, V, Vp),
               with_vec_width<floatX>(Vp, [=](auto width) {
                   launch(classifier_part_kernel<width>, N, row_threads(Vp / width(), classifier_block), 0,
                          stream, part, logits, targets, first_token, V, Vp);
@@ -270,6 +278,6 @@ inline void classifier_part(float* part /* (N, 3) */, const floatX* logits /* (N
 }
 
 inline void sum_losses(float* total /* (1) += */, const float* losses /* (N) */, int N, cudaStream_t stream) {
-    ON_DEVICE(stream, sum_losses_cpu(total, losses, N),
+    ON_DEVICE(stream, (LaunchCost{.read = array_bytes(losses, N)}), sum_losses_cpu(total, losses, N),
               launch(sum_losses_kernel, 1, 1024, 0, stream, total, losses, N));
 }

@@ -157,11 +157,18 @@ inline void launch_backward_bias(float* dbias, float* scratch, const floatX* dou
 // ----------------------------------------------------------------------------
 // launchers
 
+inline LaunchCost column_sums_cost(const float* dbias, const float* scratch, const floatX* dout, int N,
+                                   int OC) {
+    double sums = array_bytes(dbias, OC) + array_bytes(scratch, bias_slices, OC);
+    return {.read = array_bytes(dout, N, OC) + sums, .written = sums, .launches = 2};
+}
+
 inline void matmul_backward_bias(float* dbias,        // (OC) +=
                                  float* scratch,      // (matmul_backward_bias_scratch(OC))
                                  const floatX* dout,  // (N, OC)
                                  int N, int OC, cudaStream_t stream) {
-    ON_DEVICE(stream, matmul_backward_bias_cpu(dbias, scratch, dout, N, OC),
+    ON_DEVICE(stream, column_sums_cost(dbias, scratch, dout, N, OC),
+              matmul_backward_bias_cpu(dbias, scratch, dout, N, OC),
               launch_backward_bias(dbias, scratch, dout, N, OC, stream));
 }
 
@@ -169,5 +176,8 @@ inline void matmul_backward_bias(float* dbias,        // (OC) +=
 inline void add_bias_sums(float* dbias,       // (OC) +=
                           const float* sums,  // (OC)
                           int OC, cudaStream_t stream) {
-    ON_DEVICE(stream, add_bias_sums_cpu(dbias, sums, OC), launch_add_slices<1>(dbias, sums, OC, stream));
+    ON_DEVICE(stream,
+              (LaunchCost{.read = array_bytes(dbias, OC) + array_bytes(sums, OC),
+                          .written = array_bytes(dbias, OC)}),
+              add_bias_sums_cpu(dbias, sums, OC), launch_add_slices<1>(dbias, sums, OC, stream));
 }

@@ -16,6 +16,7 @@ block sums, and the two ways to start work on a stream (a CUDA kernel, or a plai
 
 #include "kernels/error.h"
 #include "kernels/host_device.h"
+#include "kernels/ledger.h"
 
 #ifdef DEVICE_CPU
 #include "kernels/host_cuda.h"
@@ -64,6 +65,11 @@ HOST_DEVICE constexpr Integer round_up(Integer size, std::type_identity_t<Intege
 // Workers for one item or more: the fewest that are done as early as `most` of them would be.
 constexpr int even_share(int items, int most) {
     return ceil_div(items, ceil_div(items, most));
+}
+
+// Bytes of a floatX on the device that work is launched on, which may be a ledger's card.
+inline size_t element_bytes() {
+    return ledger ? ledger->element_bytes : sizeof(floatX);
 }
 
 // Elements of T in 16 bytes, the widest access of a thread.
@@ -137,18 +143,26 @@ struct ProfileRange {
 #endif
 };
 
-// A launcher's body is one ON_DEVICE: the plain loop for the cpu device, and the kernel launch for the
-// others. It throws Error if the work cannot be started (or notes it: NotedLaunchErrors).
+// For what only cards have.
+[[noreturn]] inline void fail_on_cpu(const char* launcher) {
+    fail("%s: not on a CPU; give DEVICE=cuda when building", launcher);
+}
+
+// A launcher's body is one ON_DEVICE: what it costs on a card, for a ledger (a LaunchCost, or several); the
+// plain loop for the cpu device; and the kernel launch for the others. It throws Error if the work cannot be
+// started (or notes it: NotedLaunchErrors).
 #ifdef DEVICE_CPU
 
-#define ON_DEVICE(stream, cpu_call, ...)                                                                     \
+#define ON_DEVICE(stream, cost, cpu_call, ...)                                                               \
     ProfileRange profile_range(__func__);                                                                    \
+    if (ledger) return ledger->note(__func__, stream, cost);                                                 \
     host_stream(stream).enqueue([=] { cpu_call; })
 
 #else
 
-#define ON_DEVICE(stream, cpu_call, ...)                                                                     \
+#define ON_DEVICE(stream, cost, cpu_call, ...)                                                               \
     ProfileRange profile_range(__func__);                                                                    \
+    if (ledger) return ledger->note(__func__, stream, cost);                                                 \
     NotedLaunchErrors::run([&] { __VA_ARGS__; })
 
 // kernel<<<grid, block, shared_bytes, stream>>>(arguments...), with converted arguments and errors checked.

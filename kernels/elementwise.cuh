@@ -67,14 +67,15 @@ template <auto f, typename... Inputs>
 void elementwise(floatX* out, float* amax, size_t n, cudaStream_t stream, const Inputs*... inp) {
     static_assert((std::is_same_v<Inputs, floatX> && ...));
     if (n == 0) return;
-    ON_DEVICE(stream, elementwise_cpu<f>(out, amax, n, inp...), {
-        begin_amax(amax, stream);
-        with_vec_width<floatX>(common_row(n, out, inp...), [=](auto width) {
-            constexpr int W = width;
-            launch(elementwise_kernel<f, W, Inputs...>, ceil_div(n, elementwise_block * W), elementwise_block,
-                   0, stream, out, amax, n, inp...);
-        });
-    });
+    ON_DEVICE(stream, (LaunchCost{.read = (array_bytes(inp, n) + ...), .written = array_bytes(out, n)}),
+              elementwise_cpu<f>(out, amax, n, inp...), {
+                  begin_amax(amax, stream);
+                  with_vec_width<floatX>(common_row(n, out, inp...), [=](auto width) {
+                      constexpr int W = width;
+                      launch(elementwise_kernel<f, W, Inputs...>, ceil_div(n, elementwise_block * W),
+                             elementwise_block, 0, stream, out, amax, n, inp...);
+                  });
+              });
 }
 
 HOST_DEVICE inline float sum_of_two(float a, float b) {

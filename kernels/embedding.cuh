@@ -256,13 +256,23 @@ void launch_sum_rows(First first, Second second, float* scratch, int C, cudaStre
 // ----------------------------------------------------------------------------
 // launchers
 
+// Bytes of the rows that N tokens have in the tables, at most.
+template <typename T>
+double tables_bytes(const T* wte, const T* wpe, int N, int C, const VocabRange& vocab) {
+    return array_bytes(wte, std::min(N, vocab.count), C) + array_bytes(wpe, ledger->T, C);
+}
+
 // A token that is not here counts as zeros: its row is that of the position alone, or 0 without positions.
 inline void embedding_forward(floatX* out /* (N, C) */, const int* tokens /* (N) */,
                               const floatX* wte /* (vocab.count, C) */,
                               const floatX* wpe /* (T, C) or null */,
                               const int* positions /* (N) below T; null only if wpe is */, int N, int C,
                               cudaStream_t stream, VocabRange vocab = {}) {
-    ON_DEVICE(stream, embedding_forward_cpu(out, tokens, wte, wpe, positions, N, C, vocab),
+    ON_DEVICE(stream,
+              (LaunchCost{.read = tables_bytes(wte, wpe, N, C, vocab) + array_bytes(tokens, N) +
+                                  (wpe ? array_bytes(positions, N) : 0),
+                          .written = array_bytes(out, N, C)}),
+              embedding_forward_cpu(out, tokens, wte, wpe, positions, N, C, vocab),
               with_vec_width<floatX>(C, [=](auto width) {
                   constexpr int W = width;
                   int threads = row_threads(C / W, embedding_block);
@@ -295,7 +305,14 @@ inline void embedding_backward(float* dwte /* (vocab.count, C) += */, float* dwp
                                int N, int C, cudaStream_t stream, VocabRange vocab = {}) {
     TokenList of_tokens = {by_token, tokens, vocab};
     PositionList of_positions = {by_position, positions};
-    ON_DEVICE(stream, embedding_backward_cpu(dwte, dwpe, dout, of_tokens, of_positions, N, C),
+    auto cost = [&]() -> LaunchCost {
+        double rows = tables_bytes(dwte, dwpe, N, C, vocab),
+               lists = array_bytes(by_token, 2, N) + (dwpe ? array_bytes(by_position, 2, N) : 0);
+        return {.read = array_bytes(dout, N, C) + rows + lists,
+                .written = rows,
+                .launches = sum_rows_launches(N)};
+    };
+    ON_DEVICE(stream, cost(), embedding_backward_cpu(dwte, dwpe, dout, of_tokens, of_positions, N, C),
               with_vec_width<float>(C, [=](auto width) {
                   RowSums<TokenList, floatX> first = {of_tokens, N, dout, dwte};
                   RowSums<PositionList, floatX> second = {of_positions, dwpe ? N : 0, dout, dwpe};

@@ -34,6 +34,6 @@ __global__ void fill_kernel(float* out, float value, size_t n) {
 // launchers
 
 inline void fill(float* out /* (n) */, float value, size_t n, cudaStream_t stream) {
-    ON_DEVICE(stream, fill_cpu(out, value, n),
+    ON_DEVICE(stream, (LaunchCost{.written = array_bytes(out, n)}), fill_cpu(out, value, n),
               launch(fill_kernel, (unsigned)ceil_div(n, fill_block), fill_block, 0, stream, out, value, n));
 }

@@ -186,6 +186,10 @@ inline void launch_fp8_quantize(Fp8Matrix out, Fp8 format, const floatX* inp, si
 // out.scale[0] is the amax of inp.
 inline void fp8_quantize(Fp8Matrix out, Fp8 format, const floatX* inp /* (rows, columns) */, size_t rows,
                          size_t columns, cudaStream_t stream) {
-    ON_DEVICE(stream, fp8_quantize_cpu(out, format, inp, rows, columns),
+    ON_DEVICE(stream,
+              (LaunchCost{.read = array_bytes(inp, rows, columns),
+                          .written = array_bytes(out.values, rows, columns) +
+                                     array_bytes(out.transposed, rows, columns)}),
+              fp8_quantize_cpu(out, format, inp, rows, columns),
               launch_fp8_quantize(out, format, inp, rows, columns, stream));
 }

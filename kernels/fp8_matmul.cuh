@@ -25,71 +25,75 @@ output, of which nothing is kept.
 // which is faster.
 inline bool fp8_fast_gradients = false;
 
-#ifndef DEVICE_CPU
 inline const float* fp8_one(const Fp8Matrix& matrix) {
     return matrix.scale + fp8_one_at;
 }
 
-inline void fp8_matmul_forward(floatX* out, const Fp8Matrix& inp, const Fp8Matrix& weight, const floatX* bias,
-                               int N, int C, int OC, cudaStream_t stream, bool accumulate) {
-    ProfileRange profile_range(__func__);
-    multiply({.m = OC,
-              .n = N,
-              .k = C,
-              .transpose_a = true,
-              .accumulate = accumulate,
-              .epilogue = bias_if_any(bias),
-              .a_type = CUDA_R_8F_E4M3,
-              .b_type = CUDA_R_8F_E4M3,
-              .fast_sums = true},
-             {.a = weight.values,
-              .b = inp.values,
-              .d = out,
-              .bias = bias,
-              .a_scale = fp8_one(weight),
-              .b_scale = fp8_one(inp)},
-             stream);
+inline void fp8_matmul_forward(floatX* out, const Fp8Matrix& inp, const Fp8Matrix& weight,
+                               [[maybe_unused]] const floatX* bias, int N, int C, int OC, cudaStream_t stream,
+                               bool accumulate) {
+    ON_DEVICE(stream, product_cost(out, inp.values, weight.values, N, OC, C, accumulate, true),
+              fail_on_cpu(__func__),
+              multiply({.m = OC,
+                        .n = N,
+                        .k = C,
+                        .transpose_a = true,
+                        .accumulate = accumulate,
+                        .epilogue = bias_if_any(bias),
+                        .a_type = CUDA_R_8F_E4M3,
+                        .b_type = CUDA_R_8F_E4M3,
+                        .fast_sums = true},
+                       {.a = weight.values,
+                        .b = inp.values,
+                        .d = out,
+                        .bias = bias,
+                        .a_scale = fp8_one(weight),
+                        .b_scale = fp8_one(inp)},
+                       stream));
 }
 
 inline void fp8_matmul_backward_input(floatX* dinp, const Fp8Matrix& dout, const Fp8Matrix& weight, int N,
                                       int C, int OC, cudaStream_t stream, bool accumulate) {
-    ProfileRange profile_range(__func__);
-    multiply({.m = C,
-              .n = N,
-              .k = OC,
-              .transpose_a = true,
-              .accumulate = accumulate,
-              .a_type = CUDA_R_8F_E4M3,
-              .b_type = CUDA_R_8F_E5M2,
-              .fast_sums = fp8_fast_gradients},
-             {.a = weight.transposed,
-              .b = dout.values,
-              .d = dinp,
-              .a_scale = fp8_one(weight),
-              .b_scale = fp8_one(dout)},
-             stream);
+    ON_DEVICE(stream,
+              product_cost(dinp, dout.values, weight.transposed, N, C, OC, accumulate, fp8_fast_gradients),
+              fail_on_cpu(__func__),
+              multiply({.m = C,
+                        .n = N,
+                        .k = OC,
+                        .transpose_a = true,
+                        .accumulate = accumulate,
+                        .a_type = CUDA_R_8F_E4M3,
+                        .b_type = CUDA_R_8F_E5M2,
+                        .fast_sums = fp8_fast_gradients},
+                       {.a = weight.transposed,
+                        .b = dout.values,
+                        .d = dinp,
+                        .a_scale = fp8_one(weight),
+                        .b_scale = fp8_one(dout)},
+                       stream));
 }
 
 inline void fp8_matmul_backward_weight(float* dweight, const Fp8Matrix& dout, const Fp8Matrix& inp, int N,
                                        int C, int OC, cudaStream_t stream) {
-    ProfileRange profile_range(__func__);
-    multiply({.m = C,
-              .n = OC,
-              .k = N,
-              .transpose_a = true,
-              .accumulate = true,
-              .d_type = CUDA_R_32F,
-              .a_type = CUDA_R_8F_E4M3,
-              .b_type = CUDA_R_8F_E5M2,
-              .fast_sums = fp8_fast_gradients},
-             {.a = inp.transposed,
-              .b = dout.transposed,
-              .d = dweight,
-              .a_scale = fp8_one(inp),
-              .b_scale = fp8_one(dout)},
-             stream);
+    ON_DEVICE(stream,
+              product_cost(dweight, dout.transposed, inp.transposed, OC, C, N, true, fp8_fast_gradients),
+              fail_on_cpu(__func__),
+              multiply({.m = C,
+                        .n = OC,
+                        .k = N,
+                        .transpose_a = true,
+                        .accumulate = true,
+                        .d_type = CUDA_R_32F,
+                        .a_type = CUDA_R_8F_E4M3,
+                        .b_type = CUDA_R_8F_E5M2,
+                        .fast_sums = fp8_fast_gradients},
+                       {.a = inp.transposed,
+                        .b = dout.transposed,
+                        .d = dweight,
+                        .a_scale = fp8_one(inp),
+                        .b_scale = fp8_one(dout)},
+                       stream));
 }
-#endif
 
 // The sizes of all that fp8 products are made of.
 struct Fp8Sizes {
@@ -158,13 +162,11 @@ public:
 
     // at_once: what is known of them is found now and not at their next use, for that may be in a CUDA graph,
     // which does on every launch what it did when it was captured.
-    void weights_changed([[maybe_unused]] bool at_once) {
+    void weights_changed(bool at_once) {
         shared_weight_ = {};
         for (auto& [place, weight] : weights_) {
             weight.is_fresh = false;
-#ifndef DEVICE_CPU
             if (at_once) refresh(place, weight);
-#endif
         }
     }
 
@@ -175,25 +177,20 @@ public:
     }
 
     // inp8: inp's own, where inp is all rows.
-    void forward(floatX* out, const floatX* inp, [[maybe_unused]] const Fp8Operand& inp8,
-                 const floatX* weight, const floatX* bias, int N, int C, int OC, bool accumulate = false) {
-#ifndef DEVICE_CPU
+    void forward(floatX* out, const floatX* inp, const Fp8Operand& inp8, const floatX* weight,
+                 const floatX* bias, int N, int C, int OC, bool accumulate = false) {
         if (on_) {
             Fp8Matrix x = quantized(arrays_.inp, inp8.transposed, Fp8::e4m3, inp, inp8, N, C);
             return fp8_matmul_forward(out, x, quantized(weight, OC, C, false), bias, N, C, OC, stream_,
                                       accumulate);
         }
-#endif
         matmul_forward(out, inp, weight, bias, N, C, OC, stream_, accumulate);
     }
 
     // Keeps in fp8 what forward() keeps of all rows of an input, where that did not see them at once.
-    void keep_input([[maybe_unused]] const floatX* inp, [[maybe_unused]] const Fp8Operand& inp8,
-                    [[maybe_unused]] int N, [[maybe_unused]] int C) {
-#ifndef DEVICE_CPU
+    void keep_input(const floatX* inp, const Fp8Operand& inp8, int N, int C) {
         if (on_ && (size_t)N == rows_)
             quantized({nullptr, nullptr, inp8.scale}, inp8.transposed, Fp8::e4m3, inp, inp8, N, C);
-#endif
     }
 
     // amax: (1) of out, or null; in fp8.
@@ -204,9 +201,8 @@ public:
         ::gelu_forward(form, out, pre, (size_t)N * OC, stream_, amax);
     }
 
-    void backward_input(floatX* dinp, const floatX* dout, [[maybe_unused]] const Fp8Operand& dout8,
-                        const floatX* weight, int N, int C, int OC, bool accumulate = false) {
-#ifndef DEVICE_CPU
+    void backward_input(floatX* dinp, const floatX* dout, const Fp8Operand& dout8, const floatX* weight,
+                        int N, int C, int OC, bool accumulate = false) {
         if (on_) {
             bool all = (size_t)N == rows_;  // backward_weight() needs all rows
             Fp8Matrix dy = quantized(arrays_.dout, all ? arrays_.dout.transposed : nullptr, Fp8::e5m2, dout,
@@ -216,7 +212,6 @@ public:
             return fp8_matmul_backward_input(dinp, dy, quantized(weight, OC, C, true), N, C, OC, stream_,
                                              accumulate);
         }
-#endif
         matmul_backward_input(dinp, dout, weight, N, C, OC, stream_, accumulate);
     }
 
@@ -229,10 +224,8 @@ public:
     }
 
     // dout: as it was for the gradient of inp. dbias, scratch: as for matmul_backward_weight().
-    void backward_weight(float* dweight, const floatX* dout, const floatX* inp,
-                         [[maybe_unused]] const Fp8Operand& inp8, int N, int C, int OC,
-                         float* dbias = nullptr, float* scratch = nullptr) {
-#ifndef DEVICE_CPU
+    void backward_weight(float* dweight, const floatX* dout, const floatX* inp, const Fp8Operand& inp8, int N,
+                         int C, int OC, float* dbias = nullptr, float* scratch = nullptr) {
         if (on_) {
             if ((size_t)N != rows_) fail("fp8: the gradient of a weight from %d of %zu rows", N, rows_);
             if (dout != transposed_) {
@@ -245,7 +238,6 @@ public:
             return fp8_matmul_backward_weight(dweight, {nullptr, arrays_.dout.transposed, transposed_scale_},
                                               {nullptr, inp8.transposed, inp8.scale}, N, C, OC, stream_);
         }
-#endif
         matmul_backward_weight(dweight, dout, inp, N, C, OC, stream_, dbias, scratch);
     }
 
@@ -256,7 +248,6 @@ private:
         bool is_fresh = false;
     };
 
-#ifndef DEVICE_CPU
     // Quantises inp (rows, columns) to to.values, unless that is null, and to `transposed` likewise. Some of
     // its rows have a scale of their own, to.scale, by the amax among them.
     Fp8Matrix quantized(Fp8Matrix to, uint8_t* transposed, Fp8 format, const floatX* inp,
@@ -298,7 +289,6 @@ private:
         shared_weight_ = {weight, transposed};
         return one_way;
     }
-#endif
 
     const bool on_, keeps_weights_;
     const size_t rows_;

@@ -152,7 +152,10 @@ __global__ void clip_scale_kernel(float* norm_and_scale, const float* sum_square
 template <typename T>
 void sums_of_squares(float* sums, float* scratch, const T* values, const std::vector<SquaresRange>& ranges,
                      cudaStream_t stream) {
-    ON_DEVICE(stream, sums_of_squares_on_host(sums, scratch, values, ranges),
+    size_t elements = 0;
+    for (const SquaresRange& range : ranges) elements += range.count;
+    ON_DEVICE(stream, (LaunchCost{.read = array_bytes(values, elements), .launches = 2}),
+              sums_of_squares_on_host(sums, scratch, values, ranges),
               launch_sums_of_squares(sums, scratch, values, ranges, stream));
 }
 
@@ -165,6 +168,6 @@ inline void sum_squares(float* total /* (1) */, float* scratch, const float* val
 
 inline void clip_scale(float* norm_and_scale /* (2) */, const float* sum_squares /* (1) */,
                        const float* loss /* (1) */, ClipLimits limits, cudaStream_t stream) {
-    ON_DEVICE(stream, write_clip_scale(norm_and_scale, *sum_squares, *loss, limits),
+    ON_DEVICE(stream, (LaunchCost{}), write_clip_scale(norm_and_scale, *sum_squares, *loss, limits),
               launch(clip_scale_kernel, 1, 1, 0, stream, norm_and_scale, sum_squares, loss, limits));
 }

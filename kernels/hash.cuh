@@ -104,7 +104,7 @@ inline void launch_hash(uint64_t* hash, const uint8_t* bytes, size_t n, uint64_t
 inline void add_hash(uint64_t* hash /* (1) */, const void* bytes, size_t n, uint64_t first_word,
                      cudaStream_t stream) {
     const uint8_t* from = static_cast<const uint8_t*>(bytes);
-    ON_DEVICE(stream, *hash += hash_of_bytes_cpu(from, n, first_word),
+    ON_DEVICE(stream, (LaunchCost{.read = (double)n}), *hash += hash_of_bytes_cpu(from, n, first_word),
               launch_hash(hash, from, n, first_word, stream));
 }
 

@@ -56,7 +56,7 @@ __global__ void known_numbers_kernel(floatX* out, uint64_t key, size_t n) {
 // launchers
 
 inline void known_numbers(floatX* out /* (n) */, uint64_t key, size_t n, cudaStream_t stream) {
-    ON_DEVICE(stream, known_numbers_cpu(out, key, n),
+    ON_DEVICE(stream, (LaunchCost{.written = array_bytes(out, n)}), known_numbers_cpu(out, key, n),
               launch(known_numbers_kernel, (unsigned)ceil_div(n, 4 * known_numbers_block),
                      known_numbers_block, 0, stream, out, key, n));
 }

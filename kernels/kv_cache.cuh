@@ -250,8 +250,9 @@ __global__ void __launch_bounds__(kv_cache_block)
 inline void kv_cache_append(floatX* cache,      // (B, limit, 2, NKV, HS)
                             const floatX* qkv,  // (B, T, NH + 2*NKV, HS)
                             const KvCacheShape& shape, cudaStream_t stream) {
-    ON_DEVICE(stream, kv_cache_append_cpu(cache, qkv, shape), {
-        const AttentionShape& a = shape.attention;
+    const AttentionShape& a = shape.attention;
+    double moved = array_bytes(qkv, a.B, a.Tk, shape.row());
+    ON_DEVICE(stream, (LaunchCost{.read = moved, .written = moved}), kv_cache_append_cpu(cache, qkv, shape), {
         with_vec_width<floatX>(a.HS, [&](auto width) {
             launch(kv_cache_append_kernel<width()>, a.B * a.Tk, kv_cache_block, 0, stream, cache, qkv, shape);
         });
@@ -265,12 +266,16 @@ inline void kv_cache_attention(floatX* att,          // (B, T, NH, HS)
                                const floatX* qkv,    // (B, T, NH + 2*NKV, HS)
                                const floatX* cache,  // (B, limit, 2, NKV, HS)
                                const KvCacheShape& shape, cudaStream_t stream) {
-    ON_DEVICE(stream, kv_cache_attention_cpu(att, qkv, cache, shape), {
-        const AttentionShape& a = shape.attention;
-        int lanes = (int)std::bit_ceil((unsigned)ceil_div(a.HS, lane_elements));
-        with_vec_width<floatX>(a.HS, [&](auto width) {
-            launch(kv_cache_attention_kernel<width()>, dim3(a.Tq, a.NH, a.B), kv_cache_block, 0, stream, att,
-                   qkv, cache, shape, lanes);
-        });
-    });
+    const AttentionShape& a = shape.attention;
+    ON_DEVICE(stream,
+              (LaunchCost{.read = array_bytes(qkv, a.B, a.Tq, a.out_row()) +
+                                  array_bytes(cache, a.B, shape.past + a.Tk, shape.row()),
+                          .written = array_bytes(att, a.B, a.Tq, a.out_row())}),
+              kv_cache_attention_cpu(att, qkv, cache, shape), {
+                  int lanes = (int)std::bit_ceil((unsigned)ceil_div(a.HS, lane_elements));
+                  with_vec_width<floatX>(a.HS, [&](auto width) {
+                      launch(kv_cache_attention_kernel<width()>, dim3(a.Tq, a.NH, a.B), kv_cache_block, 0,
+                             stream, att, qkv, cache, shape, lanes);
+                  });
+              });
 }

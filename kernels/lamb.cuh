@@ -26,6 +26,7 @@ HOST_DEVICE inline float trust_ratio(float weight_squares, float update_squares)
 struct LambUpdate {
     static constexpr int slots = 2;
     static constexpr bool steps = false;
+    static constexpr bool reads_weight = true;
 
     Moments moments;
     float weight_decay;
@@ -43,6 +44,7 @@ struct LambUpdate {
 struct LambStep {
     static constexpr int slots = 0;
     static constexpr bool steps = true;
+    static constexpr bool reads_weight = true;
 
     float rate;
     const float *weight_squares, *update_squares;  // the section's; null: its ratio is 1

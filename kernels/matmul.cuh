@@ -111,8 +111,18 @@ inline void multiply(const Product& product, const Operands& operands, cudaStrea
 // ----------------------------------------------------------------------------
 // launchers
 
+// d (rows, columns) of the rows of a, and the columns of b, of `sums` numbers each.
+template <typename D, typename A, typename B>
+LaunchCost product_cost(const D* d, const A* a, const B* b, double rows, double columns, double sums,
+                        bool accumulate, bool fast_sums = false) {
+    double out = array_bytes(d, rows, columns);
+    return {.read = array_bytes(a, rows, sums) + array_bytes(b, columns, sums) + (accumulate ? out : 0),
+            .written = out,
+            .product = {rows, columns, sums, sizeof(A) == 1, fast_sums}};
+}
+
 // cuBLASLt has this form as an epilogue, for rows of some widths.
-constexpr bool gelu_may_ride(Gelu form, int width, size_t element_bytes = sizeof(floatX)) {
+constexpr bool gelu_may_ride(Gelu form, int width, size_t element_bytes) {
     return form == Gelu::tanh && width % 8 == 0 && element_bytes == 2;
 }
 
@@ -122,7 +132,8 @@ inline void matmul_forward(floatX* out,           // (N, OC)
                            const floatX* weight,  // (OC, C)
                            const floatX* bias,    // (OC), or null
                            int N, int C, int OC, cudaStream_t stream, bool accumulate = false) {
-    ON_DEVICE(stream, matmul_forward_cpu(out, inp, weight, bias, N, C, OC, accumulate),
+    ON_DEVICE(stream, product_cost(out, inp, weight, N, OC, C, accumulate),
+              matmul_forward_cpu(out, inp, weight, bias, N, C, OC, accumulate),
               multiply({.m = OC,
                         .n = N,
                         .k = C,
@@ -140,22 +151,22 @@ inline void matmul_gelu_forward(Gelu form,
                                 const floatX* weight,  // (OC, C)
                                 const floatX* bias,    // (OC), or null
                                 int N, int C, int OC, cudaStream_t stream) {
-#ifndef DEVICE_CPU
-    if (bias && gelu_may_ride(form, OC)) {
-        ProfileRange profile_range(__func__);
-        return multiply({.m = OC, .n = N, .k = C, .transpose_a = true, .epilogue = Epilogue::bias_gelu},
-                        {.a = weight, .b = inp, .d = out, .bias = bias, .pre_gelu = pre}, stream);
+    if (!bias || !gelu_may_ride(form, OC, element_bytes())) {
+        matmul_forward(pre, inp, weight, bias, N, C, OC, stream);
+        return gelu_forward(form, out, pre, (size_t)N * OC, stream);
     }
-#endif
-    matmul_forward(pre, inp, weight, bias, N, C, OC, stream);
-    gelu_forward(form, out, pre, (size_t)N * OC, stream);
+    ON_DEVICE(stream, product_cost(out, inp, weight, N, OC, C, false).plus(0, array_bytes(pre, N, OC)),
+              fail_on_cpu(__func__),
+              multiply({.m = OC, .n = N, .k = C, .transpose_a = true, .epilogue = Epilogue::bias_gelu},
+                       {.a = weight, .b = inp, .d = out, .bias = bias, .pre_gelu = pre}, stream));
 }
 
 inline void matmul_backward_input(floatX* dinp,          // (N, C)
                                   const floatX* dout,    // (N, OC)
                                   const floatX* weight,  // (OC, C)
                                   int N, int C, int OC, cudaStream_t stream, bool accumulate = false) {
-    ON_DEVICE(stream, matmul_backward_input_cpu(dinp, dout, weight, N, C, OC, accumulate),
+    ON_DEVICE(stream, product_cost(dinp, dout, weight, N, C, OC, accumulate),
+              matmul_backward_input_cpu(dinp, dout, weight, N, C, OC, accumulate),
               multiply({.m = C, .n = N, .k = OC, .accumulate = accumulate},
                        {.a = weight, .b = dout, .d = dinp}, stream));
 }
@@ -168,15 +179,14 @@ inline void matmul_backward_gelu(Gelu form,
                                  const floatX* dout,    // (N, OC)
                                  const floatX* weight,  // (OC, C)
                                  int N, int C, int OC, cudaStream_t stream) {
-#ifndef DEVICE_CPU
-    if (gelu_may_ride(form, C)) {
-        ProfileRange profile_range(__func__);
-        return multiply({.m = C, .n = N, .k = OC, .epilogue = Epilogue::gelu_gradient},
-                        {.a = weight, .b = dout, .d = dpre, .pre_gelu = (void*)pre}, stream);
+    if (!gelu_may_ride(form, C, element_bytes())) {
+        matmul_backward_input(dpre, dout, weight, N, C, OC, stream);
+        return gelu_backward(form, dpre, dpre, pre, (size_t)N * C, stream);
     }
-#endif
-    matmul_backward_input(dpre, dout, weight, N, C, OC, stream);
-    gelu_backward(form, dpre, dpre, pre, (size_t)N * C, stream);
+    ON_DEVICE(stream, product_cost(dpre, dout, weight, N, C, OC, false).plus(array_bytes(pre, N, C), 0),
+              fail_on_cpu(__func__),
+              multiply({.m = C, .n = N, .k = OC, .epilogue = Epilogue::gelu_gradient},
+                       {.a = weight, .b = dout, .d = dpre, .pre_gelu = (void*)pre}, stream));
 }
 
 // Adds to the gradient of the weight, and to that of the bias unless dbias is null.
@@ -186,7 +196,12 @@ inline void matmul_backward_weight(float* dweight,      // (OC, C) +=
                                    int N, int C, int OC, cudaStream_t stream,
                                    float* dbias = nullptr,      // (OC) +=
                                    float* scratch = nullptr) {  // (matmul_backward_bias_scratch(OC)) for it
-    ON_DEVICE(stream, matmul_backward_weight_cpu(dweight, dout, inp, N, C, OC, dbias, scratch),
+    auto costs = [&] {
+        std::vector<LaunchCost> costs = {product_cost(dweight, dout, inp, OC, C, N, true)};
+        if (dbias) costs.push_back(column_sums_cost(dbias, scratch, dout, N, OC));
+        return costs;
+    };
+    ON_DEVICE(stream, costs(), matmul_backward_weight_cpu(dweight, dout, inp, N, C, OC, dbias, scratch),
               multiply({.m = C,
                         .n = OC,
                         .k = N,

@@ -95,8 +95,9 @@ __global__ void convert_kernel(To* out, const From* inp, size_t n, const float* 
 template <PartCopy direction>
 void copy_part(floatX* matrix, floatX* part, const MatrixPart& at, cudaStream_t stream) {
     if (at.count == 0) return;
-    ON_DEVICE(stream, copy_part_cpu<direction>(matrix, part, at),
-              launch_copy_part<direction>(matrix, part, at, stream));
+    ON_DEVICE(
+        stream, (LaunchCost{.read = array_bytes(part, at.count), .written = array_bytes(part, at.count)}),
+        copy_part_cpu<direction>(matrix, part, at), launch_copy_part<direction>(matrix, part, at, stream));
 }
 
 // out = inp, (n) each, in the type of out; but nothing if there is a scale (1) and it is NaN.
@@ -104,6 +105,7 @@ template <typename To, typename From>
 void convert(To* out, const From* inp, size_t n, cudaStream_t stream, const float* scale = nullptr) {
     if (n == 0) return;
     ON_DEVICE(
-        stream, convert_cpu(out, inp, n, scale),
+        stream, (LaunchCost{.read = array_bytes(inp, n), .written = array_bytes(out, n)}),
+        convert_cpu(out, inp, n, scale),
         launch(convert_kernel<To, From>, ceil_div(n, part_block), part_block, 0, stream, out, inp, n, scale));
 }

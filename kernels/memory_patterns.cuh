@@ -97,7 +97,7 @@ inline unsigned pattern_blocks(size_t n) {
 
 // n: even, of words that begin at a multiple of 16 bytes.
 inline void write_pattern(uint64_t* words /* (n) */, size_t n, MemoryPattern pattern, cudaStream_t stream) {
-    ON_DEVICE(stream, write_pattern_cpu(words, n, pattern),
+    ON_DEVICE(stream, (LaunchCost{.written = array_bytes(words, n)}), write_pattern_cpu(words, n, pattern),
               launch(write_pattern_kernel, pattern_blocks(n), pattern_block, 0, stream, words, n, pattern));
 }
 
@@ -105,6 +105,6 @@ inline void write_pattern(uint64_t* words /* (n) */, size_t n, MemoryPattern pat
 inline void check_pattern(WrongWords* wrong /* (1) */, const uint64_t* words /* (n) */, size_t n,
                           MemoryPattern pattern, cudaStream_t stream) {
     ON_DEVICE(
-        stream, check_pattern_cpu(wrong, words, n, pattern),
+        stream, (LaunchCost{.read = array_bytes(words, n)}), check_pattern_cpu(wrong, words, n, pattern),
         launch(check_pattern_kernel, pattern_blocks(n), pattern_block, 0, stream, wrong, words, n, pattern));
 }

@@ -57,7 +57,8 @@ inline void divide_by_norm_cpu(floatX* matrix, const float* squares, size_t n) {
 // matrix = matrix / |matrix|
 inline void divide_by_norm(floatX* matrix /* (n) */, const float* squares /* (1) */, size_t n,
                            cudaStream_t stream) {
-    ON_DEVICE(stream, divide_by_norm_cpu(matrix, squares, n),
+    ON_DEVICE(stream, (LaunchCost{.read = array_bytes(matrix, n), .written = array_bytes(matrix, n)}),
+              divide_by_norm_cpu(matrix, squares, n),
               launch(divide_by_norm_kernel, ceil_div(n, size_t(256)), 256, 0, stream, matrix, squares, n));
 }
 
@@ -106,6 +107,7 @@ inline void orthogonalise(floatX* matrix, int rows, int cols, floatX* scratch, c
 struct MuonUpdate {
     static constexpr int slots = 1;
     static constexpr bool steps = false;
+    static constexpr bool reads_weight = false;
 
     float new1, momentum;
 
@@ -124,6 +126,7 @@ struct MuonUpdate {
 struct MuonStep {
     static constexpr int slots = 0;
     static constexpr bool steps = true;
+    static constexpr bool reads_weight = true;
 
     float rate, decay;
 

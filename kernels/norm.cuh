@@ -365,7 +365,12 @@ inline void residual_norm_forward(Norm norm,
                                   const floatX* bias,    // (C), may be null
                                   int N, int C, float eps, cudaStream_t stream,
                                   float* amax = nullptr) {  // (1) of out
-    ON_DEVICE(stream,
+    auto cost = [&]() -> LaunchCost {
+        double streams = array_bytes(inp1, N, C) + array_bytes(inp2, N, C);
+        return {.read = streams + array_bytes(weight, C) + array_bytes(bias, C),
+                .written = streams + array_bytes(mean, N) + array_bytes(rstd, N)};
+    };
+    ON_DEVICE(stream, cost(),
               (norm_forward_cpu(norm, residual, out, mean, rstd, inp1, inp2, weight, bias, N, C, eps),
                keep_amax_cpu(amax, out, (size_t)N * C)),
               {
@@ -406,8 +411,18 @@ inline void norm_backward(Norm norm,
                           int N, int C, cudaStream_t stream,
                           float* amax = nullptr,                // (1) of dinp
                           float* dinp_column_sums = nullptr) {  // (C) become the sums of the columns of dinp
+    auto cost = [&]() -> LaunchCost {
+        int vectors = C % (16 / (int)element_bytes()) ? C : C * (int)element_bytes() / 16;
+        double partial = array_bytes(scratch, NormBackwardBlocks(N, C, vectors).count, C),
+               stream = array_bytes(inp, N, C), gradients = array_bytes(dweight, C) + array_bytes(dbias, C),
+               sums = array_bytes(dinp_column_sums, C);
+        return {.read = 3 * stream + array_bytes(weight, C) + array_bytes(mean, N) + array_bytes(rstd, N) +
+                        (1 + (dbias ? 1 : 0) + (sums > 0)) * partial + gradients,
+                .written = stream + (2 + (sums > 0)) * partial + gradients + sums,
+                .launches = 2};
+    };
     ON_DEVICE(
-        stream,
+        stream, cost(),
         (norm_backward_cpu(norm, dinp, dweight, dbias, scratch, dout, inp, weight, mean, rstd, N, C,
                            dinp_column_sums),
          keep_amax_cpu(amax, dinp, (size_t)N * C)),

@@ -41,9 +41,10 @@ struct Rounding {
 // A formula, for the elements of one part, has these members:
 //
 //     a default constructor: formulas lie in tables
-//     static constexpr int slots     how many the function takes, the optimizer's first ones
-//     static constexpr bool steps    it returns the new weight, or else the update
-//     at_work()                      the formula once it has read what it needs from memory
+//     static constexpr int slots          how many the function takes, the optimizer's first ones
+//     static constexpr bool steps         it returns the new weight, or else the update
+//     static constexpr bool reads_weight  the result depends on the weight
+//     at_work()                           the formula once it has read what it needs from memory
 //     float operator()(float w, float g, float scale, float& slot...) const
 
 // The random numbers of elements i .. i + 3 of a tensor in this step. philox gives all four at once if i
@@ -235,11 +236,26 @@ void launch_optimizer_pass(const OptimizerArrays& arrays, const std::vector<Opti
 // ----------------------------------------------------------------------------
 // launchers
 
+// The cost of a formula, or nothing where there are no parts.
+template <typename Formula>
+std::vector<LaunchCost> optimizer_cost(const OptimizerArrays& arrays,
+                                       const std::vector<OptimizerPart>& parts) {
+    size_t n = 0;
+    for (const OptimizerPart& part : parts) n += part.count;
+    if (n == 0) return {};
+    double grads = array_bytes(arrays.grads, n), slots = Formula::slots * grads,
+           params = array_bytes(arrays.params, n), master = array_bytes(arrays.master, n);
+    double weight = master > 0 ? master : params;
+    return {{.read = grads + slots + (Formula::reads_weight ? weight : 0),
+             .written = slots + (Formula::steps ? params + master : grads)}};
+}
+
 // formula_of(part, arrays) gives the formula of a part: pointers in it are to memory where the arrays are.
 template <typename FormulaOf>
 void optimizer_pass(const OptimizerArrays& arrays, const std::vector<OptimizerPart>& parts,
                     const FormulaOf& formula_of, const Rounding& rounding, cudaStream_t stream) {
-    ON_DEVICE(stream, optimizer_pass_on_host(arrays, parts, formula_of, rounding),
+    ON_DEVICE(stream, optimizer_cost<decltype(formula_of(parts[0], arrays))>(arrays, parts),
+              optimizer_pass_on_host(arrays, parts, formula_of, rounding),
               launch_optimizer_pass(arrays, parts, formula_of, rounding, stream));
 }
 

@@ -218,12 +218,17 @@ inline void qk_norm_forward(floatX* out,            // (N, (NH + 2 NKV) * HS)
                             const floatX* qweight,  // (HS)
                             const floatX* kweight,  // (HS)
                             Rotation rope, QkvRows rows, float eps, cudaStream_t stream) {
-    ON_DEVICE(stream, qk_norm_forward_cpu(out, rstd, inp, qweight, kweight, rope, rows, eps),
-              with_vec_width<floatX>(std::gcd(rope.R / 2, rows.HS), [&](auto width) {
-                  int lanes = qk_norm_lanes(rows.HS / width());
-                  launch(qk_norm_forward_kernel<width()>, rows.N, row_threads(rows.heads() * lanes, 512), 0,
-                         stream, out, rstd, inp, qweight, kweight, rope, lanes, rows, eps);
-              }));
+    ON_DEVICE(
+        stream,
+        (LaunchCost{.read = array_bytes(inp, rows.N, rows.heads(), rows.HS) + rotation_bytes(rope, rows.N),
+                    .written = array_bytes(out, rows.N, rows.heads(), rows.HS) +
+                               array_bytes(rstd, rows.N, rows.qk_heads())}),
+        qk_norm_forward_cpu(out, rstd, inp, qweight, kweight, rope, rows, eps),
+        with_vec_width<floatX>(std::gcd(rope.R / 2, rows.HS), [&](auto width) {
+            int lanes = qk_norm_lanes(rows.HS / width());
+            launch(qk_norm_forward_kernel<width()>, rows.N, row_threads(rows.heads() * lanes, 512), 0, stream,
+                   out, rstd, inp, qweight, kweight, rope, lanes, rows, eps);
+        }));
 }
 
 inline void qk_norm_backward(floatX* dinp,           // (N, (NH + 2 NKV) * HS), may be dout
@@ -236,7 +241,15 @@ inline void qk_norm_backward(floatX* dinp,           // (N, (NH + 2 NKV) * HS), 
                              const floatX* qweight,  // (HS)
                              const floatX* kweight,  // (HS)
                              Rotation rope, QkvRows rows, cudaStream_t stream) {
-    ON_DEVICE(stream,
+    auto cost = [&]() -> LaunchCost {
+        double heads = array_bytes(dinp, rows.N, rows.qk_heads(), rows.HS),
+               partials = array_bytes(scratch, even_share(rows.N, qk_norm_partials), 2, rows.HS);
+        return {.read = 2 * heads + array_bytes(rstd, rows.N, rows.qk_heads()) +
+                        rotation_bytes(rope, rows.N) + partials,
+                .written = heads + partials,
+                .launches = 2};
+    };
+    ON_DEVICE(stream, cost(),
               qk_norm_backward_cpu(dinp, dqweight, dkweight, scratch, dout, inp, rstd, qweight, kweight, rope,
                                    rows),
               with_vec_width<floatX>(std::gcd(rope.R / 2, rows.HS), [&](auto width) {

@@ -150,9 +150,19 @@ __global__ void rope_kernel(floatX* qkv, float* amax, Rotation rotation, float d
 // ----------------------------------------------------------------------------
 // launchers
 
+// Bytes of the angles and positions of N rows.
+inline double rotation_bytes(const Rotation& rotation, int N) {
+    return array_bytes(rotation.table, ledger->T, rotation.R) + array_bytes(rotation.positions, N);
+}
+
 inline void rope(floatX* qkv, Rotation rotation, float direction, QkvRows rows, cudaStream_t stream,
                  float* amax = nullptr) {
-    ON_DEVICE(stream,
+    auto cost = [&]() -> LaunchCost {
+        double turned = array_bytes(qkv, rows.N, rows.qk_heads(), rotation.R);
+        double read = amax ? array_bytes(qkv, rows.N, rows.heads(), rows.HS) : turned;
+        return {.read = read + rotation_bytes(rotation, rows.N), .written = turned};
+    };
+    ON_DEVICE(stream, cost(),
               (rope_cpu(qkv, rotation, direction, rows), keep_amax_cpu(amax, qkv, rows.offset(rows.N, 0))), {
                   begin_amax(amax, stream);
                   with_vec_width<floatX>(std::gcd(rotation.R / 2, rows.HS), [&](auto width) {

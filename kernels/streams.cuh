@@ -18,11 +18,15 @@ the host for them. The model asks CUDA for these here alone.
 // Copies `count` elements between any two places on the device and on the host.
 template <typename T>
 void copy_async(T* to, const std::type_identity_t<T>* from, size_t count, cudaStream_t stream) {
+    if (ledger)
+        return ledger->note(nullptr, stream,
+                            LaunchCost{.read = array_bytes(from, count), .written = array_bytes(to, count)});
     cudaCheck(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDefault, stream));
 }
 
 template <typename T>
 void zero_async(T* data, size_t count, cudaStream_t stream) {
+    if (ledger) return ledger->note(nullptr, stream, LaunchCost{.written = array_bytes(data, count)});
     cudaCheck(cudaMemsetAsync(data, 0, count * sizeof(T), stream));
 }
 
@@ -41,6 +45,10 @@ void copy_columns(T* to, size_t to_width, const T* from, size_t from_width, size
                   cudaStream_t stream) {
     // CUDA has a limit for widths, and looks at those of one row too, which nothing needs.
     if (rows == 1) to_width = from_width = columns;
+    if (ledger)
+        return ledger->note(
+            nullptr, stream,
+            LaunchCost{.read = array_bytes(from, rows, columns), .written = array_bytes(to, rows, columns)});
     cudaCheck(cudaMemcpy2DAsync(to, to_width * sizeof(T), from, from_width * sizeof(T), columns * sizeof(T),
                                 rows, cudaMemcpyDeviceToDevice, stream));
 }

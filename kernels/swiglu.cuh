@@ -106,27 +106,31 @@ __global__ void swiglu_backward_kernel(floatX* dinp, float* amax, const floatX* 
 // amax: (1) becomes the amax of out, or null; likewise for the gradient.
 inline void swiglu_forward(floatX* out /* (N, F) */, const floatX* inp /* (N, 2F) */, int N, int F,
                            cudaStream_t stream, float* amax = nullptr) {
-    ON_DEVICE(stream, swiglu_forward_cpu(out, amax, inp, N, F), {
-        begin_amax(amax, stream);
-        with_vec_width<floatX>(F, [=](auto width) {
-            constexpr int W = width;
-            int threads = row_threads(F / W, swiglu_block);
-            dim3 grid(N, ceil_div(F, threads * W));
-            launch(swiglu_forward_kernel<W>, grid, threads, 0, stream, out, amax, inp, F);
-        });
-    });
+    ON_DEVICE(stream, (LaunchCost{.read = array_bytes(inp, N, 2, F), .written = array_bytes(out, N, F)}),
+              swiglu_forward_cpu(out, amax, inp, N, F), {
+                  begin_amax(amax, stream);
+                  with_vec_width<floatX>(F, [=](auto width) {
+                      constexpr int W = width;
+                      int threads = row_threads(F / W, swiglu_block);
+                      dim3 grid(N, ceil_div(F, threads * W));
+                      launch(swiglu_forward_kernel<W>, grid, threads, 0, stream, out, amax, inp, F);
+                  });
+              });
 }
 
 inline void swiglu_backward(floatX* dinp /* (N, 2F), may be inp */, const floatX* dout /* (N, F) */,
                             const floatX* inp /* (N, 2F) */, int N, int F, cudaStream_t stream,
                             float* amax = nullptr) {
-    ON_DEVICE(stream, swiglu_backward_cpu(dinp, amax, dout, inp, N, F), {
-        begin_amax(amax, stream);
-        with_vec_width<floatX>(F, [=](auto width) {
-            constexpr int W = width;
-            int threads = row_threads(F / W, swiglu_block);
-            dim3 grid(N, ceil_div(F, threads * W));
-            launch(swiglu_backward_kernel<W>, grid, threads, 0, stream, dinp, amax, dout, inp, F);
-        });
-    });
+    ON_DEVICE(stream,
+              (LaunchCost{.read = array_bytes(dout, N, F) + array_bytes(inp, N, 2, F),
+                          .written = array_bytes(dinp, N, 2, F)}),
+              swiglu_backward_cpu(dinp, amax, dout, inp, N, F), {
+                  begin_amax(amax, stream);
+                  with_vec_width<floatX>(F, [=](auto width) {
+                      constexpr int W = width;
+                      int threads = row_threads(F / W, swiglu_block);
+                      dim3 grid(N, ceil_div(F, threads * W));
+                      launch(swiglu_backward_kernel<W>, grid, threads, 0, stream, dinp, amax, dout, inp, F);
+                  });
+              });
 }

@@ -60,7 +60,7 @@ struct Sizes {
 using TrafficByLauncher = std::map<std::string, simt::Traffic>;
 
 struct Counted {
-    TrafficByLauncher device, table;
+    TrafficByLauncher device, ledger, table;
 };
 
 // A step on the simulated device, and what the table says of it.
@@ -83,16 +83,30 @@ Counted counted(const ModelConfig& config, const Sizes& s, Recompute recompute, 
         tokens[i] = (i * 7919) % config.vocab_size, targets[i] = (i * 31 + 7) % config.vocab_size;
     TestBatch batch(s.B, s.T, tokens, targets);
     cudaCheck(cudaStreamSynchronize(g.stream));
-    Counted counted;
-    {
-        simt::CountTraffic count;
+    auto step = [&] {
         zero_gradients(g);
         accumulate_gradients(
             g, s.micro_batches, [&](int, int) { return *batch; }, 1.0f / N, true);
         g.state.update(g.stats.data, make_optimizer(o, 0), 1.0f);
+    };
+    Counted counted;
+    {
+        simt::CountTraffic count;
+        step();
         CHECK(read_result(g, 1).finite);
         g.state.synchronize();
         counted.device = count.take();
+    }
+    g.products.weights_changed(false);
+    Ledger asked = {sizeof(floatX), s.T};
+    ledger = &asked;
+    step();
+    ledger = nullptr;
+    for (const LedgerEntry& entry : asked.entries) {
+        if (!entry.launcher) continue;
+        const LaunchCost& cost = entry.cost;
+        counted.ledger[entry.launcher] +=
+            {cost.launches, (size_t)cost.read, (size_t)cost.written, cost.product.flops()};
     }
     double matrices = 0;
     for (int unit : g.layout.held())
@@ -110,7 +124,7 @@ Counted counted(const ModelConfig& config, const Sizes& s, Recompute recompute, 
 
 }  // namespace
 
-TEST_CASE("a step reads and writes what the table says" * doctest::test_suite("long")) {
+TEST_CASE("a step reads and writes what launchers and the table say" * doctest::test_suite("long")) {
     constexpr Sizes large = {1, 192, 128, 1}, small = {1, 64, 128, 2}, wide = {1, 64, 192, 1};
     struct {
         std::string name;
@@ -143,21 +157,23 @@ TEST_CASE("a step reads and writes what the table says" * doctest::test_suite("l
             CAPTURE(model.name);
             CAPTURE(s.T);
             CAPTURE(s.C);
-            auto [device, table] =
+            auto [device, ledger, table] =
                 counted(model.config(s.C), s, model.recompute, model.fp8, model.optimizer, model.schedule);
             for (auto& [launcher, was] : device) {
                 CAPTURE(launcher);
-                simt::Traffic says = table[launcher];
-                CHECK(says.launches == was.launches);
-                CHECK(says.flops == doctest::Approx(was.flops));
-                constexpr double single_numbers = 256;  // bytes of a launch
-                auto close = [&](size_t bytes, size_t want) {
-                    return std::abs((double)bytes - (double)want) <=
-                           0.01 * (double)want + single_numbers * (double)was.launches;
-                };
-                CHECK_MESSAGE(close(says.read, was.read), says.read, " for ", was.read);
-                CHECK_MESSAGE(close(says.written, was.written), says.written, " for ", was.written);
+                for (simt::Traffic says : {ledger[launcher], table[launcher]}) {
+                    CHECK(says.launches == was.launches);
+                    CHECK(says.flops == doctest::Approx(was.flops));
+                    constexpr double single_numbers = 256;  // bytes of a launch
+                    auto close = [&](size_t bytes, size_t want) {
+                        return std::abs((double)bytes - (double)want) <=
+                               0.01 * (double)want + single_numbers * (double)was.launches;
+                    };
+                    CHECK_MESSAGE(close(says.read, was.read), says.read, " for ", was.read);
+                    CHECK_MESSAGE(close(says.written, was.written), says.written, " for ", was.written);
+                }
             }
+            CHECK(ledger.size() == device.size());
             CHECK(table.size() == device.size());
         }
     }
