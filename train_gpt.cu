@@ -95,7 +95,7 @@ struct Gpt {
         const Layout& layout);
     Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings)
         : Gpt(config, workload, settings, one_process(), {}) {}
-    ~Gpt() { cudaStreamSynchronize(stream); }
+    ~Gpt() { drain(stream); }
 
     Dims dims(const Batch& batch) const { return {config, rows.ranks(), batch.B, batch.T}; }
 
@@ -136,9 +136,10 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
       rows(mesh.tensor(), cut.row_chunks, settings.overlap, stream),
       tp{rows, products, stream, acts[0].partial, acts[0].scratch},
       rope(memory.of("activations").take<float>(rope_floats(config, workload))) {
+    if (ledger) return;  // the angles would be read by no one
     std::vector<float> angles = rope_angles(config, workload);
     if (!angles.empty()) copy_to_device(rope, angles.data(), angles.size(), stream);
-    cudaCheck(cudaStreamSynchronize(stream));
+    synchronize(stream);
 }
 
 // ----------------------------------------------------------------------------
@@ -996,6 +997,19 @@ inline void step(Gpt& g, TrainingRun& run) {
         run.timings->end_step();
     }
     run.end_step(g.stats.result(targets, g.mesh), optimizer.learning_rate);
+}
+
+// comm/plan_times.h says what for.
+void record_passes(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings,
+                   const Layout& layout, const MeshPosition& position) {
+    Mesh mesh(layout.mesh, position);
+    Gpt g(config, workload, settings, mesh, layout);
+    ledger->forget();  // making it is no part of a step
+    DeviceArray<int> numbers(batch_ints(workload.B, workload.T));
+    Batch batch = {batch_at((const int*)numbers.data, workload.B, workload.T), workload.B, workload.T};
+    batch.doc_start = nullptr;
+    auto load = [&](int, int) { return batch; };
+    accumulate_gradients(g, layout.pipeline.micro_batches, load, 1.0f);
 }
 
 inline void train(const TrainingLine& line, const World& world) {

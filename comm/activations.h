@@ -18,7 +18,7 @@ schedule runs, each layer sees the instances that are its own through a struct o
 #include "data/options/options.h"  // Recompute
 #include "kernels/attention.cuh"   // attention_backward_scratch
 #include "kernels/embedding.cuh"   // embedding_backward_scratch
-#include "kernels/fp8_matmul.cuh"  // fp8_fast_gradients, Fp8Operand
+#include "kernels/fp8_matmul.cuh"  // Fp8Operand
 #include "kernels/matmul.cuh"      // matmul_backward_bias_scratch, gelu_may_ride
 #include "kernels/norm.cuh"        // norm_backward_scratch
 #include "kernels/qk_norm.cuh"     // qk_norm_backward_scratch
@@ -34,9 +34,9 @@ struct Workload {
     int loss_chunk;  // tokens whose logits exist at the same time
     // Texts that are written at once, and the tokens of each whose keys and values are kept. 0: none.
     int cache_rows = 0, cache_length = 0;
-    bool fp8 = false;                          // products of the blocks
-    size_t element_bytes = sizeof(floatX);     // another size in plans for other builds than this one
-    bool fast_gradients = fp8_fast_gradients;  // likewise
+    bool fp8 = false;                       // products of the blocks
+    size_t element_bytes = sizeof(floatX);  // another size in plans for other builds than this one
+    bool fast_gradients = false;            // in fp8: Fp8Sizes
 
     int positions() const { return std::max(T, cache_length); }
 };
@@ -63,6 +63,7 @@ struct ActivationRow {
     const char* name;
     size_t size;  // bytes of one instance
     Lifetime lifetime;
+    bool is_floatX;
     void (*point)(void* view, void* memory);  // the field of the view that has the name
     char* memory = nullptr;
 
@@ -101,7 +102,11 @@ struct ActivationArrays {
     ActivationArrays(Arena& memory, std::vector<ActivationRow> rows, const Stage& stage)
         : table(std::move(rows)) {
         memory.of("activations");
-        for (ActivationRow& row : table) row.memory = memory.take<char>(row.stride() * row.instances(stage));
+        for (ActivationRow& row : table) {
+            size_t bytes = row.stride() * row.instances(stage);
+            row.memory = row.is_floatX ? (char*)memory.take_elements(bytes / memory.element_bytes())
+                                       : memory.take<char>(bytes);
+        }
     }
 };
 
@@ -347,7 +352,8 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
 #define X(type, name, elements, lifetime, present)                                                           \
     if (size_t count = (present) ? (elements) : 0) {                                                         \
         auto point = [](void* view, void* at) { ((Activations*)view)->name = (type*)at; };                   \
-        rows.push_back({#name, count * bytes_of_##type, lifetime, point});                                   \
+        bool is_floatX = std::string_view(#type) == "floatX";                                                \
+        rows.push_back({#name, count * bytes_of_##type, lifetime, is_floatX, point});                        \
     }
     ACTIVATIONS(X)
 #undef X

@@ -398,7 +398,7 @@ public:
         write_empty_batch(source_->shape(), empty_.data);
     }
 
-    ~DeviceBatches() { cudaStreamSynchronize(stream_); }  // it may copy from the slots
+    ~DeviceBatches() { drain(stream_); }  // it may copy from the slots
 
     // Bytes of the host's memory that a rank takes for batches of this size: what they are read into, which
     // is shared memory where one process reads for a machine, and the pinned blocks that they are copied

@@ -6,6 +6,7 @@ Every process counts what it sends, and every call is in its record (comm/record
 */
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -104,10 +105,7 @@ constexpr ncclDataType_t nccl_type() {
 // A stream for communication: where it competes with computation for a GPU, it goes first. The name is for
 // timelines.
 inline cudaStream_t new_communication_stream(const char* name) {
-    int least, greatest;
-    cudaStream_t stream;
-    cudaCheck(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    cudaCheck(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest));
+    cudaStream_t stream = new_stream(true);
     recorder.name_stream(stream, name);
     return stream;
 }
@@ -166,6 +164,15 @@ public:
         return all;
     }
 
+    // A group of ranks that are not there, for a ledger.
+    static Communicator imagined(const std::vector<int>& members, int me) {
+        Communicator group;
+        group.shared_ = std::make_shared<Shared>();
+        group.shared_->rank = (int)(std::find(members.begin(), members.end(), me) - members.begin());
+        group.shared_->size = (int)members.size(), group.shared_->stride = std::abs(members[1] - members[0]);
+        return group;
+    }
+
     // Ranks with the same color form a group, ordered by key. A rank with a negative color is in none: a
     // group of one. max_blocks: of each of its kernels on a GPU, of which other work keeps the rest.
     Communicator split(int color, int key, int max_blocks = 32) const {
@@ -197,6 +204,7 @@ public:
     template <typename T>
     void all_reduce(T* data, size_t count, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return;
+        if (ledger) return write_down(Operation::all_reduce, kind, array_bytes(data, count), stream);
         TraceSpan call(Operation::all_reduce, shared_->record, kind, count * sizeof(T), stream);
         check_call(ncclAllReduce(data, data, count, nccl_type<T>(), ncclSum, comm(), stream), "ncclAllReduce",
                    __LINE__);
@@ -216,6 +224,8 @@ public:
     template <typename T>
     void reduce_scatter(const T* data, T* own, size_t part, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return copy_own(own, data, part, stream);
+        if (ledger)
+            return write_down(Operation::reduce_scatter, kind, array_bytes(data, size(), part), stream);
         TraceSpan call(Operation::reduce_scatter, shared_->record, kind, size() * part * sizeof(T), stream);
         check_call(ncclReduceScatter(data, own, part, nccl_type<T>(), ncclSum, comm(), stream),
                    "ncclReduceScatter", __LINE__);
@@ -232,6 +242,7 @@ public:
     template <typename T>
     void all_gather(const T* own, T* data, size_t part, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return copy_own(data, own, part, stream);
+        if (ledger) return write_down(Operation::all_gather, kind, array_bytes(data, size(), part), stream);
         TraceSpan call(Operation::all_gather, shared_->record, kind, size() * part * sizeof(T), stream);
         check_call(ncclAllGather(own, data, part, nccl_type<T>(), comm(), stream), "ncclAllGather", __LINE__);
         add(kind, (size_t)(size() - 1) * part * sizeof(T));
@@ -242,6 +253,7 @@ public:
     template <typename T>
     void all_to_all(const T* data, T* received, size_t part, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return;
+        if (ledger) return write_down(Operation::all_to_all, kind, array_bytes(data, size(), part), stream);
         TraceSpan call(Operation::all_to_all, shared_->record, kind, size() * part * sizeof(T), stream);
         ncclCheck(ncclGroupStart());
         for (int distance = 1; distance < size(); distance++) {  // from each rank to another one at a time
@@ -259,6 +271,7 @@ public:
     template <typename T>
     void broadcast(T* data, size_t count, int root, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return;
+        if (ledger) return write_down(Operation::broadcast, kind, array_bytes(data, count), stream);
         TraceSpan call(Operation::broadcast, shared_->record, kind, count * sizeof(T), stream);
         check_call(ncclBroadcast(data, data, count, nccl_type<T>(), root, comm(), stream), "ncclBroadcast",
                    __LINE__);
@@ -271,6 +284,7 @@ public:
     template <typename T>
     void send(const T* data, size_t count, int to, Traffic kind, cudaStream_t stream) const {
         require_group(to);
+        if (ledger) return write_down(Operation::send, kind, array_bytes(data, count), stream);
         TraceSpan call(Operation::send, shared_->record, kind, count * sizeof(T), stream);
         check_call(ncclSend(data, count, nccl_type<T>(), to, comm(), stream), "ncclSend", __LINE__);
         add(kind, count * sizeof(T));
@@ -280,6 +294,7 @@ public:
     void receive(T* data, size_t count, int from, cudaStream_t stream,
                  Traffic kind = Traffic::pipeline) const {
         require_group(from);
+        if (ledger) return write_down(Operation::receive, kind, array_bytes(data, count), stream);
         TraceSpan call(Operation::receive, shared_->record, kind, count * sizeof(T), stream);
         check_call(ncclRecv(data, count, nccl_type<T>(), from, comm(), stream), "ncclRecv", __LINE__);
     }
@@ -319,6 +334,7 @@ private:
         ncclComm_t comm = nullptr;
         int rank = 0, size = 1;
         int record = -1;  // among the groups of the record
+        int stride = 1;   // of an imagined one
 
         void end(ncclResult_t (*how)(ncclComm_t)) {
             if (comm) how(comm);
@@ -345,6 +361,12 @@ private:
 
     void check_call(ncclResult_t result, const char* call, int line) const {
         nccl_check(when_over(result, shared_->comm), call, __FILE__, line, shared_->comm);
+    }
+
+    void write_down(Operation operation, Traffic kind, double bytes, cudaStream_t stream) const {
+        ledger->add({.kind = LedgerEntry::call,
+                     .stream = stream,
+                     .group = {(int)operation, (int)kind, shared_->size, shared_->stride, bytes}});
     }
 
     void require_group(int other) const {
@@ -375,6 +397,7 @@ private:
 // one.
 template <typename Work>
 void grouped(std::initializer_list<Communicator> groups, Work&& work) {
+    if (ledger) return work();
     TraceGroup one_entry;
     ncclCheck(ncclGroupStart());
     work();

@@ -71,6 +71,10 @@ inline size_t available_host_memory(int ranks) {
 template <typename T>
 void allocate(T*& pointer, size_t count, bool on_host = false) {
     size_t bytes = count * sizeof(T);
+    if (ledger) {
+        pointer = ledger->imagine<T*>(bytes);
+        return;
+    }
     cudaError_t error =
         on_host ? cudaMallocHost((void**)&pointer, bytes) : cudaMalloc((void**)&pointer, bytes);
     if (error == cudaErrorMemoryAllocation) {
@@ -81,13 +85,17 @@ void allocate(T*& pointer, size_t count, bool on_host = false) {
     cudaCheck(error);
 }
 
+inline void release(void* pointer, bool on_host) {
+    if (!is_imagined(pointer)) on_host ? cudaFreeHost(pointer) : cudaFree(pointer);
+}
+
 // Memory for as long as this lives.
 template <typename T, bool on_host>
 struct OwnedArray {
     T* data;
 
     explicit OwnedArray(size_t count) { allocate(data, count, on_host); }
-    ~OwnedArray() { on_host ? cudaFreeHost(data) : cudaFree(data); }
+    ~OwnedArray() { release(data, on_host); }
     OwnedArray(const OwnedArray&) = delete;
     OwnedArray& operator=(const OwnedArray&) = delete;
 };
@@ -103,14 +111,14 @@ public:
     // An arena that only counts has null for all arrays. It may count for a program of other numbers than
     // this one's: element_bytes is the size that these have there.
     enum Mode { takes, counts };
-    explicit Arena(Mode mode = takes, size_t element_bytes = sizeof(floatX))
+    explicit Arena(Mode mode = takes, size_t element_bytes = ::element_bytes())
         : mode_(mode), element_bytes_(element_bytes) {
-        if (mode == takes && element_bytes != sizeof(floatX))
+        if (mode == takes && !ledger && element_bytes != sizeof(floatX))
             fail("memory: numbers of %zu bytes can only be counted here; take those of this build",
                  element_bytes);
     }
     ~Arena() {
-        for (auto [pointer, on_host] : taken_) on_host ? cudaFreeHost(pointer) : cudaFree(pointer);
+        for (auto [pointer, on_host] : taken_) ::release(pointer, on_host);
     }
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
@@ -126,11 +134,11 @@ public:
     // (count) elements of no particular value. An array of none is null.
     template <typename T>
     T* take(size_t count) {
-        return take<T>(count, sizeof(T));
+        return take<T>(count, false);
     }
 
     // (count) numbers as parameters and activations are made of, likewise.
-    floatX* take_elements(size_t count) { return take<floatX>(count, element_bytes_); }
+    floatX* take_elements(size_t count) { return take<floatX>(count, true); }
 
     // (count) zeros, once the stream has come so far.
     template <typename T>
@@ -166,10 +174,11 @@ private:
     }
 
     template <typename T>
-    T* take(size_t count, size_t element_bytes) {
+    T* take(size_t count, bool is_floatX) {
         MemoryClass& its_class = classes_.at(current_);
-        its_class.bytes += count * element_bytes;
+        its_class.bytes += count * (is_floatX ? element_bytes_ : sizeof(T));
         if (count == 0 || mode_ == counts) return nullptr;
+        if (ledger) return ledger->imagine<T*>(count * sizeof(T), is_floatX);
         T* pointer;
         allocate(pointer, count, its_class.on_host);
         taken_.push_back({pointer, its_class.on_host});
@@ -194,11 +203,8 @@ std::vector<MemoryClass> memory_of(const Args&... args) {
 // The stream that computes; it ends when its work does.
 struct ComputeStream {
     cudaStream_t stream;
-    ComputeStream() { cudaCheck(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
-    ~ComputeStream() {
-        cudaStreamSynchronize(stream);
-        cudaStreamDestroy(stream);
-    }
+    ComputeStream() : stream(new_stream()) {}
+    ~ComputeStream() { end_stream(stream); }
     ComputeStream(const ComputeStream&) = delete;
     ComputeStream& operator=(const ComputeStream&) = delete;
 };

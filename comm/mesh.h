@@ -75,6 +75,25 @@ public:
         build_seconds = seconds_now() - start;
     }
 
+    // A place in a world that is not there, for a ledger.
+    Mesh(const MeshShape& shape, const MeshPosition& position) : shape(shape), position(position) {
+        int me = rank_of(position, shape);
+        for (size_t group = 0; group < mesh_groups.size(); group++) {
+            std::vector<int> members = members_of(mesh_groups[group], me, shape);
+            if (members.size() > 1) groups_[group] = Communicator::imagined(members, me);
+        }
+        int stage = position[Axis::pipeline], last = shape.pp - 1;
+        auto link = [&](int end, int begin_to_end) {
+            int other = rank_of(position.with(Axis::pipeline, (end + shape.pp) % shape.pp), shape);
+            return Communicator::imagined(begin_to_end > 0 ? std::vector{me, other} : std::vector{other, me},
+                                          me);
+        };
+        if (last > 0 && (stage > 0 || shape.ring))
+            links_.forward_in = link(stage - 1, -1), links_.backward_out = link(stage - 1, 1);
+        if (last > 0 && (stage < last || shape.ring))
+            links_.forward_out = link(stage + 1, 1), links_.backward_in = link(stage + 1, -1);
+    }
+
     MeshShape shape;
     MeshPosition position;
 
@@ -305,16 +324,13 @@ void wait_watching(const Mesh& mesh, Look&& look) {
 
 // Waits until all work in the stream is done.
 inline void wait_for(cudaStream_t stream, const Mesh& mesh) {
-    if (mesh.shape.ranks() == 1) {
-        cudaCheck(cudaStreamSynchronize(stream));
-        return;
-    }
+    if (ledger || mesh.shape.ranks() == 1) return synchronize(stream);
     wait_watching(mesh, [&] { return cudaStreamQuery(stream); });
 }
 
 // Waits until the stream has come to the event. One that was never recorded is over.
 inline void wait_for(const Event& event, const Mesh& mesh) {
-    if (mesh.shape.ranks() == 1) return event.wait();
+    if (ledger || mesh.shape.ranks() == 1) return event.wait();
     wait_watching(mesh, [&] { return event.query(); });
 }
 
@@ -324,5 +340,5 @@ template <typename T>
 void copy_to_host(T* to, const T* from, size_t count, cudaStream_t stream, const Mesh& mesh) {
     wait_for(stream, mesh);
     copy_async(to, from, count, stream);
-    cudaCheck(cudaStreamSynchronize(stream));
+    synchronize(stream);
 }

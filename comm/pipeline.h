@@ -77,9 +77,7 @@ public:
         if (link.size() > 1) stream_ = new_communication_stream(name);
     }
     ~PipelineLink() {
-        if (!stream_) return;
-        cudaStreamSynchronize(stream_);
-        cudaStreamDestroy(stream_);
+        if (stream_) end_stream(stream_);
     }
     PipelineLink(const PipelineLink&) = delete;
     PipelineLink& operator=(const PipelineLink&) = delete;
@@ -224,6 +222,7 @@ public:
             forward_in_.receive_ahead();
             backward_in_.receive_ahead();
             recorder.at_micro_batch(action.micro_batch, action.chunk);
+            if (ledger) ledger->begin_task((int)action.work);
             const PipelineTask task = enter(action);
             {
                 TraceSpan pass(recorded_as(action.work), compute_);
@@ -294,7 +293,7 @@ inline Pipeline::Pipeline(Arena& memory, const Mesh& mesh, const PipelineShape& 
 
 // The links wait for their streams when they end.
 inline Pipeline::~Pipeline() {
-    cudaStreamSynchronize(compute_);
+    drain(compute_);
 }
 
 // ----------------------------------------------------------------------------

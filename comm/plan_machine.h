@@ -13,7 +13,6 @@ ranks that run this.
 
 #include "comm/memory.h"        // DeviceArray
 #include "comm/mesh.h"          // Mesh
-#include "comm/plan_passes.h"   // ProductShape
 #include "comm/placement.h"     // threads_per_rank
 #include "comm/plan_times.h"    // expected_product_rate, expected_attention_rate
 #include "comm/world.h"         // World
@@ -298,7 +297,7 @@ inline void measure_attention(Machine& machine, const Stopwatch& watch, int T, i
            *output_gradients = outputs + out;
     double keys = (T + 1) / 2.0, scores = 2.0 * keys * (double)out;  // FLOPs of a product of theirs
     auto rate = [&](double products, double seconds, bool forward) {
-        return products * scores / seconds / expected_attention_rate(machine, HS, keys, forward);
+        return products * scores / seconds / expected_attention_rate(machine, {scores, keys, HS, forward});
     };
     machine.attention_forward = machine.attention_backward = 1;
     double forward = watch.seconds([&] { attention_forward(outputs, lse.data, inputs, shape, stream); });

@@ -235,10 +235,7 @@ public:
         double busy = *std::max_element(none.busy.begin(), none.busy.end());
         parts.optimizer = none.optimizer;
         parts.bubble = std::max(0.0, none.seconds - busy - none.optimizer);
-        Options o = options_of(cut);
-        StepPasses passes(o, workload(cut), Stage(o, {.mesh = {.tp = cut.tp}}, {}, true), 1, 0,
-                          zero_settings(o, element_bytes_));
-        StepTime kinds = predicted_time(machine_, o.head_size, passes.rows);
+        const StepTime& kinds = times(cut).kinds;
         parts.products = busy * kinds.products / kinds.all();
         parts.attention = busy * kinds.attention / kinds.all();
         parts.other_kernels = busy * kinds.streams / kinds.all();
@@ -538,10 +535,7 @@ private:
         if (known == times_.end()) {
             Workload w = workload(cut);
             Machine rest = machine_without(machine_, held);
-            ZeroSettings settings = zero_settings(o, element_bytes_);
-            known =
-                times_.emplace(key, micro_batch_time(o, w, tensor, rest, settings, task_.overlap().tensor))
-                    .first;
+            known = times_.emplace(key, micro_batch_time(o, w, tensor, rest, task_.overlap().tensor)).first;
         }
         return known->second;
     }

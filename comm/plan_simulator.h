@@ -26,7 +26,7 @@ part of the time of a product, as far as that does not hide them.
 #include <vector>
 
 #include "comm/layout.h"             // Layout
-#include "comm/plan_times.h"         // RankGroup, gather_seconds
+#include "comm/plan_times.h"         // MicroBatchTime
 #include "comm/parameters.h"         // ParameterLayout
 #include "comm/pipeline_schedule.h"  // pipeline_actions
 #include "data/base/error.h"         // fail
@@ -121,7 +121,7 @@ public:
         const MicroBatchTime& times = step_.times;
         for (int unit : held_) {
             double own = size(unit) / shard_.ranks, matrices = matrices_of(unit);
-            compute += times.norm * own;
+            compute += times.others.norm * own;
             optimizer_clock() += times.others.prepare * (own - matrices) + times.matrices.prepare * matrices;
         }
         if (step_.offload) host_free_ += compute;  // which sends the norm there
@@ -148,7 +148,8 @@ public:
         }
         if (cut_parameters_) data_free_ = std::max(data_free_, optimizer_clock());
         for (int unit : held_)
-            compute += times.clearing * (cut_gradients_ ? 1 : shard_.ranks) * size(unit) / shard_.ranks;
+            compute +=
+                times.others.clearing * (cut_gradients_ ? 1 : shard_.ranks) * size(unit) / shard_.ranks;
         optimizer = compute;
     }
 

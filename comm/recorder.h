@@ -115,7 +115,7 @@ class Recorder {
 public:
     static constexpr uint8_t compute_track = 0, host_track = 1;
 
-    bool on() const { return on_.load(std::memory_order_relaxed); }
+    bool on() const { return on_.load(std::memory_order_relaxed) && !ledger; }
 
     // Begins a record of this process, whose passes are on this stream.
     void start(cudaStream_t compute, const RecordedRank& rank) {
@@ -173,6 +173,7 @@ public:
 
     // A name for a stream in timelines.
     void name_stream(cudaStream_t stream, const char* name) {
+        if (is_imagined(stream)) return;
         std::lock_guard lock(mutex_);
         names_.emplace_back(stream, name);
     }

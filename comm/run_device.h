@@ -111,7 +111,6 @@ inline void choose_matmul_dtype(const Options& o) {
             fail("--fp8-fast-gradients on: goes with --matmul-dtype fp8; give --fp8-fast-gradients off");
         return;
     }
-    fp8_fast_gradients = o.fp8_fast_gradients;
     if (!has_products_in_bf16) {
         refuse(text("this program has no such products (%s, %s); build with DEVICE=cuda PRECISION=bf16",
                     device_name, floatX_name));

@@ -159,7 +159,9 @@ inline Fp8Sizes fp8_sizes(const ModelConfig& config, const Workload& w, const St
     if (!w.fp8) return {};
     size_t layers = 0;
     for (int of_chunk : stage.layers(0)) layers += of_chunk;
-    Fp8Sizes sizes = {.keeps_weights = w.recompute == Recompute::none, .rows = (size_t)w.B * w.T};
+    Fp8Sizes sizes = {.keeps_weights = w.recompute == Recompute::none,
+                      .fast_gradients = w.fast_gradients,
+                      .rows = (size_t)w.B * w.T};
     for (const LocalProduct& product : local_products(config, stage.layout().mesh.tp)) {
         size_t weight = product.inputs * product.outputs;
         sizes.matrices += layers;

@@ -56,9 +56,7 @@ public:
     }
 
     ~SequenceParallel() {
-        if (!overlaps()) return;
-        cudaStreamSynchronize(sends_);
-        cudaStreamDestroy(sends_);
+        if (overlaps()) end_stream(sends_);
     }
 
     SequenceParallel(const SequenceParallel&) = delete;

@@ -140,7 +140,7 @@ struct TrainingRun {
         std::string text = world.size() > 1
                                ? ""
                                : prediction_text(this_machine(), peak_rate(o), takes_wgmma_attention(o), o,
-                                                 model.workload, model.stage, (double)model.held);
+                                                 model.workload, (double)model.held);
         if (!text.empty()) print("prediction   %s\n", text.c_str());
         progress.expect(plan.expected_seconds);
         take_weights();

@@ -287,15 +287,12 @@ inline ZeroState::ZeroState(Arena& memory, const ParameterLayout& layout, const 
     if (arrays_.cut_grads) grad_at_.resize(grad_places_.count());
 
     if (settings.training) plan_step();
-    cudaCheck(cudaStreamSynchronize(compute_));
+    ::synchronize(compute_);
 }
 
 inline ZeroState::~ZeroState() {
-    cudaStreamSynchronize(compute_);
-    for (cudaStream_t stream : own_streams_) {
-        cudaStreamSynchronize(stream);
-        cudaStreamDestroy(stream);
-    }
+    drain(compute_);
+    for (cudaStream_t stream : own_streams_) end_stream(stream);
 }
 
 inline void ZeroState::order(cudaStream_t before, cudaStream_t after) {
@@ -436,6 +433,7 @@ inline void ZeroState::gather_unit(int unit) {
 }
 
 inline void ZeroState::acquire(int unit, int direction) {
+    if (ledger) ledger->enter(unit);
     if (!arrays_.cut_params) {
         recorder.at_unit(unit);
         // work of a single stream is in order anyway, and a unit that was waited for once is there
@@ -459,6 +457,7 @@ inline void ZeroState::acquire(int unit, int direction) {
 }
 
 inline void ZeroState::release(int unit) {
+    if (ledger) ledger->enter(-1);
     if (!arrays_.cut_params) return;
     Place& place = param_at_[param_places_.place(unit)];
     place.in_use = false;
@@ -474,6 +473,7 @@ inline void ZeroState::zero_gradients() {
 }
 
 inline void ZeroState::begin_gradients(int unit) {
+    if (ledger) ledger->enter(unit);
     if (!arrays_.cut_grads) return;
     Place& place = grad_at_[grad_places_.place(unit)];
     if (place.in_use) return;

@@ -105,17 +105,16 @@ inline size_t attention_backward_scratch(const AttentionShape& shape, bool dbias
     return std::max(floats, dbias ? matmul_backward_bias_scratch(shape.qkv_row()) : 0);
 }
 
-// FLOPs of `products` of the scores' size.
-inline double attention_flops(const AttentionShape& s, int products) {
-    return 2.0 * products * s.mean_keys() * s.B * s.Tq * s.out_row();
+// `products` of the scores' size.
+inline AttentionWork attention_work(const AttentionShape& s, int products, bool forward) {
+    return {2.0 * products * s.mean_keys() * s.B * s.Tq * s.out_row(), s.mean_keys(), s.HS, forward};
 }
 
 inline LaunchCost attention_forward_cost(const floatX* out, const float* lse, const floatX* qkv,
                                          const AttentionShape& s) {
     return {.read = array_bytes(qkv, s.B, s.Tk, s.qkv_row()),
             .written = array_bytes(out, s.B, s.Tq, s.out_row()) + array_bytes(lse, s.B, s.NH, s.Tq),
-            .attention_flops = attention_flops(s, 2),
-            .mean_keys = s.mean_keys()};
+            .attention = attention_work(s, 2, true)};
 }
 
 // Three kernels: a pass over out and dout for statistics of the rows; the gradients, with sums of dq where
@@ -133,8 +132,7 @@ inline std::vector<LaunchCost> attention_backward_costs(const floatX* dqkv, cons
         {.read = 2 * out + array_bytes(lse, s.B, s.NH, s.Tq), .written = statistics},
         {.read = array_bytes(dqkv, s.B, s.Tk, s.qkv_row()) + out + statistics + sums,
          .written = array_bytes(dqkv, s.B, s.Tk, s.qkv_row()) + sums + partials,
-         .attention_flops = attention_flops(s, 5),
-         .mean_keys = s.mean_keys()}};
+         .attention = attention_work(s, 5, false)}};
     double bias = array_bytes(dbias, s.qkv_row());
     if (dbias) costs.push_back({.read = partials + bias, .written = bias});
     return costs;

@@ -155,14 +155,14 @@ struct ProfileRange {
 
 #define ON_DEVICE(stream, cost, cpu_call, ...)                                                               \
     ProfileRange profile_range(__func__);                                                                    \
-    if (ledger) return ledger->note(__func__, stream, cost);                                                 \
+    if (ledger) return ledger->launched(__func__, stream, cost);                                             \
     host_stream(stream).enqueue([=] { cpu_call; })
 
 #else
 
 #define ON_DEVICE(stream, cost, cpu_call, ...)                                                               \
     ProfileRange profile_range(__func__);                                                                    \
-    if (ledger) return ledger->note(__func__, stream, cost);                                                 \
+    if (ledger) return ledger->launched(__func__, stream, cost);                                             \
     NotedLaunchErrors::run([&] { __VA_ARGS__; })
 
 // kernel<<<grid, block, shared_bytes, stream>>>(arguments...), with converted arguments and errors checked.

@@ -21,10 +21,6 @@ output, of which nothing is kept.
 #include "kernels/fp8.cuh"
 #include "kernels/matmul.cuh"
 
-// Sums in the fewer bits of the tensor cores are enough for activations; this has them for gradients too,
-// which is faster.
-inline bool fp8_fast_gradients = false;
-
 inline const float* fp8_one(const Fp8Matrix& matrix) {
     return matrix.scale + fp8_one_at;
 }
@@ -53,9 +49,8 @@ inline void fp8_matmul_forward(floatX* out, const Fp8Matrix& inp, const Fp8Matri
 }
 
 inline void fp8_matmul_backward_input(floatX* dinp, const Fp8Matrix& dout, const Fp8Matrix& weight, int N,
-                                      int C, int OC, cudaStream_t stream, bool accumulate) {
-    ON_DEVICE(stream,
-              product_cost(dinp, dout.values, weight.transposed, N, C, OC, accumulate, fp8_fast_gradients),
+                                      int C, int OC, cudaStream_t stream, bool accumulate, bool fast_sums) {
+    ON_DEVICE(stream, product_cost(dinp, dout.values, weight.transposed, N, C, OC, accumulate, fast_sums),
               fail_on_cpu(__func__),
               multiply({.m = C,
                         .n = N,
@@ -64,7 +59,7 @@ inline void fp8_matmul_backward_input(floatX* dinp, const Fp8Matrix& dout, const
                         .accumulate = accumulate,
                         .a_type = CUDA_R_8F_E4M3,
                         .b_type = CUDA_R_8F_E5M2,
-                        .fast_sums = fp8_fast_gradients},
+                        .fast_sums = fast_sums},
                        {.a = weight.transposed,
                         .b = dout.values,
                         .d = dinp,
@@ -74,9 +69,8 @@ inline void fp8_matmul_backward_input(floatX* dinp, const Fp8Matrix& dout, const
 }
 
 inline void fp8_matmul_backward_weight(float* dweight, const Fp8Matrix& dout, const Fp8Matrix& inp, int N,
-                                       int C, int OC, cudaStream_t stream) {
-    ON_DEVICE(stream,
-              product_cost(dweight, dout.transposed, inp.transposed, OC, C, N, true, fp8_fast_gradients),
+                                       int C, int OC, cudaStream_t stream, bool fast_sums) {
+    ON_DEVICE(stream, product_cost(dweight, dout.transposed, inp.transposed, OC, C, N, true, fast_sums),
               fail_on_cpu(__func__),
               multiply({.m = C,
                         .n = OC,
@@ -86,7 +80,7 @@ inline void fp8_matmul_backward_weight(float* dweight, const Fp8Matrix& dout, co
                         .d_type = CUDA_R_32F,
                         .a_type = CUDA_R_8F_E4M3,
                         .b_type = CUDA_R_8F_E5M2,
-                        .fast_sums = fp8_fast_gradients},
+                        .fast_sums = fast_sums},
                        {.a = inp.transposed,
                         .b = dout.transposed,
                         .d = dweight,
@@ -101,6 +95,9 @@ struct Fp8Sizes {
     size_t matrices = 0;        // how many these are; 0: fp8 is off
     size_t largest_weight = 0;  // elements of one
     bool keeps_weights = true;  // both ways, until they change
+    // Sums in the fewer bits of the tensor cores are enough for activations; this has them for gradients too,
+    // which is faster.
+    bool fast_gradients = false;
     // The shape of the largest activation or gradient. In training a micro-batch has exactly so many rows,
     // and fewer are a part of them.
     size_t rows = 0, width = 0;
@@ -156,6 +153,7 @@ public:
     BlockProducts(Memory& memory, const Fp8Sizes& sizes, cudaStream_t stream)
         : on_(sizes.matrices > 0),
           keeps_weights_(sizes.keeps_weights),
+          fast_gradients_(sizes.fast_gradients),
           rows_(sizes.rows),
           stream_(stream),
           arrays_(memory, sizes) {}
@@ -210,7 +208,7 @@ public:
             transposed_ = all ? dout : nullptr;
             transposed_scale_ = dy.scale;
             return fp8_matmul_backward_input(dinp, dy, quantized(weight, OC, C, true), N, C, OC, stream_,
-                                             accumulate);
+                                             accumulate, fast_gradients_);
         }
         matmul_backward_input(dinp, dout, weight, N, C, OC, stream_, accumulate);
     }
@@ -236,7 +234,8 @@ public:
             }
             if (dbias) matmul_backward_bias(dbias, scratch, dout, N, OC, stream_);
             return fp8_matmul_backward_weight(dweight, {nullptr, arrays_.dout.transposed, transposed_scale_},
-                                              {nullptr, inp8.transposed, inp8.scale}, N, C, OC, stream_);
+                                              {nullptr, inp8.transposed, inp8.scale}, N, C, OC, stream_,
+                                              fast_gradients_);
         }
         matmul_backward_weight(dweight, dout, inp, N, C, OC, stream_, dbias, scratch);
     }
@@ -290,7 +289,7 @@ private:
         return one_way;
     }
 
-    const bool on_, keeps_weights_;
+    const bool on_, keeps_weights_, fast_gradients_;
     const size_t rows_;
     cudaStream_t stream_;
     Fp8Arrays arrays_;                    // weights and scales: from the first that no matrix has yet

@@ -1,7 +1,8 @@
 /*
 What a program asks of a card, written down instead of done. While a thread has a Ledger, its launches, copies
-and fills become entries of it, in their order, and nothing runs: so a step can be priced for a card that is
-not there, by the very code that trains.
+and fills, events and messages become entries of it, in their order, and nothing runs: so a step can be priced
+for a card that is not there, by the very code that trains. Arrays, streams and events that are made meanwhile
+are imagined: they have addresses that nothing can be mapped at, so that a slip crashes.
 
 The cost of a launch stands in its launcher. It is that of the kernel on a card, whatever device this program
 is built for: bytes of memory, each tensor as often as the kernel passes over it (single numbers are left
@@ -10,6 +11,8 @@ out), and FLOPs.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <utility>
 #include <vector>
 
 // D (rows, columns) as sums over `sums` products each.
@@ -19,45 +22,111 @@ struct ProductShape {
     double flops() const { return 2 * rows * columns * sums; }
 };
 
+// Attention of heads of a size; scores that are computed and then masked do not count.
+struct AttentionWork {
+    double flops = 0, mean_keys = 0;  // keys seen by a query
+    int head_size = 0;
+    bool forward = true;
+};
+
 struct LaunchCost {
     double read = 0, written = 0;  // bytes
     ProductShape product = {};
-    double attention_flops = 0;  // scores that are computed and then masked do not count
-    double mean_keys = 0;        // attention: seen by a query
-    int launches = 1;            // kernels
+    AttentionWork attention = {};
+    int launches = 1;  // kernels
 
     LaunchCost plus(double more_read, double more_written) const {
         LaunchCost sum = *this;
         sum.read += more_read, sum.written += more_written;
         return sum;
     }
-    double flops() const { return attention_flops > 0 ? attention_flops : product.flops(); }
+    double flops() const { return attention.flops + product.flops(); }
+};
+
+// A call of a group of ranks whose numbers are `stride` apart. operation, purpose: Operation and Traffic
+// (data/run/flight_record.h).
+struct GroupCall {
+    int operation, purpose, ranks, stride;
+    double bytes;  // the parts of all ranks together
 };
 
 struct LedgerEntry {
-    const char* launcher;  // the function of kernels/; nullptr: a fill or a copy by the driver
+    enum Kind { launch, record, hold, call } kind;
     const void* stream;
-    LaunchCost cost;
+    int section = 0;                 // its place in the ledger's list
+    const char* launcher = nullptr;  // launch: the function of kernels/; null: a fill or a copy by the driver
+    LaunchCost cost = {};            // launch
+    const void* event = nullptr;     // record, hold
+    GroupCall group = {};            // call
 };
 
-struct Ledger {
-    size_t element_bytes;  // a parameter or an activation has so many on the card
-    int T;                 // positions of a sequence
-    std::vector<LedgerEntry> entries = {};
+class Ledger {
+public:
+    // A part of a pass: the work on one unit (comm/parameters.h), or what comes between those, of unit -1.
+    struct Section {
+        int task, work, unit;  // number and kind (PipelineWork) of the pass
+    };
 
-    void note(const char* launcher, const void* stream, const LaunchCost& cost) {
-        entries.push_back({launcher, stream, cost});
+    // element_bytes: of a parameter or an activation on the card. T: positions of a sequence.
+    Ledger(size_t element_bytes, int T) : element_bytes(element_bytes), T(T) {}
+
+    const size_t element_bytes;
+    const int T;
+    std::vector<LedgerEntry> entries;
+    std::vector<Section> sections = {{0, 0, -1}};
+
+    void add(LedgerEntry entry) {
+        entry.section = (int)sections.size() - 1;
+        entries.push_back(entry);
     }
-    void note(const char* launcher, const void* stream, const std::vector<LaunchCost>& costs) {
-        for (const LaunchCost& cost : costs) note(launcher, stream, cost);
+    void launched(const char* launcher, const void* stream, const LaunchCost& cost) {
+        add({.kind = LedgerEntry::launch, .stream = stream, .launcher = launcher, .cost = cost});
     }
+    void launched(const char* launcher, const void* stream, const std::vector<LaunchCost>& costs) {
+        for (const LaunchCost& cost : costs) launched(launcher, stream, cost);
+    }
+    void begin_task(int work) { sections.push_back({sections.back().task + 1, work, -1}); }
+    void enter(int unit) {
+        if (sections.back().unit == unit) return;
+        sections.push_back(sections.back());
+        sections.back().unit = unit;
+    }
+    void forget() { entries.clear(), sections = {{0, 0, -1}}; }
+
+    // Something imagined that takes so many bytes; those of floatX by themselves, for in an fp32 build their
+    // type is that of others.
+    template <typename T>
+    T imagine(size_t bytes = 1, bool is_floatX = false) {
+        uintptr_t &next = is_floatX ? next_floatX_ : next_other_, at = next;
+        next += (bytes + 255) / 256 * 256;
+        return reinterpret_cast<T>(at);
+    }
+    static constexpr uintptr_t imagined_bit = (uintptr_t)1 << 62, floatX_bit = (uintptr_t)1 << 61;
+
+private:
+    uintptr_t next_floatX_ = imagined_bit | floatX_bit, next_other_ = imagined_bit;
 };
 
 // This thread's, or null: what it launches runs.
 inline thread_local Ledger* ledger = nullptr;
 
-// Bytes of an array of these sizes, or 0 where it is null.
+// Gives the thread a ledger for as long as this lives.
+struct Recording : Ledger {
+    Recording(size_t element_bytes, int T) : Ledger(element_bytes, T), before_(std::exchange(ledger, this)) {}
+    ~Recording() { ledger = before_; }
+    Recording(const Recording&) = delete;
+
+private:
+    Ledger* const before_;
+};
+
+inline bool is_imagined(const void* thing) {
+    return (uintptr_t)thing & Ledger::imagined_bit;
+}
+
+// Bytes on the card of an array of these sizes, or 0 where it is null.
 template <typename T, typename... Sizes>
 double array_bytes(const T* array, Sizes... sizes) {
-    return array ? sizeof(T) * (1.0 * ... * (double)sizes) : 0;
+    bool of_floatX = is_imagined(array) && (uintptr_t)array & Ledger::floatX_bit;
+    return array ? (of_floatX ? ledger->element_bytes : sizeof(T)) * (1.0 * ... * (double)sizes) : 0;
 }

@@ -1,5 +1,5 @@
 /*
-Work of a stream that is no kernel: copies and fills; and events, by which streams wait for each other, and
+Streams; their work that is no kernel, copies and fills; and events, by which streams wait for each other, and
 the host for them. The model asks CUDA for these here alone.
 */
 #pragma once
@@ -11,6 +11,35 @@ the host for them. The model asks CUDA for these here alone.
 #include "kernels/common.cuh"
 
 // ----------------------------------------------------------------------------
+// streams
+
+// A new stream. first: where it competes with others for a GPU, it goes first.
+inline cudaStream_t new_stream(bool first = false) {
+    if (ledger) return ledger->imagine<cudaStream_t>();
+    int least, greatest;
+    cudaStream_t stream;
+    cudaCheck(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    cudaCheck(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, first ? greatest : least));
+    return stream;
+}
+
+// Waits for all work in the stream.
+inline void synchronize(cudaStream_t stream) {
+    if (!ledger) cudaCheck(cudaStreamSynchronize(stream));
+}
+
+// For destructors: waits, and throws nothing.
+inline void drain(cudaStream_t stream) {
+    if (!is_imagined(stream)) cudaStreamSynchronize(stream);
+}
+
+// Ends the stream when its work is done.
+inline void end_stream(cudaStream_t stream) {
+    drain(stream);
+    if (!is_imagined(stream)) cudaStreamDestroy(stream);
+}
+
+// ----------------------------------------------------------------------------
 // copies and fills
 //
 // They return when the stream has been given the work. The memory must stay until it is done.
@@ -19,14 +48,14 @@ the host for them. The model asks CUDA for these here alone.
 template <typename T>
 void copy_async(T* to, const std::type_identity_t<T>* from, size_t count, cudaStream_t stream) {
     if (ledger)
-        return ledger->note(nullptr, stream,
-                            LaunchCost{.read = array_bytes(from, count), .written = array_bytes(to, count)});
+        return ledger->launched(
+            nullptr, stream, LaunchCost{.read = array_bytes(from, count), .written = array_bytes(to, count)});
     cudaCheck(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDefault, stream));
 }
 
 template <typename T>
 void zero_async(T* data, size_t count, cudaStream_t stream) {
-    if (ledger) return ledger->note(nullptr, stream, LaunchCost{.written = array_bytes(data, count)});
+    if (ledger) return ledger->launched(nullptr, stream, LaunchCost{.written = array_bytes(data, count)});
     cudaCheck(cudaMemsetAsync(data, 0, count * sizeof(T), stream));
 }
 
@@ -35,7 +64,7 @@ void zero_async(T* data, size_t count, cudaStream_t stream) {
 template <typename T>
 void copy_to_device(T* to, const T* from, size_t count, cudaStream_t stream) {
     copy_async(to, from, count, stream);
-    cudaCheck(cudaStreamSynchronize(stream));
+    synchronize(stream);
 }
 
 // Columns of a matrix to those of another, on the device: `columns` elements of each of `rows` rows, whose
@@ -46,7 +75,7 @@ void copy_columns(T* to, size_t to_width, const T* from, size_t from_width, size
     // CUDA has a limit for widths, and looks at those of one row too, which nothing needs.
     if (rows == 1) to_width = from_width = columns;
     if (ledger)
-        return ledger->note(
+        return ledger->launched(
             nullptr, stream,
             LaunchCost{.read = array_bytes(from, rows, columns), .written = array_bytes(to, rows, columns)});
     cudaCheck(cudaMemcpy2DAsync(to, to_width * sizeof(T), from, from_width * sizeof(T), columns * sizeof(T),
@@ -61,19 +90,32 @@ class Event {
 public:
     // It is for order alone, and measures no time.
     Event() : Event(cudaEventDisableTiming) {}
-    explicit Event(unsigned flags) { cudaCheck(cudaEventCreateWithFlags(&event_, flags)); }
+    explicit Event(unsigned flags) {
+        if (ledger)
+            event_ = ledger->imagine<cudaEvent_t>();
+        else
+            cudaCheck(cudaEventCreateWithFlags(&event_, flags));
+    }
     ~Event() {
-        if (event_) cudaEventDestroy(event_);
+        if (event_ && !is_imagined(event_)) cudaEventDestroy(event_);
     }
     Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
     Event& operator=(Event&&) = delete;
 
-    void record(cudaStream_t stream) const { cudaCheck(cudaEventRecord(event_, stream)); }
+    void record(cudaStream_t stream) const {
+        if (ledger) return ledger->add({.kind = LedgerEntry::record, .stream = stream, .event = event_});
+        cudaCheck(cudaEventRecord(event_, stream));
+    }
     // The stream's next work waits until that place has come. One that was never recorded is over.
-    void hold(cudaStream_t stream) const { cudaCheck(cudaStreamWaitEvent(stream, event_, 0)); }
+    void hold(cudaStream_t stream) const {
+        if (ledger) return ledger->add({.kind = LedgerEntry::hold, .stream = stream, .event = event_});
+        cudaCheck(cudaStreamWaitEvent(stream, event_, 0));
+    }
     // The host waits likewise.
-    void wait() const { cudaCheck(cudaEventSynchronize(event_)); }
-    cudaError_t query() const { return cudaEventQuery(event_); }
+    void wait() const {
+        if (!ledger) cudaCheck(cudaEventSynchronize(event_));
+    }
+    cudaError_t query() const { return ledger ? cudaSuccess : cudaEventQuery(event_); }
 
     // Between two places that have come, of events that measure time.
     double seconds_since(const Event& start) const {

@@ -18,6 +18,7 @@ median error and the place that the row which was planned to be fastest takes am
 #include "comm/plan_choice.h"
 #include "comm/plan_machine.h"
 #include "test/bench/bench_links.h"
+#include "test/support/program.h"
 
 namespace {
 
@@ -90,8 +91,7 @@ MicroBatchTime told(const SleepingTimes& times, const Options& o, const Machine&
     auto work = [](double seconds) { return WorkTime{seconds, 0}; };
     LayerTime layer = {work(times.forward), work(times.forward), work(times.input_gradient),
                        work(times.weight_gradient), work(times.input_gradient + times.weight_gradient)};
-    MicroBatchTime result = micro_batch_time(o, training_workload(o, Recompute::none), {.mesh = {.tp = 1}},
-                                             machine, zero_settings(o));
+    MicroBatchTime result = micro_batch_time(o, training_workload(o, Recompute::none), {}, machine);
     result.layers.assign(o.layers, layer);
     result.stream = {};
     result.embedding_forward = result.embedding_backward = work(times.embedding);

@@ -105,7 +105,8 @@ inline std::optional<Setting> setting_that_fits(const ModelConfig& config, const
                           .training = true,
                           .recompute = recompute,
                           .loss_chunk = chosen_loss_chunk(config, row.B * row.T),
-                          .fp8 = row.fp8()},
+                          .fp8 = row.fp8(),
+                          .fast_gradients = row.fast_gradients},
                          {.keep_master = master},
                          row.micro_batches};
             int fits = std::min(row.B, memory_plan(config, s.workload, s.zero).largest_micro_batch());
@@ -219,7 +220,6 @@ inline double choose_products(const Row& row) {
 #ifdef DEVICE_CPU
     cpu_products_in_bf16 = row.dtype == MatmulDtype::bf16;
 #endif
-    fp8_fast_gradients = row.fast_gradients;
     static std::map<MatmulDtype, double> rates;
     double& rate = rates[row.fp8() ? MatmulDtype::automatic : row.dtype];
     ComputeStream compute;

@@ -24,6 +24,7 @@ the part by which the reading may be wrong.
 #include <vector>
 
 #include "comm/plan_report.h"
+#include "test/support/program.h"
 #include "data/launch/parse_command_line.h"
 
 struct PublishedRun {
@@ -82,25 +83,26 @@ inline Machine machine_of_program(Machine machine, const Options& o, const Publi
     double forward = scores * (2 * product + move),
            backward =
                scores * (4 * product + backward_bytes * move) + (o.recompute == Recompute::none) * forward;
-    StepPasses passes(o, training_workload(o, Recompute::none, (size_t)machine.element_bytes),
-                      Stage(o, {.mesh = {.tp = o.tp}}, {}, true), 1, 0, zero_settings(o, 2));
-    auto each = [&](StepPart part, auto&& visit) {
-        for (const Pass& pass : passes.rows)
-            if (pass.layer == 0 && pass.part == part)
-                visit(pass, predicted_time(machine, o.head_size, {pass}));
-    };
-    auto take = [&](StepPart part, double seconds, double& rate) {
-        each(part, [&](const Pass& pass, const StepTime& time) {
-            std::string_view launcher = pass.launcher ? pass.launcher : "";
+    Workload w = training_workload(o, Recompute::none, (size_t)machine.element_bytes);
+    ModelConfig two = o;  // layers: no pass over the first is the head's
+    two.layers = 2;
+    Recording book(w.element_bytes, w.T);
+    record_passes(two, w, {}, {.mesh = {.tp = o.tp, .copies = mesh_shape(o).copies}});
+    auto take = [&](PipelineWork pass, double seconds, double& rate) {
+        double attention = 0;
+        for (const LedgerEntry& entry : book.entries) {
+            const Ledger::Section& section = book.sections[entry.section];
+            if (section.unit != 1 || section.work != (int)pass || entry.kind != LedgerEntry::launch) continue;
+            StepTime time = launch_time(machine, entry);
+            std::string_view launcher = entry.launcher ? entry.launcher : "";
             bool of_rows = launcher == "residual_norm_forward" || launcher == "norm_backward";
             if (of_rows && run.rows_on_all_ranks) seconds += (o.tp - 1) * time.streams;
-        });
-        each(part, [&](const Pass& pass, const StepTime& time) {
-            if (pass.attention_flops > 0) rate *= time.attention / seconds;
-        });
+            attention += time.attention;
+        }
+        rate *= attention / seconds;
     };
-    take(StepPart::block_forward, forward, machine.attention_forward);
-    take(StepPart::block_backward, backward, machine.attention_backward);
+    take(PipelineWork::forward, forward, machine.attention_forward);
+    take(PipelineWork::backward, backward, machine.attention_backward);
     return machine;
 }
 

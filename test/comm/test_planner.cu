@@ -161,9 +161,11 @@ TEST_CASE("the rows that a switch adds to the tables are in every plan") {
         for (const MemoryClass& one : step.memory) f.memory[one.name] += (double)one.bytes;
         for (const ActivationRow& row : activation_table(o, w, stage))
             f.activations += (double)(row.stride() * row.instances(stage));
-        for (const Pass& pass : StepPasses(o, w, stage, 1, 0, zero_settings(o)).rows)
-            f.passes += pass.times * std::max((pass.read + pass.written) / p.machine.memory_bandwidth,
-                                              pass.product.flops() / p.machine.gemm_flops);
+        Recording book(w.element_bytes, w.T);
+        record_passes(o, w, {}, {.mesh = {.tp = 2}});
+        for (const LedgerEntry& entry : book.entries)
+            f.passes += std::max((entry.cost.read + entry.cost.written) / p.machine.memory_bandwidth,
+                                 entry.cost.product.flops() / p.machine.gemm_flops);
         return f;
     };
     const Figures plain = figures("off"), with = figures("on");

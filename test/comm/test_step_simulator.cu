@@ -5,6 +5,7 @@
 #include "comm/plan_machine.h"
 #include "comm/memory_plan.h"
 #include "comm/plan_simulator.h"
+#include "test/support/program.h"
 #include "data/options/presets.h"
 
 using enum PipelineSchedule;
@@ -25,8 +26,10 @@ Layout layout_of(const ModelConfig& c, int tp, const PipelineShape& shape, int d
             .split = even_split(c.layers, parts, [](int, int begin, int end) { return end - begin; })};
 }
 
-ZeroSettings settings_for(const Machine& m) {
-    return {.keep_master = m.element_bytes == 2};
+Options options_of(const ModelConfig& c) {
+    Options o;
+    (ModelConfig&)o = c;
+    return o;
 }
 
 // Everything that a simulation refers to.
@@ -51,7 +54,7 @@ struct Simulation {
                    .recompute = recompute,
                    .loss_chunk = chosen_loss_chunk(c, B * c.context, m.element_bytes),
                    .element_bytes = (size_t)m.element_bytes},
-          times(micro_batch_time(c, workload, cut, m, settings_for(m))),
+          times(micro_batch_time(options_of(c), workload, cut, m)),
           parameters(parameter_layout(c, cut.mesh.shard, {.tp = cut.mesh.tp})),
           zero(zero) {}
 
@@ -77,7 +80,6 @@ void make_equal(MicroBatchTime& times, double forward, double input, double weig
     for (WorkTime* other : {&times.embedding_forward, &times.embedding_backward, &times.head_forward,
                             &times.head_backward, &times.stream})
         *other = {};
-    times.norm = times.clearing = 0;
     times.others = {};
 }
 
@@ -150,7 +152,7 @@ TEST_CASE("a faster link, or less to send, never makes a step slower") {
         auto seconds = [&](const Machine& m, bool overlap) {
             Simulation s(*one.config, m, cut, 1, one.zero, one.recompute);
             s.overlap = overlap;
-            s.times = micro_batch_time(s.config, s.workload, cut, m, settings_for(m), overlap);
+            s.times = micro_batch_time(options_of(s.config), s.workload, cut, m, overlap);
             return s.seconds();
         };
         double usual = seconds(machine, true);
@@ -226,12 +228,16 @@ TEST_CASE("what a layer takes is in the passes, and what tensor ranks send is be
     Simulation alone(c, m, layout_of(c, 1, {one_f_one_b, 1, 1}, 1, 1), 1, 0);
     const LayerTime& layer = alone.times.layers[1];
     CHECK(layer.forward.sending == 0);
-    CHECK(layer.backward.work == doctest::Approx(layer.input_gradient.work + layer.weight_gradient.work));
+    // gradients of the stream are copied for weights' gradients that are made later
+    double later = layer.input_gradient.work + layer.weight_gradient.work;
+    CHECK(later > layer.backward.work);
+    CHECK(later < 1.02 * layer.backward.work);
     CHECK(layer.first.work < layer.forward.work);
-    StepPasses passes(c, alone.workload, Stage(c, {}, {}, true), 1, (double)alone.parameters.size(),
-                      settings_for(m));
+    double stepped = (double)alone.parameters.size();
     CHECK(alone.seconds() ==
-          doctest::Approx(predicted_time(m, c.head_size, passes.rows).all()).epsilon(1e-3));
+          doctest::Approx(alone.times.kinds.all() +
+                          stepped * (alone.times.optimizer() + alone.times.others.clearing))
+              .epsilon(1e-3));
 
     Simulation cut(c, m, layout_of(c, 8, {one_f_one_b, 1, 1}, 1, 1), 1, 0);
     const LayerTime& part = cut.times.layers[1];

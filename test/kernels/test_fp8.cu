@@ -328,22 +328,24 @@ TEST_CASE("fp8: gradients whose sums are fast") {
     Buffer<floatX> inp_(inp), dout_(dout);
     Buffer<char> kept(Fp8Operand::bytes(N * C));
     auto x8 = Fp8Operand::in_memory(kept, N * C, false);
-    Arena memory;
-    BlockProducts products(
-        memory, {.weights = C * OC, .matrices = 1, .largest_weight = C * OC, .rows = N, .width = OC},
-        test_stream());
-    products.keep_input(inp_, x8, N, C);
     auto want = product(through_fp8(Fp8::e5m2, dout), true, through_fp8(Fp8::e4m3, inp), false, OC, C, N,
                         std::vector<double>(OC * C));
     double error[2];
     for (bool fast : {false, true}) {
-        fp8_fast_gradients = fast;
-        products.begin_work();
+        Arena memory;
+        BlockProducts products(memory,
+                               {.weights = C * OC,
+                                .matrices = 1,
+                                .largest_weight = C * OC,
+                                .fast_gradients = fast,
+                                .rows = N,
+                                .width = OC},
+                               test_stream());
+        products.keep_input(inp_, x8, N, C);
         Buffer<float> dweight(std::vector<float>(OC * C));
         products.backward_weight(dweight, dout_, inp_, x8, N, C, OC);
         error[fast] = relative_error(want, dweight.doubles());
     }
-    fp8_fast_gradients = false;
     CHECK(error[true] < 2e-3);
     CHECK(error[true] > error[false]);
 }
