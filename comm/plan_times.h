@@ -121,7 +121,7 @@ inline std::vector<PassSection> pass_times(const ModelConfig& config, const Work
                     .row_chunks = cut.row_chunks,
                     .pipeline = {schedule, 1, 1, std::max(1, (int)split.size())},
                     .split = split};
-    Recording book(workload.element_bytes, workload.T);
+    Recording book(workload.element_bytes, workload.T, config.vocab_size);
     record_passes(config, workload, {.overlap = overlap}, alone);
     return named_sections(play(book, machine), config.layers);
 }
@@ -137,7 +137,7 @@ inline OptimizerTime optimizer_time(const Machine& machine, const Optimizer& opt
     constexpr int rows = 1 << 15;
     Machine at_work = machine;
     if (settings.offload) at_work.memory_bandwidth = machine.host_bandwidth, at_work.launch = 0;
-    Recording book(element_bytes, 1);
+    Recording book(element_bytes);
     Arena memory;
     memory.of("optimizer");
     auto floats = [&](bool present) { return memory.take<float>(present ? n : 0); };
@@ -180,7 +180,7 @@ inline OptimizerTime optimizer_time(const Machine& machine, const Optimizer& opt
 
 // Seconds that a matrix is transformed in, rows <= cols.
 inline double orthogonal_seconds(const Machine& machine, size_t rows, size_t cols, size_t element_bytes) {
-    Recording book(element_bytes, 1);
+    Recording book(element_bytes);
     Arena memory;
     memory.of("matrices");
     orthogonalise(memory.take_elements(rows * cols), (int)rows, (int)cols,

@@ -256,10 +256,15 @@ void launch_sum_rows(First first, Second second, float* scratch, int C, cudaStre
 // ----------------------------------------------------------------------------
 // launchers
 
-// Bytes of the rows that N tokens have in the tables, at most.
+// The part of the tokens that is here.
+inline double share_here(const VocabRange& vocab) {
+    return (double)std::min(vocab.count, ledger->V) / ledger->V;
+}
+
+// Bytes of the rows that N tokens have in the tables.
 template <typename T>
 double tables_bytes(const T* wte, const T* wpe, int N, int C, const VocabRange& vocab) {
-    return array_bytes(wte, std::min(N, vocab.count), C) + array_bytes(wpe, ledger->T, C);
+    return array_bytes(wte, share_here(vocab) * std::min(N, ledger->V), C) + array_bytes(wpe, ledger->T, C);
 }
 
 // A token that is not here counts as zeros: its row is that of the position alone, or 0 without positions.
@@ -308,7 +313,7 @@ inline void embedding_backward(float* dwte /* (vocab.count, C) += */, float* dwp
     auto cost = [&]() -> LaunchCost {
         double rows = tables_bytes(dwte, dwpe, N, C, vocab),
                lists = array_bytes(by_token, 2, N) + (dwpe ? array_bytes(by_position, 2, N) : 0);
-        return {.read = array_bytes(dout, N, C) + rows + lists,
+        return {.read = array_bytes(dout, dwpe ? N : share_here(vocab) * N, C) + rows + lists,
                 .written = rows,
                 .launches = sum_rows_launches(N)};
     };

@@ -10,6 +10,7 @@ out), and FLOPs.
 */
 #pragma once
 
+#include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -67,11 +68,13 @@ public:
         int task, work, unit;  // number and kind (PipelineWork) of the pass
     };
 
-    // element_bytes: of a parameter or an activation on the card. T: positions of a sequence.
-    Ledger(size_t element_bytes, int T) : element_bytes(element_bytes), T(T) {}
+    // element_bytes: of a parameter or an activation on the card. Costs that depend on data: a sequence has T
+    // positions, and tokens are different ones of V words.
+    explicit Ledger(size_t element_bytes, int T = 1, int V = INT_MAX)
+        : element_bytes(element_bytes), T(T), V(V) {}
 
     const size_t element_bytes;
-    const int T;
+    const int T, V;
     std::vector<LedgerEntry> entries;
     std::vector<Section> sections = {{0, 0, -1}};
 
@@ -112,7 +115,8 @@ inline thread_local Ledger* ledger = nullptr;
 
 // Gives the thread a ledger for as long as this lives.
 struct Recording : Ledger {
-    Recording(size_t element_bytes, int T) : Ledger(element_bytes, T), before_(std::exchange(ledger, this)) {}
+    explicit Recording(size_t element_bytes, int T = 1, int V = INT_MAX)
+        : Ledger(element_bytes, T, V), before_(std::exchange(ledger, this)) {}
     ~Recording() { ledger = before_; }
     Recording(const Recording&) = delete;
 
