@@ -114,8 +114,8 @@ inline void choose_owners(MatrixRound& round, int ranks) {
     }
 }
 
-// The transformation of a matrix works in scratch(rows, cols) elements. Null: no matrix is transformed.
-using TransformScratch = size_t (*)(size_t rows, size_t cols);
+// The transformation of a matrix works in scratch(rows, cols, element_bytes) elements. Null: no matrix is transformed.
+using TransformScratch = size_t (*)(size_t rows, size_t cols, size_t element_bytes);
 
 // The rounds of a stage, the same on all ranks of it; none where no matrix is transformed.
 inline std::vector<MatrixRound> matrix_rounds(const ParameterLayout& layout, const MeshShape& shape,
@@ -158,7 +158,7 @@ struct MatrixArrays {
                 }
                 auto [less, more] = std::minmax(matrix.rows, matrix.cols);
                 largest = std::max(largest, matrix.size());
-                most_scratch = std::max(most_scratch, scratch_of(less, more));
+                most_scratch = std::max(most_scratch, scratch_of(less, more, memory.element_bytes()));
             }
             most_own = std::max(most_own, std::ranges::max(of_holder));
             most_arrived = std::max(most_arrived, std::ranges::max(at_owner));

@@ -184,7 +184,7 @@ inline double orthogonal_seconds(const Machine& machine, size_t rows, size_t col
     Arena memory;
     memory.of("matrices");
     orthogonalise(memory.take_elements(rows * cols), (int)rows, (int)cols,
-                  memory.take_elements(orthogonalise_scratch(rows, cols)), nullptr);
+                  memory.take_elements(orthogonalise_scratch(rows, cols, element_bytes)), nullptr);
     return launch_times(machine, book).all();
 }
 
@@ -211,7 +211,8 @@ inline AtOwners matrices_at_owners(const Machine& machine, const ModelConfig& co
                 orthogonal_seconds(machine, less, more, (size_t)element_bytes);
             double size = (double)section.rows * (double)row.cols;
             largest = std::max(largest, size);
-            scratch = std::max(scratch, (double)settings.transform_scratch(less, more));
+            scratch =
+                std::max(scratch, (double)settings.transform_scratch(less, more, (size_t)element_bytes));
             if (section.pieces > 0 && mesh.tp > section.pieces)
                 copies = std::max(copies, size * mesh.tp / section.pieces);
             for (int block = 0; block < blocks; block++)

@@ -28,7 +28,7 @@ struct ZeroSettings {
     std::vector<Slot> not_of_matrices = {};  // those of them that it does not keep for the blocks' matrices
     bool takes_norms = false;                // norms of sections, see Optimizer::takes_norms
     // Elements of scratch that Optimizer::transform takes for a matrix, rows <= cols. Null: there is no such.
-    size_t (*transform_scratch)(size_t rows, size_t cols) = nullptr;
+    size_t (*transform_scratch)(size_t rows, size_t cols, size_t element_bytes) = nullptr;
     std::array<Multipliers, tensor_kinds> multipliers = {};
     bool keep_master = false;  // an fp32 copy of the parameters for the optimizer
     bool offload = false;

@@ -70,17 +70,16 @@ HOST_DEVICE inline float newton_schulz_sum(float x, float product) {
 }
 
 // Products are fastest where matrices begin on 256 bytes.
-constexpr size_t whole_lines(size_t elements) {
-    constexpr size_t line = 256 / sizeof(floatX);
-    return ceil_div(elements, line) * line;
+constexpr size_t whole_lines(size_t elements, size_t element_bytes = sizeof(floatX)) {
+    return round_up(elements, 256 / element_bytes);
 }
 
-// Elements of memory that orthogonalise() works in: a product of the polynomial with the matrix, two squares
-// of the rows; and in fp32 the sum of squares and what it is made from.
-inline size_t orthogonalise_scratch(size_t rows, size_t cols) {
-    constexpr size_t in_float = sizeof(float) / sizeof(floatX);
-    size_t n = rows * cols;
-    return whole_lines(n) + 2 * whole_lines(rows * rows) + in_float * (1 + sum_squares_scratch(n));
+// Elements of so many bytes that orthogonalise() works in: a product of the polynomial with the matrix, two
+// squares of the rows; and in fp32 the sum of squares and what it is made from.
+inline size_t orthogonalise_scratch(size_t rows, size_t cols, size_t element_bytes) {
+    size_t n = rows * cols, in_float = sizeof(float) / element_bytes;
+    return whole_lines(n, element_bytes) + 2 * whole_lines(rows * rows, element_bytes) +
+           in_float * (1 + sum_squares_scratch(n));
 }
 
 // Replaces a matrix (rows, cols) by about the nearest one whose rows are orthonormal; rows <= cols, for else

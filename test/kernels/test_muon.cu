@@ -63,7 +63,7 @@ Matrix random_matrix(int rows, int cols) {
 
 Matrix orthogonalised(const Matrix& matrix) {
     std::vector<float> values(matrix.at.begin(), matrix.at.end());
-    Buffer<floatX> buffer(values), scratch(orthogonalise_scratch(matrix.rows, matrix.cols));
+    Buffer<floatX> buffer(values), scratch(orthogonalise_scratch(matrix.rows, matrix.cols, sizeof(floatX)));
     orthogonalise(buffer, matrix.rows, matrix.cols, scratch, test_stream());
     Matrix result = matrix;
     result.at = buffer.doubles();

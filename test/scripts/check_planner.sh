@@ -1,11 +1,36 @@
 #!/usr/bin/env bash
-# How well the planner predicts published step times, fitted anew: all of them, and each publication from the others.
+# The planner: a program plans the same whatever device it is built for; and how well it predicts published step times, fitted
+# anew: all of them, and each publication from the others.
 #
 #   FIT=yes    fits, which takes minutes
+# needs: cpu-fp32/train_gpt simt-bf16/train_gpt
 # soak: FIT=yes
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 2
+plan 8
+
+# words LINE PROGRAM    the words and numbers of a plan, one in a line
+words() {
+    # shellcheck disable=SC2086
+    "build/$2/train_gpt" plan --format json --model $1 2>&1 | tr -s '[]{},:"' '\n'
+}
+# Compilers round in other places, so the last digits may differ.
+plans_alike() {
+    paste <(words "$1" cpu-fp32) <(words "$1" simt-bf16) |
+        awk -F '\t' '$1 != $2 { error = $1 - $2; if (error * error > 1e-18 * $1 * $1 || $1 + 0 == 0) other = 1; }
+                     END { exit other || NR < 100 }'
+}
+while read -r line; do
+    check "a build for CPUs and one for cards plan the same: $line" plans_alike "$line"
+done <<'L'
+gpt2-124M --gpus 8 --machine h100
+gpt2-124M --gpus 4 --machine cpu
+llama3-8B --gpus 32 --machine h100 --tp 4 --matmul-dtype fp8
+llama3-8B --gpus 16 --machine h200 --optimizer muon
+gpt2-1558M --gpus 128 --machine b200 --zero 1 --offload optimizer
+yuan2-2B --gpus 16 --machine a100 --tp 2 --pp 2 --pp-schedule zero-bubble
+L
+
 [ -n "$FIT" ] || { skip "make soak fits the planner, which takes minutes" 2; exit; }
 make -s DEVICE=cpu PRECISION=fp32 build/cpu-fp32/calibrate_planner || exit 1 # here, for others need not wait for it
 build/cpu-fp32/calibrate_planner >"$work/fit.out" 2>&1
