@@ -136,7 +136,7 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
       rows(mesh.tensor(), cut.row_chunks, settings.overlap, stream),
       tp{rows, products, stream, acts[0].partial, acts[0].scratch},
       rope(memory.of("activations").take<float>(rope_floats(config, workload))) {
-    if (ledger) return;  // the angles would be read by no one
+    if (ledger) return;  // no kernel will read the angles
     std::vector<float> angles = rope_angles(config, workload);
     if (!angles.empty()) copy_to_device(rope, angles.data(), angles.size(), stream);
     synchronize(stream);
@@ -999,7 +999,7 @@ inline void step(Gpt& g, TrainingRun& run) {
     run.end_step(g.stats.result(targets, g.mesh), optimizer.learning_rate);
 }
 
-// comm/plan_times.h says what for.
+// For plans; see comm/plan_times.h.
 void record_passes(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings,
                    const Layout& layout, const MeshPosition& position) {
     Mesh mesh(layout.mesh, position);

@@ -36,7 +36,7 @@ struct Workload {
     int cache_rows = 0, cache_length = 0;
     bool fp8 = false;                       // products of the blocks
     size_t element_bytes = sizeof(floatX);  // another size in plans for other builds than this one
-    bool fast_gradients = false;            // in fp8: Fp8Sizes
+    bool fast_gradients = false;            // in fp8; see Fp8Sizes
 
     int positions() const { return std::max(T, cache_length); }
 };

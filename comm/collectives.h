@@ -334,7 +334,7 @@ private:
         ncclComm_t comm = nullptr;
         int rank = 0, size = 1;
         int record = -1;  // among the groups of the record
-        int stride = 1;   // of an imagined one
+        int stride = 1;   // an imagined one's
 
         void end(ncclResult_t (*how)(ncclComm_t)) {
             if (comm) how(comm);

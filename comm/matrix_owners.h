@@ -114,7 +114,7 @@ inline void choose_owners(MatrixRound& round, int ranks) {
     }
 }
 
-// The transformation of a matrix works in scratch(rows, cols, element_bytes) elements. Null: no matrix is transformed.
+// A matrix is transformed in scratch(rows, cols, element_bytes) elements. Null: none is transformed.
 using TransformScratch = size_t (*)(size_t rows, size_t cols, size_t element_bytes);
 
 // The rounds of a stage, the same on all ranks of it; none where no matrix is transformed.

@@ -178,7 +178,7 @@ private:
         MemoryClass& its_class = classes_.at(current_);
         its_class.bytes += count * (is_floatX ? element_bytes_ : sizeof(T));
         if (count == 0 || mode_ == counts) return nullptr;
-        if (ledger) return ledger->imagine<T*>(count * sizeof(T), is_floatX);
+        if (ledger) return ledger->imagine<T*>(count * std::max(sizeof(T), element_bytes_), is_floatX);
         T* pointer;
         allocate(pointer, count, its_class.on_host);
         taken_.push_back({pointer, its_class.on_host});

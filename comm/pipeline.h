@@ -222,7 +222,7 @@ public:
             forward_in_.receive_ahead();
             backward_in_.receive_ahead();
             recorder.at_micro_batch(action.micro_batch, action.chunk);
-            if (ledger) ledger->begin_task((int)action.work);
+            if (ledger) ledger->begin_task((int)action.work, action.micro_batch);
             const PipelineTask task = enter(action);
             {
                 TraceSpan pass(recorded_as(action.work), compute_);

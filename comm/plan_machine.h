@@ -20,7 +20,6 @@ ranks that run this.
 #include "data/base/file.h"     // read_whole, NewFile
 #include "data/base/json.h"     // JsonObject, parse_json
 #include "data/base/strings.h"  // nearest_name, printable
-#include "data/run/meter.h"     // mean_keys
 #include "kernels/attention.cuh"
 #include "kernels/cards.h"          // Machine, find_card
 #include "kernels/elementwise.cuh"  // residual_forward

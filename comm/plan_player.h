@@ -228,8 +228,11 @@ inline double call_seconds(const Machine& machine, const GroupCall& call) {
         return sum_seconds(machine, group, call.bytes);
     case Operation::all_to_all:
         return exchange_seconds(machine, group, call.bytes);
-    default:
+    case Operation::send:
+    case Operation::receive:
         return message_seconds(machine, !group.crosses_nodes(machine), call.bytes);
+    default:
+        fail("plan: a call of kind %d has no price; see call_seconds", call.operation);
     }
 }
 
@@ -261,8 +264,7 @@ struct SectionTime {
 inline std::vector<SectionTime> play(const Ledger& book, const Machine& machine) {
     std::vector<SectionTime> sections;
     for (const Ledger::Section& section : book.sections) sections.push_back({section, {}, {}});
-    std::map<const void*, double> streams,
-        events;  // when they come to their end, and where they were recorded
+    std::map<const void*, double> streams, events;  // when a stream is done, and an event was reached
     auto computes = [](const LedgerEntry& entry) {
         return entry.kind == LedgerEntry::launch && entry.launcher;
     };

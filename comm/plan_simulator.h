@@ -14,8 +14,8 @@ work is the latest of some others plus what it takes itself: whatever becomes sh
     data          gathered parameters | ...          reduced gradients
 
 The step begins where the global norm of the gradients is known, and ends there: that is the one place where
-all ranks wait for each other, unless the optimizer takes norms of its own. Rows that tensor ranks send are a
-part of the time of a product, as far as that does not hide them.
+all ranks wait for each other, unless the optimizer takes norms of its own. What tensor ranks wait for each
+other is known from the ledger of a micro-batch.
 */
 #pragma once
 
@@ -150,6 +150,7 @@ public:
         for (int unit : held_)
             compute +=
                 times.others.clearing * (cut_gradients_ ? 1 : shard_.ranks) * size(unit) / shard_.ranks;
+        for (auto [begin, end] : chunks_) compute += times.once * (end - begin) / step_.config.layers;
         optimizer = compute;
     }
 

@@ -8,9 +8,7 @@ played (comm/plan_player.h). comm/plan_simulator.h puts the pieces together.
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <numeric>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -35,8 +33,8 @@ struct LayerTime {
     WorkTime backward;  // both at once
 };
 
-// Seconds for each parameter that a rank steps: of gradients' norm; of updates, where they have a pass of
-// their own; of whole matrices, on their ways; and of new weights. And for each gradient that it clears.
+// Seconds per parameter that a rank steps: the gradients' norm, updates that have a pass of their own, whole
+// matrices on their way to their owners and back, and new weights; and per gradient that is cleared.
 struct OptimizerTime {
     double norm = 0, prepare = 0, transform = 0, step = 0, clearing = 0;
 };
@@ -49,6 +47,7 @@ struct MicroBatchTime {
     // The optimizer's, for elements of blocks' matrices and for others: they differ where it transforms
     // matrices. With offload, `prepare` and `step` are on the host.
     OptimizerTime others = {}, matrices = {};
+    double once = 0;   // all layers' in a step, by its first micro-batch: copies of weights in fp8
     double flops = 0;  // all layers', recomputation included
     StepTime kinds;    // all passes, without the optimizer
 
@@ -86,13 +85,13 @@ struct PassSection : SectionTime {
 
 // Says what each section is a part of. The last norm lies in the unit of the last block, which is entered for
 // both; and embeddings may be tied, so the unit of the embedding may be that of the classifier. In a backward
-// pass all is the head's that comes before the last block.
+// pass, everything before the last block belongs to the head.
 inline std::vector<PassSection> named_sections(const std::vector<SectionTime>& played, int layers) {
     std::vector<PassSection> sections;
     int task = -1, last_entered = 0;
     bool begun = false, in_head = false;
     for (const SectionTime& one : played) {
-        auto [its_task, its_work, unit] = one.section;
+        auto [its_task, its_work, micro_batch, unit] = one.section;
         auto work = (PipelineWork)its_work;
         if (its_task != task) task = its_task, last_entered = 0, begun = in_head = false;
         bool forward = work == PipelineWork::forward;
@@ -113,14 +112,20 @@ inline std::vector<PassSection> named_sections(const std::vector<SectionTime>& p
 void record_passes(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings,
                    const Layout& layout, const MeshPosition& position = {});
 
+// The first micro-batch finds what all of a step use, copies of weights in fp8, so it may take longer.
+constexpr int micro_batches_recorded(const Workload& workload) {
+    return workload.fp8 ? 2 : 1;
+}
+
 // The passes of one tensor rank that has all layers, in so many chunks.
 inline std::vector<PassSection> pass_times(const ModelConfig& config, const Workload& workload,
                                            const Layout& cut, const Machine& machine, bool overlap,
                                            PipelineSchedule schedule, const std::vector<int>& split = {}) {
-    Layout alone = {.mesh = {.tp = cut.mesh.tp, .copies = cut.mesh.copies},
-                    .row_chunks = cut.row_chunks,
-                    .pipeline = {schedule, 1, 1, std::max(1, (int)split.size())},
-                    .split = split};
+    Layout alone = {
+        .mesh = {.tp = cut.mesh.tp, .copies = cut.mesh.copies},
+        .row_chunks = cut.row_chunks,
+        .pipeline = {schedule, 1, micro_batches_recorded(workload), std::max(1, (int)split.size())},
+        .split = split};
     Recording book(workload.element_bytes, workload.T, config.vocab_size);
     record_passes(config, workload, {.overlap = overlap}, alone);
     return named_sections(play(book, machine), config.layers);
@@ -145,8 +150,7 @@ inline OptimizerTime optimizer_time(const Machine& machine, const Optimizer& opt
                               .master = floats(settings.keep_master),
                               .slots = {},
                               .grads = floats(true),
-                              .scale = floats(true)};
-    for (size_t i = 0; i < settings.slots.size(); i++) arrays.slots[i] = floats(true);
+                              .scale = nullptr};
     OptimizerPart part = {.at = 0, .count = n, .first = 0, .name = 0, .decays = true};
     if (matrices) part.rows = part.cols = rows;
     auto seconds = [&](const Machine& where, auto&& work) {
@@ -260,8 +264,8 @@ inline int blocks_of_round(const ModelConfig& config, int ranks) {
 // layout.row_chunks: pieces of what tensor ranks send.
 inline MicroBatchTime micro_batch_time(const Options& o, const Workload& workload, const Layout& layout,
                                        const Machine& machine, bool overlap = true) {
-    // Layers that differ are written down: the first, and a period of the pattern of windows. Others are like
-    // one of these.
+    // Only layers that differ are recorded: the first, and one period of the window pattern. Every other one
+    // equals one of these.
     int period = 1;
     if (!o.window_pattern.empty()) {
         auto [sliding, full] = parse_window_pattern(o.window_pattern);
@@ -276,19 +280,31 @@ inline MicroBatchTime micro_batch_time(const Options& o, const Workload& workloa
     }
     MicroBatchTime result;
     std::vector<LayerTime> layers(few.layers);
-    auto passes = [&](PipelineSchedule schedule, const std::vector<int>& split = {}) {
+    auto all_passes = [&](PipelineSchedule schedule, const std::vector<int>& split = {}) {
         return pass_times(few, workload, layout, machine, overlap, schedule, split);
     };
-    for (const PassSection& one : passes(PipelineSchedule::one_f_one_b)) {
+    auto is_last = [&](const PassSection& one) {
+        return one.section.micro_batch == micro_batches_recorded(workload) - 1;
+    };
+    auto passes = [&](PipelineSchedule schedule, const std::vector<int>& split = {}) {
+        std::vector<PassSection> sections = all_passes(schedule, split);
+        std::erase_if(sections, [&](const PassSection& one) { return !is_last(one); });
+        return sections;
+    };
+    for (const PassSection& one : all_passes(PipelineSchedule::one_f_one_b)) {
         bool forward = one.work == PipelineWork::forward;
-        int times = 1;
+        int times = one.part == PassPart::block ? shown[one.section.unit - 1] : 1;
+        if (one.part == PassPart::stream && one.time.work > 0)
+            fail("plan: work between the units of a pass is no part of it; see named_sections");
+        if (micro_batches_recorded(workload) > 1)
+            result.once += (is_last(one) ? -times : times) * one.time.work;
+        if (!is_last(one)) continue;
         if (one.part == PassPart::embedding)
             (forward ? result.embedding_forward : result.embedding_backward) += one.time;
         if (one.part == PassPart::head) (forward ? result.head_forward : result.head_backward) += one.time;
         if (one.part == PassPart::block) {
             LayerTime& layer = layers[one.section.unit - 1];
             (forward ? layer.forward : layer.backward) += one.time;
-            times = shown[one.section.unit - 1];
         }
         result.flops += times * one.flops;
         result.kinds += one.kinds * times;
@@ -326,9 +342,8 @@ inline std::string prediction_text(const Machine& machine, double peak, bool tak
     bool known_step = sizeof(floatX) == 2 && o.optimizer != OptimizerKind::muon && o.offload == Offload::none;
     if (!known_machine || !known_step) return "";
     MicroBatchTime micro = micro_batch_time(o, workload, {}, machine);
-    StepTime time;
-    for (int i = 0; i < micro_batches_of_rank(o, 0); i++) time += micro.kinds;
-    time.streams += parameters * (micro.optimizer() + micro.others.clearing);
+    StepTime time = micro.kinds * micro_batches_of_rank(o, 0);
+    time.streams += micro.once + parameters * (micro.optimizer() + micro.others.clearing);
     double rate = flops_per_token(o, o.sequence_length, false) * tokens_of_step(o, 0) / time.all();
     return text(
         "%.3g ms a step and %.1f%% MFU (products %.0f%%, attention %.0f%%, memory %.0f%%), by rates that "

@@ -186,8 +186,12 @@ public:
 
     // ---- what the thread that gives work is at, for entries that are made from now on
 
-    void at_unit(int unit) { unit_ = (int16_t)unit; }
-    void at_micro_batch(int micro_batch, int chunk) { micro_batch_ = micro_batch, chunk_ = (int16_t)chunk; }
+    void at_unit(int unit) {
+        if (!ledger) unit_ = (int16_t)unit;
+    }
+    void at_micro_batch(int micro_batch, int chunk) {
+        if (!ledger) micro_batch_ = micro_batch, chunk_ = (int16_t)chunk;
+    }
     // Writes down what the threads of this process are at, for those who read the record when nobody answers.
     // For any thread.
     void look_at_threads() {
@@ -316,6 +320,7 @@ public:
     }
     // A step, or a validation, begins: `passes` passes of this rank over `micro_batches` micro-batches.
     void begin_passes(int passes, int micro_batches) {
+        if (ledger) return;
         passes_before_ = passes_given_.load();
         passes_to_do_ = passes, micro_batches_ = micro_batches;
     }

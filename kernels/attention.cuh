@@ -105,7 +105,7 @@ inline size_t attention_backward_scratch(const AttentionShape& shape, bool dbias
     return std::max(floats, dbias ? matmul_backward_bias_scratch(shape.qkv_row()) : 0);
 }
 
-// `products` of the scores' size.
+// The work of so many products, each as large as the one that makes the scores.
 inline AttentionWork attention_work(const AttentionShape& s, int products, bool forward) {
     return {2.0 * products * s.mean_keys() * s.B * s.Tq * s.out_row(), s.mean_keys(), s.HS, forward};
 }
@@ -119,7 +119,7 @@ inline LaunchCost attention_forward_cost(const floatX* out, const float* lse, co
 
 // Three kernels: a pass over out and dout for statistics of the rows; the gradients, with sums of dq where
 // queries see keys of more than one tile; and the rest of the gradient of the bias, from the column sums of
-// each 16 rows.
+// every 16 rows.
 inline std::vector<LaunchCost> attention_backward_costs(const floatX* dqkv, const float* scratch,
                                                         const floatX* dout, const float* lse,
                                                         const AttentionShape& s, const float* dbias) {

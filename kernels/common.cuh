@@ -143,9 +143,9 @@ struct ProfileRange {
 #endif
 };
 
-// For what only cards have.
-[[noreturn]] inline void fail_on_cpu(const char* launcher) {
-    fail("%s: not on a CPU; give DEVICE=cuda when building", launcher);
+// The CPU's side of a launcher that only cards have.
+[[noreturn]] inline void fail_on_cpu() {
+    fail("a CPU has no products in fp8, nor with a GELU; build with DEVICE=cuda");
 }
 
 // A launcher's body is one ON_DEVICE: what it costs on a card, for a ledger (a LaunchCost, or several); the

@@ -28,8 +28,7 @@ inline const float* fp8_one(const Fp8Matrix& matrix) {
 inline void fp8_matmul_forward(floatX* out, const Fp8Matrix& inp, const Fp8Matrix& weight,
                                [[maybe_unused]] const floatX* bias, int N, int C, int OC, cudaStream_t stream,
                                bool accumulate) {
-    ON_DEVICE(stream, product_cost(out, inp.values, weight.values, N, OC, C, accumulate, true),
-              fail_on_cpu(__func__),
+    ON_DEVICE(stream, product_cost(out, inp.values, weight.values, N, OC, C, accumulate, true), fail_on_cpu(),
               multiply({.m = OC,
                         .n = N,
                         .k = C,
@@ -51,7 +50,7 @@ inline void fp8_matmul_forward(floatX* out, const Fp8Matrix& inp, const Fp8Matri
 inline void fp8_matmul_backward_input(floatX* dinp, const Fp8Matrix& dout, const Fp8Matrix& weight, int N,
                                       int C, int OC, cudaStream_t stream, bool accumulate, bool fast_sums) {
     ON_DEVICE(stream, product_cost(dinp, dout.values, weight.transposed, N, C, OC, accumulate, fast_sums),
-              fail_on_cpu(__func__),
+              fail_on_cpu(),
               multiply({.m = C,
                         .n = N,
                         .k = OC,
@@ -71,7 +70,7 @@ inline void fp8_matmul_backward_input(floatX* dinp, const Fp8Matrix& dout, const
 inline void fp8_matmul_backward_weight(float* dweight, const Fp8Matrix& dout, const Fp8Matrix& inp, int N,
                                        int C, int OC, cudaStream_t stream, bool fast_sums) {
     ON_DEVICE(stream, product_cost(dweight, dout.transposed, inp.transposed, OC, C, N, true, fast_sums),
-              fail_on_cpu(__func__),
+              fail_on_cpu(),
               multiply({.m = C,
                         .n = OC,
                         .k = N,

@@ -1,12 +1,12 @@
 /*
 What a program asks of a card, written down instead of done. While a thread has a Ledger, its launches, copies
-and fills, events and messages become entries of it, in their order, and nothing runs: so a step can be priced
-for a card that is not there, by the very code that trains. Arrays, streams and events that are made meanwhile
-are imagined: they have addresses that nothing can be mapped at, so that a slip crashes.
+and fills, events and messages become its entries, in order, and nothing runs: so a step can be priced for a
+card that is not there, by the very code that trains. Arrays, streams and events that are made meanwhile are
+imagined: they have addresses at which nothing can be mapped, so that a slip crashes.
 
 The cost of a launch stands in its launcher. It is that of the kernel on a card, whatever device this program
 is built for: bytes of memory, each tensor as often as the kernel passes over it (single numbers are left
-out), and FLOPs.
+out, and so are fills of them), and FLOPs.
 */
 #pragma once
 
@@ -23,7 +23,7 @@ struct ProductShape {
     double flops() const { return 2 * rows * columns * sums; }
 };
 
-// Attention of heads of a size; scores that are computed and then masked do not count.
+// Attention over heads of one size. Scores that are computed and then masked do not count.
 struct AttentionWork {
     double flops = 0, mean_keys = 0;  // keys seen by a query
     int head_size = 0;
@@ -48,7 +48,7 @@ struct LaunchCost {
 // (data/run/flight_record.h).
 struct GroupCall {
     int operation, purpose, ranks, stride;
-    double bytes;  // the parts of all ranks together
+    double bytes;  // the parts of all ranks together; of sums, broadcasts and messages, a rank's
 };
 
 struct LedgerEntry {
@@ -63,9 +63,9 @@ struct LedgerEntry {
 
 class Ledger {
 public:
-    // A part of a pass: the work on one unit (comm/parameters.h), or what comes between those, of unit -1.
+    // A part of a pass: the work on one unit (comm/parameters.h), or between units, whose unit is -1.
     struct Section {
-        int task, work, unit;  // number and kind (PipelineWork) of the pass
+        int task, work, micro_batch, unit;  // number and kind (PipelineWork) of the pass, what it is over
     };
 
     // element_bytes: of a parameter or an activation on the card. Costs that depend on data: a sequence has T
@@ -76,7 +76,7 @@ public:
     const size_t element_bytes;
     const int T, V;
     std::vector<LedgerEntry> entries;
-    std::vector<Section> sections = {{0, 0, -1}};
+    std::vector<Section> sections = {{0, 0, 0, -1}};
 
     void add(LedgerEntry entry) {
         entry.section = (int)sections.size() - 1;
@@ -88,29 +88,31 @@ public:
     void launched(const char* launcher, const void* stream, const std::vector<LaunchCost>& costs) {
         for (const LaunchCost& cost : costs) launched(launcher, stream, cost);
     }
-    void begin_task(int work) { sections.push_back({sections.back().task + 1, work, -1}); }
+    void begin_task(int work, int micro_batch) {
+        sections.push_back({sections.back().task + 1, work, micro_batch, -1});
+    }
     void enter(int unit) {
         if (sections.back().unit == unit) return;
         sections.push_back(sections.back());
         sections.back().unit = unit;
     }
-    void forget() { entries.clear(), sections = {{0, 0, -1}}; }
+    void forget() { entries.clear(), sections = {{0, 0, 0, -1}}; }
 
-    // Something imagined that takes so many bytes; those of floatX by themselves, for in an fp32 build their
-    // type is that of others.
+    // An imagined thing of so many bytes. Arrays of floatX have a range of their own: in an fp32 build, their
+    // type is that of other arrays.
     template <typename T>
     T imagine(size_t bytes = 1, bool is_floatX = false) {
         uintptr_t &next = is_floatX ? next_floatX_ : next_other_, at = next;
         next += (bytes + 255) / 256 * 256;
         return reinterpret_cast<T>(at);
     }
-    static constexpr uintptr_t imagined_bit = (uintptr_t)1 << 62, floatX_bit = (uintptr_t)1 << 61;
+    static constexpr uintptr_t imagined_bit = (uintptr_t)1 << 55, floatX_bit = (uintptr_t)1 << 54;
 
 private:
     uintptr_t next_floatX_ = imagined_bit | floatX_bit, next_other_ = imagined_bit;
 };
 
-// This thread's, or null: what it launches runs.
+// This thread's ledger. Null: what the thread launches runs.
 inline thread_local Ledger* ledger = nullptr;
 
 // Gives the thread a ledger for as long as this lives.

@@ -95,15 +95,12 @@ inline void multiply_unfused(const Product& product, const Operands& with, cudaS
         launch_backward_bias(with.dbias, with.sums, (const floatX*)with.b, product.k, product.n, stream);
 }
 
-// Throws Error if the product cannot be started, or notes it as ON_DEVICE does.
 inline void multiply(const Product& product, const Operands& operands, cudaStream_t stream) {
-    NotedLaunchErrors::run([&] {
-        const ProductPlan& plan = find_plan(product, operands);
-        if (plan.unfused)
-            multiply_unfused(product, operands, stream);
-        else
-            cublasCheck(multiply_fused(product, plan, plan.algorithm, operands, stream));
-    });
+    const ProductPlan& plan = find_plan(product, operands);
+    if (plan.unfused)
+        multiply_unfused(product, operands, stream);
+    else
+        cublasCheck(multiply_fused(product, plan, plan.algorithm, operands, stream));
 }
 
 #endif
@@ -156,7 +153,7 @@ inline void matmul_gelu_forward(Gelu form,
         return gelu_forward(form, out, pre, (size_t)N * OC, stream);
     }
     ON_DEVICE(stream, product_cost(out, inp, weight, N, OC, C, false).plus(0, array_bytes(pre, N, OC)),
-              fail_on_cpu(__func__),
+              fail_on_cpu(),
               multiply({.m = OC, .n = N, .k = C, .transpose_a = true, .epilogue = Epilogue::bias_gelu},
                        {.a = weight, .b = inp, .d = out, .bias = bias, .pre_gelu = pre}, stream));
 }
@@ -184,7 +181,7 @@ inline void matmul_backward_gelu(Gelu form,
         return gelu_backward(form, dpre, dpre, pre, (size_t)N * C, stream);
     }
     ON_DEVICE(stream, product_cost(dpre, dout, weight, N, C, OC, false).plus(array_bytes(pre, N, C), 0),
-              fail_on_cpu(__func__),
+              fail_on_cpu(),
               multiply({.m = C, .n = N, .k = OC, .epilogue = Epilogue::gelu_gradient},
                        {.a = weight, .b = dout, .d = dpre, .pre_gelu = (void*)pre}, stream));
 }

@@ -236,7 +236,7 @@ void launch_optimizer_pass(const OptimizerArrays& arrays, const std::vector<Opti
 // ----------------------------------------------------------------------------
 // launchers
 
-// The cost of a formula, or nothing where there are no parts.
+// The cost of a pass. Without parts nothing is launched.
 template <typename Formula>
 std::vector<LaunchCost> optimizer_cost(const OptimizerArrays& arrays,
                                        const std::vector<OptimizerPart>& parts) {

@@ -1,6 +1,6 @@
 /*
-Streams; their work that is no kernel, copies and fills; and events, by which streams wait for each other, and
-the host for them. The model asks CUDA for these here alone.
+Streams; the work on them that is no kernel, which is copies and fills; and events, by which streams wait for
+each other, and the host for them. The model asks CUDA for these here alone.
 */
 #pragma once
 

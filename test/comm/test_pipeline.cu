@@ -49,12 +49,12 @@ __global__ void add_product_kernel(float* sum, const floatX* a, const floatX* b,
 
 void mix(floatX* out, const floatX* a, const floatX* b, float x, float y, float z, size_t n,
          cudaStream_t stream) {
-    ON_DEVICE(stream, mix_cpu(out, a, b, x, y, z, n),
+    ON_DEVICE(stream, LaunchCost(), mix_cpu(out, a, b, x, y, z, n),
               launch(mix_kernel, ceil_div(n, 128), 128, 0, stream, out, a, b, x, y, z, n));
 }
 
 void add_product(float* sum, const floatX* a, const floatX* b, size_t n, cudaStream_t stream) {
-    ON_DEVICE(stream, add_product_cpu(sum, a, b, n),
+    ON_DEVICE(stream, LaunchCost(), add_product_cpu(sum, a, b, n),
               launch(add_product_kernel, ceil_div(n, 128), 128, 0, stream, sum, a, b, n));
 }
 
