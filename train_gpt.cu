@@ -1047,8 +1047,7 @@ struct LoadedGpt {
               const World& world)
         : g(plan.options, plan.workload, plan.settings, mesh, plan.layout) {
         ZeroCheckpoint state(g.state, [&](const MeshPosition& position) {
-            Stage stage(plan.options, plan.layout, position, false);
-            return parameter_layout(plan.options, plan.layout.mesh.shard, stage.units());
+            return parameter_layout(plan.options, plan.layout, position, false);
         });
         load_checkpoint({&state}, world, checkpoint, true);
     }

@@ -9,6 +9,7 @@ How every rank runs a command: from main() to the work of the command, on all ra
 #include <variant>
 
 #include "comm/agreement.h"            // check_same_program, check_same_options
+#include "comm/plan_choice.h"          // layout_choices
 #include "comm/run_checkpoints.h"      // find_on_root
 #include "comm/run_device.h"           // choose_device
 #include "comm/watchdog.h"             // watch_ranks

@@ -130,6 +130,12 @@ private:
     std::vector<int> begin_ = {0};  // first layer of each part
 };
 
+// The parameters of the rank at a position.
+inline ParameterLayout parameter_layout(const ModelConfig& config, const Layout& layout,
+                                        const MeshPosition& position, bool training) {
+    return parameter_layout(config, layout.mesh.shard, Stage(config, layout, position, training).units());
+}
+
 // The traffic of training on micro-batches of B sequences of T tokens, on any rank.
 inline MeshTraffic mesh_traffic(const ModelConfig& config, const Layout& layout, int B, int T,
                                 Dtype reduce_dtype) {
@@ -139,8 +145,7 @@ inline MeshTraffic mesh_traffic(const ModelConfig& config, const Layout& layout,
     traffic.sent = (size_t)d.n * d.C;
     traffic.all_to_all = reduce_dtype == Dtype::bf16;
     for (int stage = 0; stage < layout.mesh.pp; stage++) {
-        StageUnits units = Stage(config, layout, first_of_stage(stage), true).units();
-        ParameterLayout parameters = parameter_layout(config, layout.mesh.shard, units);
+        ParameterLayout parameters = parameter_layout(config, layout, first_of_stage(stage), true);
         for (int unit : parameters.held()) traffic.unit = std::max(traffic.unit, parameters.unit_size(unit));
     }
     return traffic;

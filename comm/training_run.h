@@ -99,8 +99,7 @@ struct TrainingRun {
     StepLog progress{o, meter, plan.log.get()};
     TimeLimit limit{o.max_time};
     ZeroCheckpoint saved_state{model.state, [&](const MeshPosition& position) {
-                                   Stage stage(o, plan.memory->layout, position, true);
-                                   return parameter_layout(o, o.shard_group, stage.units());
+                                   return parameter_layout(o, plan.memory->layout, position, true);
                                }};
     RunCheckpoints checkpoints{
         {&saved_state},
