@@ -209,6 +209,13 @@ Machine h200() {
     return machine_of(device, 0, 0);
 }
 
+// Products are taken to begin more slowly than the rates fitted on published runs say.
+Machine slow_products() {
+    Machine machine = h200();
+    machine.gemm_half_k = 110;
+    return machine;
+}
+
 // A step of a preset on an H200.
 struct Step {
     std::string model;
@@ -225,16 +232,19 @@ struct Step {
         return c;
     }
     double parameters() const { return (double)parameter_layout(config()).size(); }
+    Workload workload() const {
+        return {.B = B,
+                .T = T,
+                .training = true,
+                .recompute = recompute,
+                .loss_chunk = chosen_loss_chunk(config(), B * T),
+                .fp8 = fp8,
+                .fast_gradients = fast_gradients};
+    }
     // The ledger of its passes and of what steps the parameters, on one device.
     std::vector<LedgerEntry> entries() const {
         ModelConfig c = config();
-        Workload w{.B = B,
-                   .T = T,
-                   .training = true,
-                   .recompute = recompute,
-                   .loss_chunk = chosen_loss_chunk(c, B * T),
-                   .fp8 = fp8,
-                   .fast_gradients = fast_gradients};
+        Workload w = workload();
         ZeroSettings settings = {.keep_master = master};
         CHECK(memory_total(memory_classes(c, w, settings)) < 149e9);
         Recording book(w.element_bytes, T, c.vocab_size);
@@ -248,13 +258,10 @@ struct Step {
         g.state.update(g.stats.data, make_optimizer(Options(), 0), 1.0f);
         return book.entries;
     }
-    // Products are taken to begin more slowly than the rates fitted on published runs say.
     static double seconds(const std::vector<LedgerEntry>& entries) {
-        Machine machine = h200();
-        machine.gemm_half_k = 110;
         double seconds = 0;
         for (const LedgerEntry& entry : entries)
-            if (entry.kind == LedgerEntry::launch) seconds += launch_time(machine, entry).all();
+            if (entry.kind == LedgerEntry::launch) seconds += launch_time(slow_products(), entry).all();
         return seconds;
     }
     double predicted_share() const {
@@ -308,6 +315,23 @@ TEST_CASE("predicted shares of an H200's published FLOP/s") {
     fp8.fast_gradients = true;
     CHECK(fp8.predicted_share() > 1.3 * bf16);
     CHECK(fp8.predicted_share() < 1.33 * bf16);
+}
+
+TEST_CASE("micro-batches, and what is done once, make up a step") {
+    Step kept = gpt2_124m, made_again = llama3_8b;  // copies of weights
+    kept.fp8 = made_again.fp8 = true;
+    for (const Step& step : {gpt2_124m, llama3_8b, kept, made_again}) {
+        CAPTURE(step.model);
+        CAPTURE(step.fp8);
+        Options o;
+        (ModelConfig&)o = step.config();
+        o.master_weights = step.master;
+        MicroBatchTime micro = micro_batch_time(o, step.workload(), {}, slow_products());
+        CHECK((micro.once > 0) == step.fp8);
+        double optimizer = step.parameters() * (micro.optimizer() + micro.others.clearing);
+        CHECK(step.micro_batches * micro.kinds.all() + micro.once + optimizer ==
+              doctest::Approx(Step::seconds(step.entries())).epsilon(1e-3));
+    }
 }
 
 TEST_CASE("what the sums of biases' gradients, made by kernels that write the matrices, save of a step") {
