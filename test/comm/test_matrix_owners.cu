@@ -56,7 +56,7 @@ int section_of(const std::vector<double>& values, const std::vector<ModelSection
     return -1;
 }
 
-size_t no_scratch(size_t, size_t) {
+size_t no_scratch(size_t, size_t, size_t) {
     return 0;
 }
 
@@ -164,7 +164,7 @@ TEST_CASE("an arena that counts finds the memory of a rank's matrices") {
     MeshShape shape = {.dp = n, .shard = n, .matrix_owners = true};
     Mesh mesh(test_world(), shape, test_stream());
     ParameterLayout layout = parameter_layout(config, n);
-    auto scratch = [](size_t rows, size_t cols) { return rows * cols + 3; };
+    auto scratch = [](size_t rows, size_t cols, size_t) { return rows * cols + 3; };
     Arena memory, counted(Arena::counts);
     MatrixOwners owners(memory, layout, mesh.shape, mesh.position, mesh.stage(), scratch, test_stream());
     MatrixArrays(counted, layout, shape, scratch);

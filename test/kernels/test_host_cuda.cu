@@ -29,12 +29,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-cudaStream_t new_stream() {
-    cudaStream_t stream;
-    cudaCheck(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    return stream;
-}
-
 cudaEvent_t new_event() {
     cudaEvent_t event;
     cudaCheck(cudaEventCreate(&event));

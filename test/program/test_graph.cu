@@ -70,12 +70,6 @@ ModelConfig llama_config() {
     return c;
 }
 
-cudaStream_t new_stream() {
-    cudaStream_t stream;
-    cudaCheck(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    return stream;
-}
-
 }  // namespace
 
 static void check_same_bits(const ModelConfig& config, Recompute recompute, bool documents, bool fp8) {
