@@ -297,6 +297,17 @@ inline nlohmann::ordered_json layout_to_json(Planner& planner, const PlanLine& l
     return json;
 }
 
+// Rounds figures to nine digits. Compilers round within sums of products, each in places of its own, but a
+// plan is the same whatever device the program is built for. Whole numbers, such as bytes, stay.
+inline void round_figures(nlohmann::ordered_json& json) {
+    constexpr double nothing = 1e-12;  // the rest of times that are equal
+    if (json.is_structured())
+        for (auto& one : json) round_figures(one);
+    if (!json.is_number_float()) return;
+    double value = json;
+    if (value != std::floor(value)) json = std::abs(value) < nothing ? 0.0 : std::stod(text("%.9g", value));
+}
+
 inline nlohmann::ordered_json plan_to_json(Planner& planner, const PlanLine& line, const Machine& machine,
                                            const std::vector<PlanFigures>& figures) {
     nlohmann::ordered_json layouts = nlohmann::ordered_json::array();
@@ -324,6 +335,7 @@ inline nlohmann::ordered_json plan_to_json(Planner& planner, const PlanLine& lin
                         {"training_share", failures.share}};
     for (const Remedy& one : failures.remedies)
         json["failures"]["with"].push_back({{"what", one.words}, {"training_share", one.share}});
+    for (const char* part : {"layouts", "failures"}) round_figures(json[part]);
     return json;
 }
 
