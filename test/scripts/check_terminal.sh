@@ -155,14 +155,14 @@ check "Ctrl-C at an empty prompt changes nothing; a --seed stays" eval "wait_for
 if [ -n "$mpirun_here" ]; then
     local_ranks="mpirun --allow-run-as-root --oversubscribe -np 2"
     type_line "clear; $local_ranks $(train 100000 --run-dir g --log-every 4 --save-every 1000)"
-    check "mpirun on a terminal shows it too" wait_for 30 fits 80 '^step [0-9]+/100000  micro-batch [1-4]/4 '
+    check "mpirun on a terminal shows it too" wait_for 120 fits 80 '^step [0-9]+/100000  micro-batch [1-4]/4 '
     session send-keys -t 0 C-c
-    wait_for 20 prompt_is_back
-    type_line "clear; $local_ranks --tag-output $(train 200 --run-dir i --log-every 100)"
-    wait_for 30 prompt_is_back
-    check "but not between the lines that mpirun marks" eval "shows '1,0.<stdout>:done after step 200' && clean"
+    wait_for 120 prompt_is_back
+    type_line "clear; $local_ranks --tag-output $(train 40 --run-dir i --log-every 20)"
+    wait_for 120 prompt_is_back
+    check "but not between the lines that mpirun marks" eval "shows '1,0.<stdout>:done after step 40' && clean"
     type_line "clear; $local_ranks $(train 12 --run-dir h) | tee tee.out >/dev/null"
-    wait_for 30 grep -q '^done after' tee.out
+    wait_for 120 grep -q '^done after' tee.out
     check "and one whose output goes elsewhere does not" test "$(tr -dc '\033' <tee.out | wc -c)" = 0 -a "$(grep -c '^step' tee.out)" = 12
 else
     skip "no mpirun here" 3
