@@ -27,7 +27,7 @@ a round the most expensive matrix goes to the rank that has least to do so far. 
 #include "comm/mesh_shape.h"        // MeshShape
 #include "comm/parameters.h"        // ParameterLayout
 #include "kernels/matrix_part.cuh"  // MatrixPart, copy_part, convert
-#include "kernels/optimizer.h"      // Optimizer
+#include "kernels/optimizer.h"      // Optimizer, TransformScratch
 
 // ----------------------------------------------------------------------------
 // which rank has what
@@ -113,9 +113,6 @@ inline void choose_owners(MatrixRound& round, int ranks) {
         }
     }
 }
-
-// A matrix is transformed in scratch(rows, cols, element_bytes) elements. Null: none is transformed.
-using TransformScratch = size_t (*)(size_t rows, size_t cols, size_t element_bytes);
 
 // The rounds of a stage, the same on all ranks of it; none where no matrix is transformed.
 inline std::vector<MatrixRound> matrix_rounds(const ParameterLayout& layout, const MeshShape& shape,

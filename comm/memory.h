@@ -69,10 +69,11 @@ inline size_t available_host_memory(int ranks) {
 }
 
 template <typename T>
-void allocate(T*& pointer, size_t count, bool on_host = false) {
+void allocate(T*& pointer, size_t count, bool on_host = false, bool is_floatX = false) {
     size_t bytes = count * sizeof(T);
     if (ledger) {
-        pointer = ledger->imagine<T*>(bytes);
+        // in this build or on the card, elements are larger
+        pointer = ledger->imagine<T*>(std::max(bytes, count * ledger->element_bytes), is_floatX);
         return;
     }
     cudaError_t error =
@@ -178,9 +179,8 @@ private:
         MemoryClass& its_class = classes_.at(current_);
         its_class.bytes += count * (is_floatX ? element_bytes_ : sizeof(T));
         if (count == 0 || mode_ == counts) return nullptr;
-        if (ledger) return ledger->imagine<T*>(count * std::max(sizeof(T), element_bytes_), is_floatX);
         T* pointer;
-        allocate(pointer, count, its_class.on_host);
+        allocate(pointer, count, its_class.on_host, is_floatX);
         taken_.push_back({pointer, its_class.on_host});
         return pointer;
     }

@@ -82,16 +82,13 @@ public:
             std::vector<int> members = members_of(mesh_groups[group], me, shape);
             if (members.size() > 1) groups_[group] = Communicator::imagined(members, me);
         }
-        int stage = position[Axis::pipeline], last = shape.pp - 1;
-        auto link = [&](int end, int begin_to_end) {
-            int other = rank_of(position.with(Axis::pipeline, (end + shape.pp) % shape.pp), shape);
-            return Communicator::imagined(begin_to_end > 0 ? std::vector{me, other} : std::vector{other, me},
-                                          me);
-        };
-        if (last > 0 && (stage > 0 || shape.ring))
-            links_.forward_in = link(stage - 1, -1), links_.backward_out = link(stage - 1, 1);
-        if (last > 0 && (stage < last || shape.ring))
-            links_.forward_out = link(stage + 1, 1), links_.backward_in = link(stage + 1, -1);
+        if (shape.pp == 1) return;
+        int stage = position[Axis::pipeline], before = at_stage(stage - 1), behind = at_stage(stage + 1);
+        auto link = [&](int from, int to) { return Communicator::imagined({from, to}, me); };
+        if (stage > 0 || shape.ring)
+            links_.forward_in = link(before, me), links_.backward_out = link(me, before);
+        if (stage < shape.pp - 1 || shape.ring)
+            links_.forward_out = link(me, behind), links_.backward_in = link(behind, me);
     }
 
     MeshShape shape;
@@ -141,9 +138,6 @@ public:
             if (served_by(group, shape) == group)
                 add(row.name, groups_[group], members_of(row, me, shape), axes_of(row, shape));
         }
-        auto at_stage = [&](int number) {
-            return rank_of(position.with(Axis::pipeline, (number + shape.pp) % shape.pp), shape);
-        };
         int stage = position[Axis::pipeline], before = at_stage(stage - 1), behind = at_stage(stage + 1);
         add("forward in", links_.forward_in, {before, me});
         add("forward out", links_.forward_out, {me, behind});
@@ -169,6 +163,11 @@ public:
     }
 
 private:
+    // The rank on another stage that is otherwise at this one's place; stages go round.
+    int at_stage(int number) const {
+        return rank_of(position.with(Axis::pipeline, (number + shape.pp) % shape.pp), shape);
+    }
+
     // The group of this rank; who is not one of its members joins in the split.
     Communicator split(const GroupRow& row) const {
         int rank = rank_of(position, shape);

@@ -66,8 +66,8 @@ inline double exchange_seconds(const Machine& machine, const RankGroup& group, d
            std::max(near * part / machine.node_bandwidth, far * part / machine.network);
 }
 
-// How long it takes to bring gradients together that travel in a type: a reduce-scatter and an all-reduce of
-// so many, of which those in bf16 go as comm/gradient_sums.h sends them.
+// How long a reduce-scatter and an all-reduce of gradients take, by the type in which they travel. How they
+// travel in bf16 is in comm/gradient_sums.h.
 struct GradientMessages {
     const Machine& machine;
     Dtype dtype;

@@ -117,7 +117,7 @@ constexpr int micro_batches_recorded(const Workload& workload) {
     return workload.fp8 ? 2 : 1;
 }
 
-// The passes of one tensor rank that has all layers, in so many chunks.
+// The passes of one tensor rank that has all layers, cut into chunks of `split` layers; empty: one chunk.
 inline std::vector<PassSection> pass_times(const ModelConfig& config, const Workload& workload,
                                            const Layout& cut, const Machine& machine, bool overlap,
                                            PipelineSchedule schedule, const std::vector<int>& split = {}) {
@@ -126,7 +126,7 @@ inline std::vector<PassSection> pass_times(const ModelConfig& config, const Work
         .row_chunks = cut.row_chunks,
         .pipeline = {schedule, 1, micro_batches_recorded(workload), std::max(1, (int)split.size())},
         .split = split};
-    Recording book(workload.element_bytes, workload.T, config.vocab_size);
+    Ledger book(workload.element_bytes, workload.T, config.vocab_size);
     record_passes(config, workload, {.overlap = overlap}, alone);
     return named_sections(play(book, machine), config.layers);
 }
@@ -142,7 +142,7 @@ inline OptimizerTime optimizer_time(const Machine& machine, const Optimizer& opt
     constexpr int rows = 1 << 15;
     Machine at_work = machine;
     if (settings.offload) at_work.memory_bandwidth = machine.host_bandwidth, at_work.launch = 0;
-    Recording book(element_bytes);
+    Ledger book(element_bytes);
     Arena memory;
     memory.of("optimizer");
     auto floats = [&](bool present) { return memory.take<float>(present ? n : 0); };
@@ -184,7 +184,7 @@ inline OptimizerTime optimizer_time(const Machine& machine, const Optimizer& opt
 
 // Seconds that a matrix is transformed in, rows <= cols.
 inline double orthogonal_seconds(const Machine& machine, size_t rows, size_t cols, size_t element_bytes) {
-    Recording book(element_bytes);
+    Ledger book(element_bytes);
     Arena memory;
     memory.of("matrices");
     orthogonalise(memory.take_elements(rows * cols), (int)rows, (int)cols,
@@ -283,12 +283,10 @@ inline MicroBatchTime micro_batch_time(const Options& o, const Workload& workloa
     auto all_passes = [&](PipelineSchedule schedule, const std::vector<int>& split = {}) {
         return pass_times(few, workload, layout, machine, overlap, schedule, split);
     };
-    auto is_last = [&](const PassSection& one) {
-        return one.section.micro_batch == micro_batches_recorded(workload) - 1;
-    };
+    const int last = micro_batches_recorded(workload) - 1;
     auto passes = [&](PipelineSchedule schedule, const std::vector<int>& split = {}) {
         std::vector<PassSection> sections = all_passes(schedule, split);
-        std::erase_if(sections, [&](const PassSection& one) { return !is_last(one); });
+        std::erase_if(sections, [&](const PassSection& one) { return one.section.micro_batch != last; });
         return sections;
     };
     for (const PassSection& one : all_passes(PipelineSchedule::one_f_one_b)) {
@@ -296,9 +294,9 @@ inline MicroBatchTime micro_batch_time(const Options& o, const Workload& workloa
         int times = one.part == PassPart::block ? shown[one.section.unit - 1] : 1;
         if (one.part == PassPart::stream && one.time.work > 0)
             fail("plan: work between the units of a pass is no part of it; see named_sections");
-        if (micro_batches_recorded(workload) > 1)
-            result.once += (is_last(one) ? -times : times) * one.time.work;
-        if (!is_last(one)) continue;
+        int micro_batch = one.section.micro_batch;
+        result.once += ((micro_batch == 0) - (micro_batch == last)) * times * one.time.work;
+        if (micro_batch != last) continue;
         if (one.part == PassPart::embedding)
             (forward ? result.embedding_forward : result.embedding_backward) += one.time;
         if (one.part == PassPart::head) (forward ? result.head_forward : result.head_backward) += one.time;

@@ -14,7 +14,7 @@ memory that it takes. What is done with it is in comm/zero.h.
 #include "data/base/dtype.h"        // Dtype
 #include "data/checkpoint/slot.h"   // Slot
 #include "kernels/global_norm.cuh"  // sum_squares_scratch
-#include "kernels/optimizer.h"      // most_optimizer_slots
+#include "kernels/optimizer.h"      // most_optimizer_slots, TransformScratch
 
 // By which the optimizer's learning rate and decay are multiplied.
 struct Multipliers {
@@ -27,8 +27,7 @@ struct ZeroSettings {
     std::vector<Slot> slots = {Slot::m, Slot::v};  // arrays that the optimizer keeps, in its order
     std::vector<Slot> not_of_matrices = {};  // those of them that it does not keep for the blocks' matrices
     bool takes_norms = false;                // norms of sections, see Optimizer::takes_norms
-    // Elements of scratch that Optimizer::transform takes for a matrix, rows <= cols. Null: there is no such.
-    size_t (*transform_scratch)(size_t rows, size_t cols, size_t element_bytes) = nullptr;
+    TransformScratch transform_scratch = nullptr;  // null: no matrix is transformed
     std::array<Multipliers, tensor_kinds> multipliers = {};
     bool keep_master = false;  // an fp32 copy of the parameters for the optimizer
     bool offload = false;

@@ -105,7 +105,7 @@ inline size_t attention_backward_scratch(const AttentionShape& shape, bool dbias
     return std::max(floats, dbias ? matmul_backward_bias_scratch(shape.qkv_row()) : 0);
 }
 
-// The work of so many products, each as large as the one that makes the scores.
+// The work of `products` matrix products, each of the size of the one that computes the scores.
 inline AttentionWork attention_work(const AttentionShape& s, int products, bool forward) {
     return {2.0 * products * s.mean_keys() * s.B * s.Tq * s.out_row(), s.mean_keys(), s.HS, forward};
 }

@@ -7,6 +7,7 @@ devices.
 #include <cmath>
 
 #include "kernels/common.cuh"
+#include "kernels/mean_keys.h"
 
 constexpr int max_head_size = 256;
 
@@ -38,10 +39,8 @@ struct AttentionShape {
     }
     HOST_DEVICE size_t lse(int b, int i, int h) const { return ((size_t)b * NH + h) * Tq + i; }
 
-    // Keys that a query sees on average, in sequences of one document.
-    double mean_keys() const {
-        return window > 0 && window < Tq ? window - window * (window - 1.0) / (2.0 * Tq) : q0 + Tq / 2.0;
-    }
+    // Keys that a query sees on average, where the call has all positions and a sequence is one document.
+    double mean_keys() const { return mean_causal_keys(Tq, window); }
 
     // Query i sees the keys first_key(b, i) ... position(i). Neither end ever moves back, so a tile of
     // queries sees no key before the first key of its first query, and none after the position of its last.

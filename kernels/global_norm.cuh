@@ -152,10 +152,12 @@ __global__ void clip_scale_kernel(float* norm_and_scale, const float* sum_square
 template <typename T>
 void sums_of_squares(float* sums, float* scratch, const T* values, const std::vector<SquaresRange>& ranges,
                      cudaStream_t stream) {
-    size_t elements = 0;
-    for (const SquaresRange& range : ranges) elements += range.count;
-    ON_DEVICE(stream, (LaunchCost{.read = array_bytes(values, elements), .launches = 2}),
-              sums_of_squares_on_host(sums, scratch, values, ranges),
+    auto cost = [&]() -> LaunchCost {
+        size_t elements = 0;
+        for (const SquaresRange& range : ranges) elements += range.count;
+        return {.read = array_bytes(values, elements), .launches = 2};
+    };
+    ON_DEVICE(stream, cost(), sums_of_squares_on_host(sums, scratch, values, ranges),
               launch_sums_of_squares(sums, scratch, values, ranges, stream));
 }
 

@@ -251,12 +251,15 @@ inline void kv_cache_append(floatX* cache,      // (B, limit, 2, NKV, HS)
                             const floatX* qkv,  // (B, T, NH + 2*NKV, HS)
                             const KvCacheShape& shape, cudaStream_t stream) {
     const AttentionShape& a = shape.attention;
-    double moved = array_bytes(qkv, a.B, a.Tk, shape.row());
-    ON_DEVICE(stream, (LaunchCost{.read = moved, .written = moved}), kv_cache_append_cpu(cache, qkv, shape), {
-        with_vec_width<floatX>(a.HS, [&](auto width) {
-            launch(kv_cache_append_kernel<width()>, a.B * a.Tk, kv_cache_block, 0, stream, cache, qkv, shape);
-        });
-    });
+    ON_DEVICE(stream,
+              (LaunchCost{.read = array_bytes(qkv, a.B, a.Tk, shape.row()),
+                          .written = array_bytes(cache, a.B, a.Tk, shape.row())}),
+              kv_cache_append_cpu(cache, qkv, shape), {
+                  with_vec_width<floatX>(a.HS, [&](auto width) {
+                      launch(kv_cache_append_kernel<width()>, a.B * a.Tk, kv_cache_block, 0, stream, cache,
+                             qkv, shape);
+                  });
+              });
 }
 
 // The query at position past + t sees the positions 0 .. past + t of the cache, or the last `window` of them

@@ -4,9 +4,9 @@ and fills, events and messages become its entries, in order, and nothing runs: s
 card that is not there, by the very code that trains. Arrays, streams and events that are made meanwhile are
 imagined: they have addresses at which nothing can be mapped, so that a slip crashes.
 
-The cost of a launch stands in its launcher. It is that of the kernel on a card, whatever device this program
-is built for: bytes of memory, each tensor as often as the kernel passes over it (single numbers are left
-out, and so are fills of them), and FLOPs.
+Each launcher states what its kernels cost on a card, whatever device this program is built for: the bytes of
+memory that they read and write, each tensor as often as they pass over it, and their FLOPs. Single numbers,
+and fills of them, are left out.
 */
 #pragma once
 
@@ -61,6 +61,11 @@ struct LedgerEntry {
     GroupCall group = {};            // call
 };
 
+class Ledger;
+// This thread's ledger. Null: what the thread launches runs.
+inline thread_local Ledger* ledger = nullptr;
+
+// The ledger of the thread that makes it, for as long as it lives.
 class Ledger {
 public:
     // A part of a pass: the work on one unit (comm/parameters.h), or between units, whose unit is -1.
@@ -71,7 +76,9 @@ public:
     // element_bytes: of a parameter or an activation on the card. Costs that depend on data: a sequence has T
     // positions, and tokens are different ones of V words.
     explicit Ledger(size_t element_bytes, int T = 1, int V = INT_MAX)
-        : element_bytes(element_bytes), T(T), V(V) {}
+        : element_bytes(element_bytes), T(T), V(V), before_(std::exchange(ledger, this)) {}
+    ~Ledger() { ledger = before_; }
+    Ledger(const Ledger&) = delete;
 
     const size_t element_bytes;
     const int T, V;
@@ -98,8 +105,8 @@ public:
     }
     void forget() { entries.clear(), sections = {{0, 0, 0, -1}}; }
 
-    // An imagined thing of so many bytes. Arrays of floatX have a range of their own: in an fp32 build, their
-    // type is that of other arrays.
+    // Returns an address for an array of this size, or for a stream or an event. Arrays of floatX have a
+    // range of addresses to themselves, because in an fp32 build floatX is float.
     template <typename T>
     T imagine(size_t bytes = 1, bool is_floatX = false) {
         uintptr_t &next = is_floatX ? next_floatX_ : next_other_, at = next;
@@ -109,21 +116,8 @@ public:
     static constexpr uintptr_t imagined_bit = (uintptr_t)1 << 55, floatX_bit = (uintptr_t)1 << 54;
 
 private:
-    uintptr_t next_floatX_ = imagined_bit | floatX_bit, next_other_ = imagined_bit;
-};
-
-// This thread's ledger. Null: what the thread launches runs.
-inline thread_local Ledger* ledger = nullptr;
-
-// Gives the thread a ledger for as long as this lives.
-struct Recording : Ledger {
-    explicit Recording(size_t element_bytes, int T = 1, int V = INT_MAX)
-        : Ledger(element_bytes, T, V), before_(std::exchange(ledger, this)) {}
-    ~Recording() { ledger = before_; }
-    Recording(const Recording&) = delete;
-
-private:
     Ledger* const before_;
+    uintptr_t next_floatX_ = imagined_bit | floatX_bit, next_other_ = imagined_bit;
 };
 
 inline bool is_imagined(const void* thing) {

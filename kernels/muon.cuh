@@ -74,8 +74,8 @@ constexpr size_t whole_lines(size_t elements, size_t element_bytes = sizeof(floa
     return round_up(elements, 256 / element_bytes);
 }
 
-// Elements of so many bytes that orthogonalise() works in: a product of the polynomial with the matrix, two
-// squares of the rows; and in fp32 the sum of squares and what it is made from.
+// The scratch of orthogonalise(), in elements of element_bytes each: the product of the polynomial and the
+// matrix, two matrices (rows, rows), and in fp32 the sum of squares and its partial sums.
 inline size_t orthogonalise_scratch(size_t rows, size_t cols, size_t element_bytes) {
     size_t n = rows * cols, in_float = sizeof(float) / element_bytes;
     return whole_lines(n, element_bytes) + 2 * whole_lines(rows * rows, element_bytes) +

@@ -38,6 +38,9 @@ struct OptimizerPart {
 
 constexpr int most_optimizer_slots = 4;
 
+// Elements of scratch, of element_bytes each, in which Optimizer::transform works on a matrix, rows <= cols.
+using TransformScratch = size_t (*)(size_t rows, size_t cols, size_t element_bytes);
+
 // A step reads and writes these arrays, all of them in memory of the device or all in memory of the host.
 struct OptimizerArrays {
     floatX* params;

@@ -9,12 +9,13 @@ Every share is of one device: the tokens of the whole run divided by the devices
 #include <algorithm>
 
 #include "data/options/model_config.h"
+#include "kernels/mean_keys.h"
 
 // Averages over a sequence of T the keys that attention counts for a token in a layer: those that it sees, or
 // without `causal` all T where there is no window.
 inline double mean_keys(const ModelConfig& c, int layer, int T, bool causal) {
-    double window = window_of_layer(c, layer), all = causal ? T / 2.0 : T;
-    return window > 0 && window < T ? window - window * (window - 1) / (2.0 * T) : all;
+    int window = window_of_layer(c, layer);
+    return causal || (window > 0 && window < T) ? mean_causal_keys(T, window) : T;
 }
 
 // Model FLOPs of training on one token: 6 for each parameter of a product, and 12 h for each position that

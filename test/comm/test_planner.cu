@@ -161,7 +161,7 @@ TEST_CASE("the rows that a switch adds to the tables are in every plan") {
         for (const MemoryClass& one : step.memory) f.memory[one.name] += (double)one.bytes;
         for (const ActivationRow& row : activation_table(o, w, stage))
             f.activations += (double)(row.stride() * row.instances(stage));
-        Recording book(w.element_bytes, w.T, o.vocab_size);
+        Ledger book(w.element_bytes, w.T, o.vocab_size);
         record_passes(o, w, {}, {.mesh = {.tp = 2}});
         for (const LedgerEntry& entry : book.entries)
             f.passes += std::max((entry.cost.read + entry.cost.written) / p.machine.memory_bandwidth,

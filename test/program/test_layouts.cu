@@ -478,7 +478,7 @@ StepResult step_of(Gpt& g, const Case& c, int step, OptimizerKind kind = Optimiz
 
 // Bytes that this rank sends for a purpose in its passes, by their ledger.
 static size_t bytes_by_ledger(const Gpt& g, const Place& a, Traffic purpose) {
-    Recording book(sizeof(floatX), g.workload.T);
+    Ledger book(sizeof(floatX), g.workload.T);
     Layout layout = a.layout();
     layout.mesh = g.mesh.shape;
     record_passes(g.config, g.workload, g.state.settings(), layout, g.mesh.position);

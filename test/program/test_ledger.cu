@@ -115,7 +115,7 @@ Counted counted(const Case& one, const Sizes& s, const World& world, int tp) {
         g.state.synchronize();
         counted.device = count.take();
     }
-    Recording book(sizeof(floatX), s.T, config.vocab_size);
+    Ledger book(sizeof(floatX), s.T, config.vocab_size);
     Mesh imagined(layout.mesh, mesh.position);
     Gpt g(config, workload, settings, imagined, layout);
     book.forget();
@@ -247,7 +247,7 @@ struct Step {
         Workload w = workload();
         ZeroSettings settings = {.keep_master = master};
         CHECK(memory_total(memory_classes(c, w, settings)) < 149e9);
-        Recording book(w.element_bytes, T, c.vocab_size);
+        Ledger book(w.element_bytes, T, c.vocab_size);
         Gpt g(c, w, settings);
         book.forget();
         zero_gradients(g);
