@@ -129,11 +129,11 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
       layout(parameter_layout(config, mesh.shape.shard, stage.units())),
       state(memory, layout, mesh, settings, stream),
       pipeline(memory, mesh, cut.pipeline, stage.capacity, stream_size(config, workload, cut), stream,
-               settings.overlap),
+               settings.overlap.pipeline),
       activations(memory, activation_table(config, workload, stage), stage, config.layers),
       acts(activations.views),
       products(memory, fp8_sizes(config, workload, stage), stream),
-      rows(mesh.tensor(), cut.row_chunks, settings.overlap, stream),
+      rows(mesh.tensor(), cut.row_chunks, settings.overlap.tensor, stream),
       tp{rows, products, stream, acts[0].partial, acts[0].scratch},
       rope(memory.of("activations").take<float>(rope_floats(config, workload))) {
     if (ledger) return;  // no kernel will read the angles
@@ -831,7 +831,7 @@ void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, b
     run_micro_batches(g, actions, g.workload.B * g.workload.T, load,
                       [&](const Batch& batch, const PipelineTask& task) {
                           bool last = ends_step && task.micro_batch == micro_batches - 1;
-                          auto key = [&] { return task_key(batch, task, dloss, last, g.acts); };
+                          auto key = [&] { return task_key(batch, task, last, dloss, g.acts); };
                           TracePause in_a_graph(g.graphs.on);
                           g.graphs.run(key, g.stream, [&] {
                               switch (task.work) {
@@ -999,17 +999,26 @@ inline void step(Gpt& g, TrainingRun& run) {
     run.end_step(g.stats.result(targets, g.mesh), optimizer.learning_rate);
 }
 
-// For plans; see comm/plan_times.h.
-void record_passes(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings,
-                   const Layout& layout, const MeshPosition& position) {
+// For plans; see comm/plan_player.h.
+void record_steps(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings,
+                  const Optimizer& optimizer, const Layout& layout, const MeshPosition& position,
+                  const std::vector<int>& micro_batches) {
     Mesh mesh(layout.mesh, position);
     Gpt g(config, workload, settings, mesh, layout);
-    ledger->forget();  // making it is no part of a step
+    g.graphs.on = true;  // passes that are alike are written down once
+    ledger->forget();    // making it is no part of a step
     DeviceArray<int> numbers(batch_ints(workload.B, workload.T));
     Batch batch = {batch_at((const int*)numbers.data, workload.B, workload.T), workload.B, workload.T};
     batch.doc_start = nullptr;
     auto load = [&](int, int) { return batch; };
-    accumulate_gradients(g, layout.pipeline.micro_batches, load, 1.0f);
+    auto update = [&] { g.state.update(g.stats.data, optimizer, 0, [&] { ledger->end_step(g.stream); }); };
+    update();
+    for (int count : micro_batches) {
+        zero_gradients(g);
+        accumulate_gradients(g, count, load, 1.0f);
+        ledger->end_passes();
+        update();
+    }
 }
 
 inline void train(const TrainingLine& line, const World& world) {

@@ -165,11 +165,12 @@ public:
     }
 
     // A group of ranks that are not there, for a ledger.
-    static Communicator imagined(const std::vector<int>& members, int me) {
+    static Communicator imagined(const GroupOfRanks& members, int me) {
+        if (members.ranks == 1) return {};
         Communicator group;
         group.shared_ = std::make_shared<Shared>();
-        group.shared_->rank = (int)(std::find(members.begin(), members.end(), me) - members.begin());
-        group.shared_->size = (int)members.size(), group.shared_->stride = std::abs(members[1] - members[0]);
+        group.shared_->rank = (me - members.first) / members.stride;
+        group.shared_->size = members.ranks, group.shared_->members = members;
         return group;
     }
 
@@ -333,8 +334,8 @@ private:
     struct Shared {
         ncclComm_t comm = nullptr;
         int rank = 0, size = 1;
-        int record = -1;  // among the groups of the record
-        int stride = 1;   // an imagined one's
+        int record = -1;            // among the groups of the record
+        GroupOfRanks members = {};  // an imagined one's
 
         void end(ncclResult_t (*how)(ncclComm_t)) {
             if (comm) how(comm);
@@ -366,7 +367,7 @@ private:
     void write_down(Operation operation, Traffic kind, double bytes, cudaStream_t stream) const {
         ledger->add({.kind = LedgerEntry::call,
                      .stream = stream,
-                     .group = {(int)operation, (int)kind, shared_->size, shared_->stride, bytes}});
+                     .call_of = {(int)operation, (int)kind, shared_->members, bytes}});
     }
 
     void require_group(int other) const {

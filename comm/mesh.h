@@ -78,17 +78,18 @@ public:
     // A place in a world that is not there, for a ledger.
     Mesh(const MeshShape& shape, const MeshPosition& position) : shape(shape), position(position) {
         int me = rank_of(position, shape);
-        for (size_t group = 0; group < mesh_groups.size(); group++) {
-            std::vector<int> members = members_of(mesh_groups[group], me, shape);
-            if (members.size() > 1) groups_[group] = Communicator::imagined(members, me);
-        }
+        for (size_t group = 0; group < mesh_groups.size(); group++)
+            groups_[group] = Communicator::imagined(line_of(group, position, shape), me);
         if (shape.pp == 1) return;
         int stage = position[Axis::pipeline], before = at_stage(stage - 1), behind = at_stage(stage + 1);
-        auto link = [&](int from, int to) { return Communicator::imagined({from, to}, me); };
+        constexpr int forward = mesh_groups.size(), backward = forward + 1;
+        auto link = [&](int number, int from, int to) {
+            return Communicator::imagined({number, from, to - from, 2}, me);
+        };
         if (stage > 0 || shape.ring)
-            links_.forward_in = link(before, me), links_.backward_out = link(me, before);
+            links_.forward_in = link(forward, before, me), links_.backward_out = link(backward, me, before);
         if (stage < shape.pp - 1 || shape.ring)
-            links_.forward_out = link(me, behind), links_.backward_in = link(behind, me);
+            links_.forward_out = link(forward, me, behind), links_.backward_in = link(backward, behind, me);
     }
 
     MeshShape shape;

@@ -21,6 +21,7 @@ makes, connects and records the groups by it, and the memory plan counts them.
 #include <vector>
 
 #include "data/run/axes.h"
+#include "kernels/ledger.h"  // GroupOfRanks
 
 using MeshPosition = PerAxis;
 
@@ -129,6 +130,18 @@ inline std::vector<int> members_of(const GroupRow& row, int rank, const MeshShap
     if (row.ends) return all == 1 ? line : std::vector{line.front(), line.back()};
     auto first = line.begin() + (index - index % ranks);
     return {first, first + ranks};
+}
+
+// A group without a list of its members, for a ledger. The axes of a group follow each other, so its members
+// are equally far apart.
+inline GroupOfRanks line_of(size_t group, const MeshPosition& position, const MeshShape& shape) {
+    const GroupRow& row = mesh_groups[group];
+    int ranks = ranks_of(row, shape), all = shape.along(row.axes);
+    int index = index_along(row.axes, position, shape), first = row.ends ? 0 : index - index % ranks;
+    if (ranks == 1 || (row.ends && index != 0 && index != all - 1)) return {};
+    auto rank_at = [&](int index) { return rank_of(moved_along(row.axes, index, position, shape), shape); };
+    int second = row.ends ? all - 1 : first + 1;
+    return {(int)group, rank_at(first), rank_at(second) - rank_at(first), ranks};
 }
 
 // The axes by which its members are found; none: they must be named.

@@ -411,7 +411,7 @@ private:
     }
 
     std::string full_name(const TensorRow& row, int unit) const {
-        return (row.unit == Unit::block ? text("layers.%d.", unit - 1) : "") + row.name;
+        return row.unit == Unit::block ? "layers." + std::to_string(unit - 1) + "." + row.name : row.name;
     }
 
     std::vector<TensorRow> rows_;  // in the order of memory

@@ -14,12 +14,13 @@ ranks that run this.
 #include "comm/memory.h"        // DeviceArray
 #include "comm/mesh.h"          // Mesh
 #include "comm/placement.h"     // threads_per_rank
-#include "comm/plan_times.h"    // expected_product_rate, expected_attention_rate
+#include "comm/plan_rates.h"    // expected_product_rate, expected_attention_rate
 #include "comm/world.h"         // World
 #include "data/base/error.h"    // fail
 #include "data/base/file.h"     // read_whole, NewFile
 #include "data/base/json.h"     // JsonObject, parse_json
 #include "data/base/strings.h"  // nearest_name, printable
+#include "kernels/adamw.cuh"    // adamw_optimizer
 #include "kernels/attention.cuh"
 #include "kernels/cards.h"          // Machine, find_card
 #include "kernels/elementwise.cuh"  // residual_forward
@@ -161,7 +162,7 @@ inline Machine find_machine(const std::string& name) {
 // `plan --measure` writes what `--machine` reads. All ranks measure at the same time, as they work in a run,
 // so that those of a host share its cores and memory; the first one's rates are taken.
 //
-// The formulas of comm/plan_times.h turn the rates that it writes back into the times that were measured.
+// The formulas of comm/plan_rates.h turn the rates that it writes back into the times that were measured.
 
 // The sizes of what is measured.
 struct MeasuredSizes {

@@ -1,299 +1,372 @@
 /*
-Plays a ledger (kernels/ledger.h): how long its streams take to do what it says, by the rates that are
-expected of a machine (kernels/cards.h), before anything is measured. From top to bottom: messages between
-ranks, products, attention, kernels that read and write, launches and calls, streams.
+Plays ledgers (kernels/ledger.h): the streams of a rank, or of one rank of each pipeline stage, do what stands
+there, each in order, and wait for each other's events and for each other's messages. Nothing of a step is
+known here: what is sent, when, and what waits for it, the program wrote down.
+
+    compute     optimizer | F0 | F1 | B0 | F2 | B1 | B2
+    forward out                | F0 | F1 | F2
+    gathers     gathered parameters | ...
+    reductions                              reduced gradients
+
+The end of each piece of work is the latest of some others plus what it takes itself: whatever becomes
+shorter, no step becomes longer. A step begins where the global norm of the gradients is known, and ends
+there: that is the one place where all ranks wait for each other, unless the optimizer takes norms of its own.
+
+Ranks that are not here do what those here do: a message among them begins when the rank here is ready.
+Messages of data ranks share their way, one behind another, in the order in which the rank asks for them.
 */
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <map>
-#include <string_view>
+#include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "comm/plan_task.h"          // RankGroup
-#include "data/base/dtype.h"         // Dtype
-#include "data/run/flight_record.h"  // Operation
-#include "kernels/cards.h"           // Machine
+#include "comm/mesh_shape.h"         // mesh_groups
+#include "comm/plan_rates.h"         // launch_time, call_seconds
+#include "data/base/error.h"         // fail
+#include "data/run/flight_record.h"  // Operation, Traffic
 #include "kernels/ledger.h"          // Ledger
 
-// ----------------------------------------------------------------------------
-// messages
-//
-// How long messages between ranks take, by the rates and latencies of a machine. Nodes are filled in the
-// order of ranks, so a group whose ranks are `stride` apart has several in a node if the stride is less than
-// a node.
-//
-// A ring (comm/rings.h) goes through a node once, in by the network of one of its ranks and out by another's:
-// ring after ring, each through other ranks, so a group gets as much of the network as its ranks in one node
-// have. Its steps come one after another, which is what latencies cost. Sums over all may go up and down a
-// tree instead: as many bytes, and two steps for each level between nodes (Sanders, Speck and Traff,
-// "Two-Tree Algorithms for Full Bandwidth Broadcast, Reduction and Scan", 2009).
+// Messages of these kinds take time. A step without those of a kind shows what waiting for them costs.
+struct MessagesTaken {
+    bool tensor = true, pipeline = true, data = true;
 
-// Bytes per second in one direction that each rank of the group has.
-inline double group_rate(const Machine& machine, const RankGroup& group) {
-    if (!group.crosses_nodes(machine)) return machine.node_bandwidth;
-    return std::min(machine.node_bandwidth, group.in_node(machine) * machine.network);
-}
-
-// An all-gather or a reduce-scatter of `bytes`, the parts of all ranks together.
-inline double gather_seconds(const Machine& machine, const RankGroup& group, double bytes) {
-    if (group.ranks == 1) return 0;
-    int steps = group.ranks - 1, to_nodes = group.crosses_nodes(machine) ? group.nodes(machine) : 0;
-    to_nodes = std::min(to_nodes, steps);
-    double latency = to_nodes * machine.network_latency + (steps - to_nodes) * machine.link_latency;
-    return latency + bytes * (group.ranks - 1) / group.ranks / group_rate(machine, group);
-}
-
-// An all-reduce of `bytes` on each rank.
-inline double sum_seconds(const Machine& machine, const RankGroup& group, double bytes) {
-    if (group.ranks == 1) return 0;
-    double ring = 2 * gather_seconds(machine, group, bytes);
-    double levels = std::ceil(std::log2(group.nodes(machine)));
-    double tree =
-        2 * (levels * machine.network_latency + (group.in_node(machine) - 1) * machine.link_latency +
-             bytes / group_rate(machine, group));
-    return std::min(ring, tree);
-}
-
-// Each rank sends a part of `bytes` straight to each other one, those to other nodes all by its own network.
-inline double exchange_seconds(const Machine& machine, const RankGroup& group, double bytes) {
-    if (group.ranks == 1) return 0;
-    int near = (group.crosses_nodes(machine) ? group.in_node(machine) : group.ranks) - 1,
-        far = group.ranks - 1 - near;
-    double part = bytes / group.ranks;
-    return near * machine.link_latency + (far > 0 ? machine.network_latency : 0) +
-           std::max(near * part / machine.node_bandwidth, far * part / machine.network);
-}
-
-// How long a reduce-scatter and an all-reduce of gradients take, by the type in which they travel. How they
-// travel in bf16 is in comm/gradient_sums.h.
-struct GradientMessages {
-    const Machine& machine;
-    Dtype dtype;
-
-    double bytes(double gradients) const { return (double)dtype_size(dtype) * gradients; }
-    double scatter_seconds(const RankGroup& group, double gradients) const {
-        if (dtype == Dtype::fp32) return gather_seconds(machine, group, bytes(gradients));
-        return exchange_seconds(machine, group, bytes(gradients)) + rounding(group, gradients);
+    bool has(Traffic purpose) const {
+        return purpose == Traffic::activations ? tensor : purpose == Traffic::pipeline ? pipeline : data;
     }
-    double sum_seconds(const RankGroup& group, double gradients) const {
-        if (dtype == Dtype::fp32) return ::sum_seconds(machine, group, bytes(gradients));
-        return exchange_seconds(machine, group, bytes(gradients)) + 2 * rounding(group, gradients) +
-               gather_seconds(machine, group, bytes(gradients));
+};
+
+// Bytes that a rank sends in a step, but for what goes between tensor ranks and what is small.
+struct BytesSent {
+    double pipeline = 0, parameters = 0, gradients = 0;
+    double all() const { return pipeline + parameters + gradients; }
+
+    void add(const GroupCall& call) {
+        double bytes = bytes_of_rank(call);
+        if (call.purpose == (int)Traffic::pipeline) pipeline += bytes;
+        if (call.purpose == (int)Traffic::parameters) parameters += bytes;
+        if (call.purpose == (int)Traffic::gradients) gradients += bytes;
     }
+};
+
+struct SimulatedStep {
+    double seconds = 0;
+    std::vector<double> busy;     // (ranks) the launches of the passes
+    double optimizer = 0;         // the most of any rank: launches beside the passes, and waits for the host
+    std::vector<BytesSent> sent;  // (ranks)
+    // The ranks wait for so long, as a share of the time that they compute.
+    double bubble() const {
+        double idle = 0, work = 0;
+        for (double rank : busy) idle += seconds - rank, work += rank;
+        return idle / work;
+    }
+};
+
+class StepPlayer {
+public:
+    // numbers: of the ranks of the mesh that will be added, in their order. in_sections: play() will be asked
+    // for those of the first.
+    StepPlayer(const Machine& machine, const std::vector<int>& numbers, bool in_sections = false)
+        : machine_(machine), numbers_(numbers), in_sections_(in_sections) {}
+
+    // Adds the next rank. All ledgers have equally many steps.
+    void add(const Ledger& book);
+
+    // The steps one after another. sections: become the seconds that each section of the first rank's ledger
+    // takes on its compute stream. Throws Error if ranks wait for each other for ever.
+    std::vector<SimulatedStep> play(const MessagesTaken& taken = {},
+                                    std::vector<double>* sections = nullptr) const;
 
 private:
-    // Every gradient is read in fp32 and written in bf16, and read so again where it is added.
-    double rounding(const RankGroup& group, double gradients) const {
-        return group.ranks == 1 ? 0 : 8 * gradients / machine.memory_bandwidth;
-    }
-};
-
-// A message from one rank to another.
-inline double message_seconds(const Machine& machine, bool same_node, double bytes) {
-    return same_node ? machine.link_latency + bytes / machine.node_bandwidth
-                     : machine.network_latency + bytes / machine.network;
-}
-
-// ----------------------------------------------------------------------------
-// kernels
-//
-// A product is as fast as the machine's large ones, less what its tiles waste: those at the edges, those of a
-// last wave that does not fill all multiprocessors, and the start of each sum. A kernel that reads and writes
-// has a share of the rate of memory. Attention has the rate of its inner loop, less the halves of tiles at
-// the diagonal and the ends of each row of tiles.
-
-// ----------------------------------------------------------------------------
-// products
-
-// On a host, the rate of long sums. On a card that of the best tiles, of those that libraries have for
-// Hopper. A sum may be split over multiprocessors where there are few tiles, as long as its parts fit in the
-// workspace.
-inline double expected_product_rate(const Machine& machine, const ProductShape& p) {
-    constexpr double workspace = 256 << 20;
-    constexpr struct {
-        double rows, columns, share;
-    } tiles[] = {{128, 256, 1}, {256, 128, 1},    {192, 128, 0.96}, {128, 192, 0.96},
-                 {256, 192, 1}, {128, 160, 0.96}, {128, 128, 0.93}};
-    constexpr double split_share = 0.95;
-    if (machine.element_bytes == sizeof(float))
-        return machine.gemm_flops * p.sums / (p.sums + machine.gemm_half_k);
-    double best = 0;
-    for (auto [rows, columns, share] : tiles) {
-        double down = std::ceil(p.rows / rows), across = std::ceil(p.columns / columns),
-               count = down * across;
-        double used = p.rows * p.columns / (down * rows * across * columns);
-        double most = count >= 3 * machine.multiprocessors
-                          ? 1
-                          : std::clamp(workspace / (4 * p.rows * p.columns), 1.0, 16.0);
-        for (int parts = 1; parts <= (int)most; parts++) {
-            double waves = count * parts / machine.multiprocessors, sums = p.sums / parts;
-            best = std::max(best, share * used * waves / std::ceil(waves) * sums /
-                                      (sums + machine.gemm_half_k) * (parts > 1 ? split_share : 1));
-        }
-    }
-    // fp8 has twice the peak, which operands' ways to the tensor cores and sums in more bits leave less of.
-    double numbers = !p.fp8 ? 1 : p.fast_sums ? 1.62 : 1.45;
-    return machine.gemm_flops * numbers * best;
-}
-
-// ----------------------------------------------------------------------------
-// attention
-
-// Whole rows of tiles have a share of the inner loop's rate; small heads have fewer products for each
-// exponential. What orders of tiles leave of that is simulated with the kernels' own functions, by
-// test/kernels/test_attention_order.cu. The shares of small heads are those that give 300 TFLOP/s forward and
-// 280 backward at T = 1,024 on an H200, which loops like these reach in orders that leave 0.94 and 0.895.
-inline double expected_attention_rate(const Machine& machine, const AttentionWork& work) {
-    constexpr double tile = 128, of_diagonal = 0.5, of_ends = 1;
-    double loop = work.forward ? machine.attention_forward : machine.attention_backward;
-    if (work.head_size <= 64) loop *= work.forward ? 0.65 : 0.855;
-    double scheduled = work.forward ? 0.98 : work.mean_keys > 768 ? 0.97 : 0.9;
-    double tiles = work.mean_keys / tile;
-    return loop * scheduled * tiles / (tiles + of_diagonal + of_ends);
-}
-
-// ----------------------------------------------------------------------------
-// kernels that read and write
-
-// Shares of the rate of streams. What machine code shows of these kernels is in test/tools: that they move
-// whole vectors (check_sass.py), and how many issue slots their loops take (sass_loops.json). A
-// multiprocessor does 128 instructions of threads in a clock, in which memory brings it some 20 bytes.
-inline double expected_stream_share(std::string_view launcher) {
-    constexpr struct {
-        std::string_view launcher;
-        double share;
-    } shares[] = {
-        {"attention_backward", 0.8},       // its statistics, of short rows; and sums for a bias
-        {"classifier", 0.82},              // two passes over a row, the second in the L2 cache
-        {"embedding_forward", 0.6},        // rows from all over a table
-        {"embedding_backward", 0.6},       // likewise
-        {"matmul_backward_weight", 0.75},  // gradients of biases, which are short
-        {"matmul_backward_bias", 0.75},    // likewise
-        {"fp8_quantize", 0.88},            // some 14 instructions for an element's 4 bytes
-        {"norm_backward", 0.82},           // in one pass, but it waits for the sums of a row
-        {"", 0.95},                        // fills
+    // A piece of work of a stream. which: of a record and a hold, the record's number among the rank's; of a
+    // meeting, its number among all.
+    struct Piece {
+        enum Kind { work, message, meeting, record, hold, mark } kind = work;
+        Traffic purpose = {};
+        bool of_pass = false, crosses = false;
+        int step = 0, section = 0, which = 0;
+        double seconds = 0;
     };
-    for (auto [name, share] : shares)
-        if (name == launcher) return share;
-    return 0.88;
-}
-
-// ----------------------------------------------------------------------------
-// launches
-
-struct StepTime {
-    double products = 0, attention = 0, streams = 0;  // seconds
-    double all() const { return products + attention + streams; }
-    StepTime& operator+=(const StepTime& other) {
-        products += other.products, attention += other.attention, streams += other.streams;
-        return *this;
-    }
-    StepTime operator*(double times) const { return {products * times, attention * times, streams * times}; }
-};
-
-inline StepTime launch_time(const Machine& machine, const LedgerEntry& entry) {
-    const LaunchCost& cost = entry.cost;
-    std::string_view launcher = entry.launcher ? entry.launcher : "";
-    double memory = (cost.read + cost.written) / machine.memory_bandwidth,
-           launches = cost.launches * machine.launch;
-    if (cost.product.sums > 0) {
-        double fused = launcher == "matmul_gelu_forward"    ? 0.88
-                       : launcher == "matmul_backward_gelu" ? 0.85
-                                                            : 1;
-        double seconds = cost.flops() / (fused * expected_product_rate(machine, cost.product));
-        return {.products = std::max(seconds, memory / 0.95) + launches};
-    }
-    if (cost.attention.flops > 0)
-        return {.attention = cost.flops() / expected_attention_rate(machine, cost.attention) + launches};
-    return {.streams = memory / expected_stream_share(launcher) + launches};
-}
-
-// Seconds of all launches of a ledger, one after another.
-inline StepTime launch_times(const Machine& machine, const Ledger& book) {
-    StepTime time;
-    for (const LedgerEntry& entry : book.entries)
-        if (entry.kind == LedgerEntry::launch) time += launch_time(machine, entry);
-    return time;
-}
-
-inline double call_seconds(const Machine& machine, const GroupCall& call) {
-    RankGroup group = {call.ranks, call.stride};
-    switch ((Operation)call.operation) {
-    case Operation::all_gather:
-    case Operation::reduce_scatter:
-        return gather_seconds(machine, group, call.bytes);
-    case Operation::all_reduce:
-        return sum_seconds(machine, group, call.bytes);
-    case Operation::all_to_all:
-        return exchange_seconds(machine, group, call.bytes);
-    case Operation::send:
-    case Operation::receive:
-        return message_seconds(machine, !group.crosses_nodes(machine), call.bytes);
-    default:
-        fail("plan: a call of kind %d has no price; see call_seconds", call.operation);
-    }
-}
-
-// ----------------------------------------------------------------------------
-// streams
-
-// Seconds of work, and what tensor ranks wait for each other beside it.
-struct WorkTime {
-    double work = 0, sending = 0;
-
-    double all(bool sends) const { return work + (sends ? sending : 0); }
-    WorkTime& operator+=(const WorkTime& other) {
-        work += other.work, sending += other.sending;
-        return *this;
-    }
-    WorkTime operator*(double times) const { return {work * times, sending * times}; }
-};
-
-// A section of a ledger, and what it takes on the stream that computes.
-struct SectionTime {
-    Ledger::Section section;
-    WorkTime time;
-    StepTime kinds;
-    double flops = 0;
-};
-
-// Lets the streams of a ledger do their work, each in order, and wait for each other's events. Messages begin
-// when the rank is ready, for its peers do the same.
-inline std::vector<SectionTime> play(const Ledger& book, const Machine& machine) {
-    std::vector<SectionTime> sections;
-    for (const Ledger::Section& section : book.sections) sections.push_back({section, {}, {}});
-    std::map<const void*, double> streams, events;  // when a stream is done, and an event was reached
-    auto computes = [](const LedgerEntry& entry) {
-        return entry.kind == LedgerEntry::launch && entry.launcher;
+    // An entry of a ledger, looked up once: for it may be there again and again.
+    struct Prepared {
+        Piece piece;
+        int stream = 0, event = 0;
+        int here = 0;  // how many of the ranks here are in the group of a call
+        bool shares_way = false;
     };
-    auto first = std::ranges::find_if(book.entries, computes);
-    if (first == book.entries.end()) return sections;
-    double& clock = streams[first->stream];
-    for (const LedgerEntry& entry : book.entries) {
-        double &stream = streams[entry.stream], before = clock;
-        SectionTime& section = sections[entry.section];
+    struct Rank {
+        std::vector<std::vector<Piece>> streams;
+        int compute = 0;                     // its stream
+        std::vector<int> recorded_on;        // (records) stream
+        std::vector<char> is_link;           // (streams) it has messages between stages
+        std::vector<BytesSent> sent = {{}};  // in steps, and before the first
+    };
+    // A call on which ranks that are here meet.
+    struct Meeting {
+        GroupCall call;
+        int number, here;  // its number among the calls of the group; ranks that are to come
+    };
+    using Came = std::vector<std::pair<int, int>>;  // ranks and streams
+
+    std::vector<Prepared> prepared(const Ledger& book, Rank& rank, size_t& events) const;
+    int meeting(const GroupCall& call, int number, int here);
+    [[noreturn]] void refuse_deadlock(const std::vector<Came>& came) const;
+
+    const Machine machine_;
+    const std::vector<int> numbers_;
+    const bool in_sections_;
+    size_t sections_ = 0;  // the first rank's
+    std::vector<Rank> ranks_;
+    std::vector<Meeting> meetings_;
+    std::map<GroupOfRanks, std::vector<int>> meetings_of_;  // a group's, in order
+};
+
+// ----------------------------------------------------------------------------
+// ledgers become pieces of work
+
+inline std::vector<StepPlayer::Prepared> StepPlayer::prepared(const Ledger& book, Rank& rank,
+                                                              size_t& events) const {
+    std::unordered_map<const void*, int> streams, known_events;
+    auto number_of = [](auto& numbers, const void* thing) {
+        return numbers.try_emplace(thing, (int)numbers.size()).first->second;
+    };
+    std::vector<Prepared> all(book.entries.size());
+    for (size_t i = 0; i < all.size(); i++) {
+        const LedgerEntry& entry = book.entries[i];
+        Prepared& one = all[i];
+        if (entry.kind == LedgerEntry::repeat) continue;
+        one.stream = number_of(streams, entry.stream);
+        one.piece.section = in_sections_ ? entry.section : 0;
+        one.piece.of_pass = book.sections[entry.section].work >= 0;
+        if (entry.kind == LedgerEntry::launch) one.piece.seconds = launch_time(machine_, entry).all();
+        if (entry.kind == LedgerEntry::record || entry.kind == LedgerEntry::hold)
+            one.event = number_of(known_events, entry.event);
+        if (entry.kind == LedgerEntry::step) rank.compute = one.stream, one.piece.kind = Piece::mark;
+        if (entry.kind != LedgerEntry::call) continue;
+        const GroupOfRanks& group = entry.call_of.group;
+        auto purpose = (Traffic)entry.call_of.purpose;
+        one.here = (int)std::ranges::count_if(numbers_, [&](int number) { return group.has(number); });
+        one.shares_way = purpose == Traffic::parameters || purpose == Traffic::gradients;
+        one.piece.kind = one.here > 1 ? Piece::meeting : Piece::message;
+        one.piece.purpose = purpose;
+        one.piece.seconds = call_seconds(machine_, entry);
+        one.piece.crosses = RankGroup{group.ranks, std::abs(group.stride)}.crosses_nodes(machine_);
+    }
+    rank.streams.resize(streams.size()), rank.is_link.resize(streams.size());
+    events = known_events.size();
+    return all;
+}
+
+inline int StepPlayer::meeting(const GroupCall& call, int number, int here) {
+    std::vector<int>& of_group = meetings_of_[call.group];
+    if ((int)of_group.size() <= number) {
+        of_group.push_back((int)meetings_.size());
+        meetings_.push_back({call, number, here});
+    }
+    return of_group[number];
+}
+
+inline void StepPlayer::add(const Ledger& book) {
+    constexpr int never = -1;
+    if (ranks_.empty()) sections_ = book.sections.size();
+    Rank& rank = ranks_.emplace_back();
+    size_t events = 0;
+    const std::vector<Prepared> all = prepared(book, rank, events);
+    std::vector<int> last_record(events, never);
+    std::map<GroupOfRanks, int> calls;  // on which ranks that are here meet
+    int steps = 0, last_on_way = never;
+    const auto marks = std::ranges::count(book.entries, LedgerEntry::step, &LedgerEntry::kind);
+    auto record = [&](int stream) {
+        rank.streams[stream].push_back({.kind = Piece::record, .which = (int)rank.recorded_on.size()});
+        rank.recorded_on.push_back(stream);
+        return (int)rank.recorded_on.size() - 1;
+    };
+    auto hold = [&](const Prepared& one, int which) {
+        if (which == never || rank.recorded_on[which] == one.stream) return;
+        Piece piece = one.piece;
+        piece.kind = Piece::hold, piece.step = steps, piece.which = which;
+        rank.streams[one.stream].push_back(piece);
+    };
+    book.each([&](const LedgerEntry& entry) {
+        if (steps == marks) return;  // the rest belongs to no step
+        const Prepared& one = all[(size_t)(&entry - book.entries.data())];
+        std::vector<Piece>& stream = rank.streams[one.stream];
+        Piece piece = one.piece;
+        piece.step = steps;
+        auto goes_on = [&](const Piece& before) {
+            return before.kind == Piece::work && before.of_pass == piece.of_pass && before.step == steps &&
+                   before.section == piece.section;
+        };
         switch (entry.kind) {
-        case LedgerEntry::launch: {
-            StepTime time = launch_time(machine, entry);
-            stream += time.all();
-            section.kinds += time;
-            section.flops += entry.cost.flops();
-            if (&stream == &clock) section.time.work += time.all();
-            continue;
-        }
-        case LedgerEntry::call:
-            stream += call_seconds(machine, entry.group);
+        case LedgerEntry::launch:
+            if (!stream.empty() && goes_on(stream.back()))
+                stream.back().seconds += piece.seconds;
+            else
+                stream.push_back(piece);
             break;
         case LedgerEntry::record:
-            events[entry.event] = stream;
+            last_record[one.event] = record(one.stream);
             break;
         case LedgerEntry::hold:
-            stream = std::max(stream, events[entry.event]);
+            hold(one, last_record[one.event]);
             break;
+        case LedgerEntry::call:
+            rank.sent.back().add(entry.call_of);
+            if (one.shares_way) hold(one, last_on_way);
+            if (one.here > 1) {
+                piece.which = meeting(entry.call_of, calls[entry.call_of.group]++, one.here);
+                rank.is_link[one.stream] |= piece.purpose == Traffic::pipeline;
+            }
+            stream.push_back(piece);
+            if (one.shares_way) last_on_way = record(one.stream);
+            break;
+        case LedgerEntry::step:
+            stream.push_back(piece);
+            if (++steps < marks) rank.sent.emplace_back();
+            break;
+        case LedgerEntry::repeat:
+            break;  // each() goes through it
         }
-        section.time.sending += clock - before;
+    });
+}
+
+// ----------------------------------------------------------------------------
+// playing
+
+inline std::vector<SimulatedStep> StepPlayer::play(const MessagesTaken& taken,
+                                                   std::vector<double>* sections) const {
+    constexpr double never = -1;
+    constexpr int nobody = -1;
+    struct Stream {
+        size_t next = 0;
+        double clock = 0;
+        int waits_too = nobody;  // another stream, for the same record
+    };
+    struct InStep {
+        double end = 0, busy = 0, beside = 0, network = 0;
+    };
+    struct Playing {
+        std::vector<Stream> streams;
+        std::vector<double> reached;  // (records)
+        std::vector<int> waiting;     // (records) the first stream that waits
+        std::vector<InStep> steps;    // and what is before the first
+    };
+    std::vector<Playing> ranks;
+    Came ready;  // to go on
+    for (const Rank& rank : ranks_) {
+        for (int stream = 0; stream < (int)rank.streams.size(); stream++)
+            ready.push_back({(int)ranks.size(), stream});
+        ranks.push_back(
+            {std::vector<Stream>(rank.streams.size()), std::vector<double>(rank.recorded_on.size(), never),
+             std::vector<int>(rank.recorded_on.size(), nobody), std::vector<InStep>(rank.sent.size())});
     }
-    return sections;
+    std::vector<Came> came(meetings_.size());
+    std::vector<double> latest(meetings_.size());
+
+    // Goes on with a stream until it must wait, or is done.
+    auto go_on = [&](int number, int at) {
+        const Rank& rank = ranks_[number];
+        Playing& playing = ranks[number];
+        Stream& stream = playing.streams[at];
+        const std::vector<Piece>& pieces = rank.streams[at];
+        const bool computes = at == rank.compute;
+        for (; stream.next < pieces.size(); stream.next++) {
+            const Piece& piece = pieces[stream.next];
+            InStep& step = playing.steps[piece.step];
+            const double before = stream.clock;
+            const bool sends = piece.kind == Piece::message || piece.kind == Piece::meeting;
+            const double seconds = sends && !taken.has(piece.purpose) ? 0 : piece.seconds;
+            switch (piece.kind) {
+            case Piece::work:
+                stream.clock += seconds;
+                if (computes) (piece.of_pass ? step.busy : step.beside) += seconds;
+                break;
+            case Piece::message:
+                stream.clock += seconds;
+                if (piece.crosses) step.network += seconds;
+                break;
+            case Piece::meeting:
+                latest[piece.which] = std::max(latest[piece.which], stream.clock);
+                came[piece.which].push_back({number, at});
+                if ((int)came[piece.which].size() < meetings_[piece.which].here) return;
+                for (auto [other, its_stream] : came[piece.which]) {
+                    Stream& there = ranks[other].streams[its_stream];
+                    there.clock = latest[piece.which] + seconds;
+                    if (piece.crosses) ranks[other].steps[piece.step].network += seconds;
+                    if (&there == &stream) continue;
+                    there.next++;
+                    ready.push_back({other, its_stream});
+                }
+                break;
+            case Piece::record:
+                playing.reached[piece.which] = stream.clock;
+                for (int& other = playing.waiting[piece.which]; other != nobody;) {
+                    ready.push_back({number, other});
+                    other = std::exchange(playing.streams[other].waits_too, nobody);
+                }
+                break;
+            case Piece::hold: {
+                double reached = playing.reached[piece.which];
+                if (reached == never) {
+                    stream.waits_too = std::exchange(playing.waiting[piece.which], at);
+                    return;
+                }
+                stream.clock = std::max(stream.clock, reached);
+                bool of_link = rank.is_link[rank.recorded_on[piece.which]];
+                if (computes && piece.of_pass && !of_link) step.beside += stream.clock - before;
+                break;
+            }
+            case Piece::mark:
+                step.end = stream.clock;
+                break;
+            }
+            if (sections && computes && number == 0) (*sections)[piece.section] += stream.clock - before;
+        }
+    };
+    if (sections) sections->assign(sections_, 0);
+    while (!ready.empty()) {
+        auto [rank, stream] = ready.back();
+        ready.pop_back();
+        go_on(rank, stream);
+    }
+    for (size_t rank = 0; rank < ranks.size(); rank++)
+        for (size_t stream = 0; stream < ranks[rank].streams.size(); stream++)
+            if (ranks[rank].streams[stream].next < ranks_[rank].streams[stream].size()) refuse_deadlock(came);
+
+    std::vector<SimulatedStep> steps(ranks_[0].sent.size() - 1);
+    for (size_t i = 0; i < steps.size(); i++) {
+        SimulatedStep& step = steps[i];
+        double begin = 0, end = 0, network = 0;
+        for (size_t rank = 0; rank < ranks.size(); rank++) {
+            const InStep& here = ranks[rank].steps[i + 1];
+            begin = std::max(begin, ranks[rank].steps[i].end), end = std::max(end, here.end);
+            network = std::max(network, here.network);
+            step.busy.push_back(here.busy);
+            step.optimizer = std::max(step.optimizer, here.beside);
+            step.sent.push_back(ranks_[rank].sent[i + 1]);
+        }
+        step.seconds = std::max(end - begin, network);  // no rank sends more at once than its network takes
+    }
+    return steps;
+}
+
+// came: to each meeting. Names the first to which some came and some did not.
+inline void StepPlayer::refuse_deadlock(const std::vector<Came>& came) const {
+    for (size_t i = 0; i < came.size(); i++) {
+        auto& [call, number, here] = meetings_[i];
+        if (came[i].empty() || (int)came[i].size() == here) continue;
+        auto is_missing = [&](int rank) {
+            return call.group.has(rank) &&
+                   std::ranges::none_of(came[i], [&](auto& one) { return numbers_[one.first] == rank; });
+        };
+        bool is_link = call.group.number >= (int)mesh_groups.size();
+        fail("a step never ends: rank %d waits in call %d of the group \"%s\", and rank %d does not come to "
+             "it; make the calls of both in one order",
+             numbers_[came[i][0].first], number, is_link ? "link" : mesh_groups[call.group.number].name,
+             *std::ranges::find_if(numbers_, is_missing));
+    }
+    fail("a step never ends: a stream waits for an event that no other comes to; see the order of its work");
 }

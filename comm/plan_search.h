@@ -4,7 +4,7 @@ batch: tensor ranks, pipeline stages, data ranks, micro-batch, schedule, ZeRO, r
 
 All that divide are bounded from below: no step is shorter than a stage's work on all micro-batches, behind
 the first of them on the stages before, and ahead of the last. In the order of their bounds, those that fit
-into memory are simulated (comm/plan_simulator.h), until a bound is above the best that are known: what is
+into memory are simulated (comm/plan_player.h), until a bound is above the best that are known: what is
 left cannot be better. Some are not tried, for another one is never slower:
 
     gpipe              1f1b waits as long, and keeps fewer micro-batches
@@ -29,7 +29,8 @@ left cannot be better. Some are not tried, for another one is never slower:
 #include "comm/memory_plan.h"        // stage_memory, stream_size
 #include "comm/plan_task.h"          // PlanTask
 #include "comm/settings.h"           // training_workload, zero_settings, held_multiprocessors
-#include "comm/plan_simulator.h"     // simulate_step
+#include "comm/plan_player.h"        // StepPlayer
+#include "comm/plan_times.h"         // MicroBatchTime, record_steps
 #include "data/base/error.h"         // fail
 #include "data/options/cut_rules.h"  // cut_refusal
 
@@ -79,8 +80,7 @@ public:
             if (cut.micro_batch * o.sequence_length / cut.tp % chunks) continue;
             cut.tp_overlap = chunks;
             double seconds = 0;
-            for (const LayerTime& one : times(cut).layers)
-                seconds += one.forward.all(true) + one.backward.all(true);
+            for (const LayerTime& one : times(cut).layers) seconds += one.forward + one.backward;
             if (seconds < least) least = seconds, known->second = chunks;
         }
         return known->second;
@@ -140,15 +140,9 @@ public:
         for (int part = 0, layer = 0; part < (int)split.size(); part++) {
             LayerTime chunk = t.chunk(layer, layer + split[part]);
             layer += split[part];
-            double forward = chunk.forward.all(true), backward = chunk.backward.all(true);
-            if (part == 0) {
-                forward += t.embedding_forward.all(true);
-                backward += t.embedding_backward.all(true);
-            }
-            if (part == (int)split.size() - 1) {
-                forward += t.head_forward.all(true);
-                backward += t.head_backward.all(true);
-            }
+            double forward = chunk.forward, backward = chunk.backward;
+            if (part == 0) forward += t.embedding.forward, backward += t.embedding.backward;
+            if (part == (int)split.size() - 1) forward += t.head.forward, backward += t.head.backward;
             stages[part % cut.pp].work += forward + backward;
             if (part >= cut.pp) continue;
             stages[part].before = before;
@@ -156,7 +150,9 @@ public:
         }
         double longest = 0, of_all = (double)micro_batches(cut);
         for (auto [work, before] : stages) longest = std::max(longest, before + of_all * work);
-        return longest;
+        constexpr double share =
+            0.999;  // the first layer of a chunk, whose stream is whole, does a little less
+        return share * longest;
     }
 
     // One layout, whether it fits or not.
@@ -169,44 +165,32 @@ public:
         return Planner(task).simulated(cut, {}).seconds;
     }
 
-    // Simulates a step of so many micro-batches.
-    SimulatedStep simulated(const Cut& cut, const MessagesTaken& taken, int micro_batches) {
-        Layout layout = this->layout(cut, micro_batches);
-        double stream = (double)element_bytes_ * (double)stream_size(task_.options, workload(cut), layout);
-        return simulate_step({.machine = machine_,
-                              .config = task_.options,
-                              .layout = layout,
-                              .times = times(cut),
-                              .parameters = parameters(cut),
-                              .zero = cut.zero,
-                              .prefetch = task_.options.prefetch,
-                              .overlap = task_.overlap(),
-                              .stream_bytes = stream,
-                              .element_bytes = element_bytes_,
-                              .norm_bytes = norm_bytes(cut),
-                              .reduce_dtype = task_.options.reduce_dtype,
-                              .offload = task_.options.offload == Offload::optimizer,
-                              .owners = owners(cut)},
-                             taken);
-    }
-
     // Beyond so many micro-batches, each takes as long as the one before.
     SimulatedStep simulated(const Cut& cut, const MessagesTaken& taken) {
         int enough = enough_micro_batches(cut);
-        long long all = micro_batches(cut), more = all - enough;
-        SimulatedStep step = simulated(cut, taken, enough);
-        if (more == 0) return step;
-        SimulatedStep fewer = simulated(cut, taken, enough - cut.pp);
+        long long more = micro_batches(cut) - enough;
+        if (more == 0) return simulated(cut, taken, {enough})[0];
+        std::vector<SimulatedStep> steps = simulated(cut, taken, {enough, enough - cut.pp});
+        SimulatedStep& step = steps[0];
         double times = (double)more / cut.pp;
-        step.seconds += times * (step.seconds - fewer.seconds);
         auto go_on = [&](double& value, double before) { value += times * (value - before); };
+        go_on(step.seconds, steps[1].seconds);
         for (int stage = 0; stage < cut.pp; stage++) {
-            go_on(step.busy[stage], fewer.busy[stage]);
-            go_on(step.sent[stage].pipeline, fewer.sent[stage].pipeline);
-            go_on(step.sent[stage].parameters, fewer.sent[stage].parameters);
-            go_on(step.sent[stage].gradients, fewer.sent[stage].gradients);
+            BytesSent &sent = step.sent[stage], &before = steps[1].sent[stage];
+            go_on(step.busy[stage], steps[1].busy[stage]);
+            go_on(sent.pipeline, before.pipeline);
+            go_on(sent.parameters, before.parameters);
+            go_on(sent.gradients, before.gradients);
         }
         return step;
+    }
+
+    // Steps of these numbers of micro-batches, the most first.
+    std::vector<SimulatedStep> simulated(const Cut& cut, const MessagesTaken& taken,
+                                         const std::vector<int>& micro_batches) {
+        auto key = std::pair(cut, micro_batches);
+        if (!player_ || player_key_ != key) player_ = recorded(cut, micro_batches), player_key_ = key;
+        return player_->play(taken);
     }
 
     // Bytes that are taken of the host's memory, of a device of which the host is not a part.
@@ -484,7 +468,11 @@ private:
         Cut whole = cut;
         whole.shard_group = 1;
         const ParameterLayout& layout = parameters(whole);
-        double size = (double)layout.unit_size(1), least = HUGE_VAL, step = times(cut).optimizer();
+        const ZeroSettings settings = zero_settings(task_.options, element_bytes_);
+        double size = (double)layout.unit_size(1), least = HUGE_VAL;
+        // All that is kept of an element is read and written, and its gradient is read twice.
+        double state = (double)element_bytes_ + 4.0 * (settings.slots.size() + settings.keep_master),
+               step = (2 * state + 8) / machine_.memory_bandwidth;
         double micro = (double)micro_batches(cut), gathered = cut.zero >= 3 ? 2 * micro : 1,
                reduced = cut.zero >= 2 ? micro : 1;  // times in a step
         const GradientMessages gradients = {machine_, task_.options.reduce_dtype};
@@ -518,7 +506,7 @@ private:
         }
         // The last group of an interleaved pipeline may be smaller, and stages wait longer for it.
         long long left = cut.pp_chunks > 1 ? all % cut.pp : 0;
-        return (int)std::min(all, left + std::max(4 * cut.pp, ceil_div(32, cut.pp) * cut.pp));
+        return (int)std::min(all, left + std::max(2 * cut.pp, ceil_div(32, cut.pp) * cut.pp));
     }
     Layout layout(const Cut& cut, int micro_batches) {
         Options o = options_of(cut);
@@ -540,10 +528,48 @@ private:
         return known->second;
     }
 
-    // Squares of weights and of updates, of all matrices and vectors of the model.
-    double norm_bytes(const Cut& cut) {
-        bool takes = zero_settings(task_.options, element_bytes_).takes_norms;
-        return takes ? 2.0 * sizeof(float) * parameters(cut).sections() : 0;
+    // The ledgers of a rank of each stage.
+    std::unique_ptr<StepPlayer> recorded(const Cut& cut, const std::vector<int>& micro_batches) {
+        Options o = options_of(cut);
+        const Workload w = workload(cut);
+        const Layout cut_layout = layout(cut, micro_batches[0]);
+        ZeroSettings settings = zero_settings(o, element_bytes_);
+        settings.transform_scratch = nullptr;  // placing all parts of matrices takes long
+        settings.overlap = task_.overlap();
+        int held = element_bytes_ == 2 ? held_multiprocessors(cut_layout, cut.zero) : 0;
+        std::vector<int> numbers;
+        for (int stage = 0; stage < cut.pp; stage++)
+            numbers.push_back(rank_of(first_of_stage(stage), cut_layout.mesh));
+        auto player = std::make_unique<StepPlayer>(machine_without(machine_, held), numbers);
+        for (int stage = 0; stage < cut.pp; stage++) {
+            const MeshPosition position = first_of_stage(stage);
+            Optimizer optimizer = with_known_transforms(
+                make_optimizer(o, 0), line_of((size_t)MeshGroup::stage, position, cut_layout.mesh),
+                transforms_of_block(cut, cut_layout, stage));
+            Ledger book(w.element_bytes, w.T, o.vocab_size);
+            record_steps(o, w, settings, optimizer, cut_layout, position, micro_batches);
+            player->add(book);
+        }
+        return player;
+    }
+
+    // Blocks that a stage has.
+    int blocks_of(const Cut& cut, const Layout& layout, int stage) {
+        int blocks = 0;
+        for (int of_chunk : this->stage(cut, layout, stage).layers(0)) blocks += of_chunk;
+        return blocks;
+    }
+    // The cost of whole matrices for each block of the stage; nothing if the optimizer transforms none.
+    AtOwners transforms_of_block(const Cut& cut, const Layout& layout, int stage) {
+        auto owners = this->owners(cut);
+        if (!owners) return {};
+        int blocks = blocks_of(cut, layout, stage), most = blocks_of_round(task_.options, cut.tp * cut.dp);
+        AtOwners of_block;
+        for (int begin = 0; begin < blocks; begin += most) {
+            AtOwners round = owners(std::min(most, blocks - begin));
+            of_block.work += round.work / blocks, of_block.sending += round.sending / blocks;
+        }
+        return of_block;
     }
 
     // The cost of transforming the whole matrices of so many blocks; null if the optimizer does not.
@@ -574,9 +600,8 @@ private:
             auto classes = stage_memory(o, w, settings, cut_layout, stage,
                                         parameter_layout(o, cut.shard_group, stage.units()));
             if (owners) {
-                int blocks = 0, most_blocks = blocks_of_round(o, cut.tp * cut.dp);
-                for (int of_chunk : stage.layers(0)) blocks += of_chunk;
-                double elements = owners(std::min(blocks, most_blocks)).elements;
+                int most_blocks = blocks_of_round(o, cut.tp * cut.dp);
+                double elements = owners(std::min(blocks_of(cut, cut_layout, number), most_blocks)).elements;
                 classes.push_back({"whole matrices", (size_t)elements * element_bytes_});
             }
             if (element_bytes_ == 2)
@@ -598,7 +623,9 @@ private:
     const PlanTask& task_;
     const Machine& machine_;
     const size_t element_bytes_;
-    const long long sequences_;  // sequences in a step
+    const long long sequences_;           // sequences in a step
+    std::unique_ptr<StepPlayer> player_;  // has the ledgers of the last cut
+    std::pair<Cut, std::vector<int>> player_key_;
     std::map<std::tuple<int, int, Recompute, int, int>, MicroBatchTime> times_;
     std::map<std::tuple<int, int, bool>, int>
         row_chunks_;  // by tensor ranks, micro-batch and whether stages send

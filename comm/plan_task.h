@@ -12,6 +12,7 @@ and the parts of a step's time.
 #include "comm/memory.h"             // MemoryClass
 #include "comm/mesh_shape.h"         // AxisSet, PerAxis
 #include "comm/pipeline_schedule.h"  // PipelineSchedule
+#include "comm/zero_arrays.h"        // Overlap
 #include "data/options/options.h"    // Options, Exposed
 
 // A group of ranks whose numbers are `stride` apart.
@@ -48,13 +49,6 @@ inline RankGroup group_along(AxisSet axes, const PerAxis& sizes) {
     }
     return group;
 }
-
-// The kinds of messages that overlap with work. The executor overlaps all of them or none (--overlap); a
-// simulation without one kind shows what its overlap is worth.
-struct Overlap {
-    bool tensor, pipeline, data;
-    Overlap(bool all = true) : tensor(all), pipeline(all), data(all) {}
-};
 
 // Those options with the cut of a run of one rank, which each way to cut it begins with.
 inline Cut on_one_rank(Cut cut) {

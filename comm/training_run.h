@@ -136,10 +136,9 @@ struct TrainingRun {
     // ---- before the first step: for all ranks, as all that follows
 
     void begin() {
-        std::string text = world.size() > 1
-                               ? ""
-                               : prediction_text(this_machine(), peak_rate(o), takes_wgmma_attention(o), o,
-                                                 model.workload, (double)model.held);
+        std::string text = world.size() > 1 ? ""
+                                            : prediction_text(this_machine(), peak_rate(o),
+                                                              takes_wgmma_attention(o), o, model.workload);
         if (!text.empty()) print("prediction   %s\n", text.c_str());
         progress.expect(plan.expected_seconds);
         take_weights();

@@ -275,7 +275,7 @@ inline ZeroState::ZeroState(Arena& memory, const ParameterLayout& layout, const 
       sums_({memory, layout, mesh.shape, settings}),
       owners_(memory, layout, mesh.shape, mesh.position, mesh.stage(),
               settings.training ? settings.transform_scratch : nullptr, compute) {
-    if (settings.overlap && (mesh.shape.ranks() > 1 || settings.offload)) {
+    if (settings.overlap.data && (mesh.shape.ranks() > 1 || settings.offload)) {
         std::pair<cudaStream_t*, const char*> streams[] = {
             {&reductions_, "reductions"}, {&gathers_, "gathers"}, {&host_, "host copies"}};
         for (auto [stream, name] : streams) {
@@ -285,6 +285,16 @@ inline ZeroState::ZeroState(Arena& memory, const ParameterLayout& layout, const 
     }
     if (arrays_.cut_params) param_at_.resize(param_places_.count());
     if (arrays_.cut_grads) grad_at_.resize(grad_places_.count());
+    if (ledger && arrays_.cut_params) {
+        ledger->left_behind.get = [this] {
+            std::vector<int> units;
+            for (const Place& place : param_at_) units.push_back(place.unit);
+            return units;
+        };
+        ledger->left_behind.set = [this](const std::vector<int>& units) {
+            for (size_t i = 0; i < units.size(); i++) param_at_[i].unit = units[i];
+        };
+    }
 
     if (settings.training) plan_step();
     ::synchronize(compute_);
@@ -666,10 +676,10 @@ inline void ZeroState::on_host(cudaStream_t stream, std::function<void()> work) 
 // One pass of the optimizer over the own part of a unit.
 inline void ZeroState::run_pass(int unit, const OptimizerPass& pass, const float* scale) {
     OptimizerArrays own = own_arrays(unit, scale);
-    if (settings_.offload)
+    if (settings_.offload && !ledger)
         on_host([=, this] { pass.on_host(own, steps_[unit]); });
-    else
-        pass.on_device(own, steps_[unit], compute_);
+    else  // a ledger sees by the arrays where they are stepped
+        pass.on_device(own, steps_[unit], settings_.offload ? host_ : compute_);
 }
 
 // Copies the updates of what this rank owns of some units between the device and the host: with offload they
@@ -696,7 +706,7 @@ inline void ZeroState::sum_norms(const float* scale) {
         }
     };
     cudaStream_t stream = settings_.offload ? host_ : compute_;
-    if (settings_.offload) {
+    if (settings_.offload && !ledger) {
         on_host([=, this, scratch_size = arrays_.norm_scratch_floats] {
             std::vector<float> scratch(scratch_size);
             memset(arrays_.host_section_squares, 0, bytes);
@@ -706,9 +716,9 @@ inline void ZeroState::sum_norms(const float* scale) {
         });
         copy_async(arrays_.section_squares, arrays_.host_section_squares, 2 * sections, host_);
     } else {
-        zero_async(arrays_.section_squares, 2 * sections, compute_);
+        zero_async(arrays_.section_squares, 2 * sections, stream);
         sum_own([&](float* sums, const auto* values, const std::vector<SquaresRange>& ranges) {
-            sums_of_squares(sums, arrays_.norm_scratch, values, ranges, compute_);
+            sums_of_squares(sums, arrays_.norm_scratch, values, ranges, stream);
         });
     }
     order(stream, reductions_);

@@ -21,6 +21,13 @@ struct Multipliers {
     double learning_rate = 1, weight_decay = 1;
 };
 
+// Messages of tensor ranks, of pipeline stages and of data ranks are sent while the compute stream works, or
+// it waits for them. A run overlaps all kinds or none; a plan without one of them shows what overlap saves.
+struct Overlap {
+    bool tensor, pipeline, data;
+    Overlap(bool all = true) : tensor(all), pipeline(all), data(all) {}
+};
+
 struct ZeroSettings {
     int level = 0;
     bool training = true;                          // false: parameters only
@@ -32,7 +39,7 @@ struct ZeroSettings {
     bool keep_master = false;  // an fp32 copy of the parameters for the optimizer
     bool offload = false;
     int host_threads = 0;  // OpenMP threads of offloaded steps; 0: as OpenMP chooses
-    bool overlap = true;
+    Overlap overlap = true;
     Dtype reduce_dtype = Dtype::fp32;  // of gradients on their way to other data ranks
     int prefetch = 1;                  // level 3: units gathered ahead of their use
     // Room in host memory for a copy of the state, which is written while training goes on.
@@ -164,11 +171,12 @@ struct ZeroArrays {
 
 private:
     static size_t norm_scratch_size(const ParameterLayout& layout, int shards) {
-        size_t floats = 0;
+        size_t floats = 0, sections = 0;
         for (int unit : layout.held()) {
+            size_t size = layout.unit_size(unit);
+            bool like_before = unit > 1 && unit < layout.layers && layout.has(unit - 1);  // both are blocks
+            if (!like_before) sections = layout.section_parts(unit, layout.parts(unit, 0, size)).size();
             // a chunk may be cut by each end of a range, of which a section has one at most
-            size_t size = layout.unit_size(unit),
-                   sections = layout.section_parts(unit, layout.parts(unit, 0, size)).size();
             floats += sum_squares_scratch(size / shards) + sections;
         }
         return floats;

@@ -139,7 +139,7 @@ struct Machine {
     double node_bandwidth = 0, network = 0;              // bytes/s of a device, in one direction
     double link_latency = 3e-6, network_latency = 1e-5;  // seconds of a message
     int element_bytes = 2;                               // see Card
-    // other terms of the times of kernels (comm/plan_times.h)
+    // other terms of the times of kernels (comm/plan_rates.h)
     double attention_forward = 0, attention_backward = 0;  // FLOP/s of the inner loops with heads of 128
     double gemm_half_k = 90;  // terms of a sum in whose time the first operands of a product arrive: fitted
     double launch = 2.5e-6;   // seconds from one kernel to the next: fitted

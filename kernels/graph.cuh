@@ -57,6 +57,7 @@ public:
     template <typename Key, typename Work>
     void run(Key&& key, cudaStream_t stream, Work&& work) {
         if (!on) return work();
+        if (ledger) return ledger->once(key(), work);
         auto [place, is_new] = graphs_.try_emplace(key(), nullptr);
         if (is_new) return work();
         if (!place->second) place->second = capture(stream, work);

@@ -13,6 +13,9 @@ and fills of them, are left out.
 #include <climits>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -35,6 +38,8 @@ struct LaunchCost {
     ProductShape product = {};
     AttentionWork attention = {};
     int launches = 1;  // kernels
+    // The card does it; or, with offload, its host does, or the link between both.
+    enum Place { card, host, host_link } place = card;
 
     LaunchCost plus(double more_read, double more_written) const {
         LaunchCost sum = *this;
@@ -44,21 +49,35 @@ struct LaunchCost {
     double flops() const { return attention.flops + product.flops(); }
 };
 
-// A call of a group of ranks whose numbers are `stride` apart. operation, purpose: Operation and Traffic
-// (data/run/flight_record.h).
+// A group of ranks, known by its number among the groups of the mesh: `ranks` of them, `stride` apart, from
+// `first` on.
+struct GroupOfRanks {
+    int number = 0, first = 0, stride = 1, ranks = 1;
+
+    bool has(int rank) const {
+        int distance = (rank - first) / stride;
+        return distance >= 0 && distance < ranks && first + distance * stride == rank;
+    }
+    auto operator<=>(const GroupOfRanks&) const = default;
+};
+
+// A call of a group. operation, purpose: Operation and Traffic (data/run/flight_record.h).
 struct GroupCall {
-    int operation, purpose, ranks, stride;
+    int operation, purpose;
+    GroupOfRanks group;
     double bytes;  // the parts of all ranks together; of sums, broadcasts and messages, a rank's
 };
 
 struct LedgerEntry {
-    enum Kind { launch, record, hold, call } kind;
+    enum Kind { launch, record, hold, call, repeat, step } kind;
     const void* stream;
     int section = 0;                 // its place in the ledger's list
     const char* launcher = nullptr;  // launch: the function of kernels/; null: a fill or a copy by the driver
     LaunchCost cost = {};            // launch
+    double seconds = 0;              // launch, call: if above 0 it takes so long, whatever its cost is
     const void* event = nullptr;     // record, hold
-    GroupCall group = {};            // call
+    GroupCall call_of = {};          // call
+    size_t begin = 0, end = 0;       // repeat: the entries that are there once more
 };
 
 class Ledger;
@@ -68,7 +87,8 @@ inline thread_local Ledger* ledger = nullptr;
 // The ledger of the thread that makes it, for as long as it lives.
 class Ledger {
 public:
-    // A part of a pass: the work on one unit (comm/parameters.h), or between units, whose unit is -1.
+    // A part of a pass: the work on one unit (comm/parameters.h), or between units, whose unit is -1. What is
+    // done beside the passes has a work of -1.
     struct Section {
         int task, work, micro_batch, unit;  // number and kind (PipelineWork) of the pass, what it is over
     };
@@ -83,7 +103,7 @@ public:
     const size_t element_bytes;
     const int T, V;
     std::vector<LedgerEntry> entries;
-    std::vector<Section> sections = {{0, 0, 0, -1}};
+    std::vector<Section> sections = {beside_passes};
 
     void add(LedgerEntry entry) {
         entry.section = (int)sections.size() - 1;
@@ -103,25 +123,73 @@ public:
         sections.push_back(sections.back());
         sections.back().unit = unit;
     }
-    void forget() { entries.clear(), sections = {{0, 0, 0, -1}}; }
+    void end_passes() { sections.push_back(beside_passes); }
+    // The stream has come to the end of a step, or to the beginning of the first.
+    void end_step(const void* stream) { add({.kind = LedgerEntry::step, .stream = stream}); }
+    // Writes down work(), and from the second time with this key on, that it is there again.
+    template <typename Work>
+    void once(std::string key, Work&& work) {
+        for (int number : left_behind.get ? left_behind.get() : std::vector<int>())
+            key += std::to_string(number) + ' ';
+        auto [place, is_new] = known_.try_emplace(key);
+        Known& known = place->second;
+        if (!is_new) {
+            add({.kind = LedgerEntry::repeat, .stream = nullptr, .begin = known.begin, .end = known.end});
+            if (left_behind.set) left_behind.set(known.leaves);
+            return;
+        }
+        known.begin = entries.size();
+        work();
+        known.end = entries.size();
+        if (left_behind.get) known.leaves = left_behind.get();
+    }
+    // The state that work leaves behind for other work, such as units that are gathered already.
+    struct {
+        std::function<std::vector<int>()> get;
+        std::function<void(const std::vector<int>&)> set;
+    } left_behind;
+
+    // Visits all entries, those too that are there once more.
+    template <typename Visit>
+    void each(Visit&& visit) const {
+        for (const LedgerEntry& entry : entries) {
+            bool again = entry.kind == LedgerEntry::repeat;
+            for (size_t i = entry.begin; again && i < entry.end; i++) visit(entries[i]);
+            if (!again) visit(entry);
+        }
+    }
+    void forget() { entries.clear(), sections = {beside_passes}, known_.clear(); }
 
     // Returns an address for an array of this size, or for a stream or an event. Arrays of floatX have a
-    // range of addresses to themselves, because in an fp32 build floatX is float.
+    // range of addresses to themselves, because in an fp32 build floatX is float; and so have those of the
+    // host.
     template <typename T>
-    T imagine(size_t bytes = 1, bool is_floatX = false) {
-        uintptr_t &next = is_floatX ? next_floatX_ : next_other_, at = next;
+    T imagine(size_t bytes = 1, bool is_floatX = false, bool on_host = false) {
+        uintptr_t &next = next_[is_floatX][on_host], at = next;
         next += (bytes + 255) / 256 * 256;
-        return reinterpret_cast<T>(at);
+        return reinterpret_cast<T>(at | imagined_bit | is_floatX * floatX_bit | on_host * host_bit);
     }
-    static constexpr uintptr_t imagined_bit = (uintptr_t)1 << 55, floatX_bit = (uintptr_t)1 << 54;
+    static constexpr uintptr_t imagined_bit = (uintptr_t)1 << 55, floatX_bit = (uintptr_t)1 << 54,
+                               host_bit = (uintptr_t)1 << 53;
 
 private:
+    static constexpr Section beside_passes = {0, -1, -1, -1};
+
     Ledger* const before_;
-    uintptr_t next_floatX_ = imagined_bit | floatX_bit, next_other_ = imagined_bit;
+    uintptr_t next_[2][2] = {};
+    struct Known {
+        size_t begin = 0, end = 0;  // entries
+        std::vector<int> leaves = {};
+    };
+    std::map<std::string, Known> known_;  // work that has a key
 };
 
 inline bool is_imagined(const void* thing) {
     return (uintptr_t)thing & Ledger::imagined_bit;
+}
+
+inline LaunchCost::Place place_of_array(const void* thing) {
+    return (uintptr_t)thing & Ledger::host_bit ? LaunchCost::host : LaunchCost::card;
 }
 
 // Bytes on the card of an array of these sizes, or 0 where it is null.

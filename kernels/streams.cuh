@@ -47,9 +47,11 @@ inline void end_stream(cudaStream_t stream) {
 // Copies `count` elements between any two places on the device and on the host.
 template <typename T>
 void copy_async(T* to, const std::type_identity_t<T>* from, size_t count, cudaStream_t stream) {
-    if (ledger)
-        return ledger->launched(
-            nullptr, stream, LaunchCost{.read = array_bytes(from, count), .written = array_bytes(to, count)});
+    if (ledger) {
+        LaunchCost cost = {.read = array_bytes(from, count), .written = array_bytes(to, count)};
+        if (place_of_array(from) != place_of_array(to)) cost.place = LaunchCost::host_link;
+        return ledger->launched(nullptr, stream, cost);
+    }
     cudaCheck(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDefault, stream));
 }
 

@@ -86,58 +86,65 @@ struct SleepingTimes {
     double head = 9e-3, embedding = 3e-3;  // either way; the head's gradients take twice as long
 };
 
-// The simulation is told of them; the optimizer works in earnest.
-MicroBatchTime told(const SleepingTimes& times, const Options& o, const Machine& machine) {
-    auto work = [](double seconds) { return WorkTime{seconds, 0}; };
-    LayerTime layer = {work(times.forward), work(times.forward), work(times.input_gradient),
-                       work(times.weight_gradient), work(times.input_gradient + times.weight_gradient)};
-    MicroBatchTime result = micro_batch_time(o, training_workload(o, Recompute::none), {}, machine);
-    result.layers.assign(o.layers, layer);
-    result.stream = {};
-    result.embedding_forward = result.embedding_backward = work(times.embedding);
-    result.head_forward = work(times.head), result.head_backward = work(2 * times.head);
-    return result;
-}
-
 // A rank of a run whose kernels sleep, in the order of stage_forward() and stage_backward() of the program.
+// It can be recorded too: sleep takes its time there, and the optimizer works in earnest.
 class SleepingRank {
 public:
-    SleepingRank(const World& world, const Options& o, const SleepingTimes& times)
-        : world_(world),
-          times_(times),
+    SleepingRank(const Mesh& mesh, const Options& o, const SleepingTimes& times)
+        : times_(times),
           micro_batches_(sequences / o.dp),
-          mesh_(world, mesh_shape(o), nullptr),
-          stage_(o, layout_of(o), mesh_.position, true),
+          stage_(o, layout_of(o), mesh.position, true),
           units_(parameter_layout(o, o.shard_group, stage_.units())),
-          state_(memory_, units_, mesh_, zero_settings(o), stream_.stream),
+          state_(memory_, units_, mesh, zero_settings(o), stream_.stream),
           list_(pipeline_actions(stage_.pipeline(micro_batches_), stage_.number())),
           rows_((size_t)o.sequence_length * o.channels),
-          pipeline_(memory_, mesh_, stage_.pipeline(micro_batches_),
-                    pipeline_capacity(list_, stage_.chunks()), rows_, stream_.stream, o.overlap),
+          pipeline_(memory_, mesh, stage_.pipeline(micro_batches_), pipeline_capacity(list_, stage_.chunks()),
+                    rows_, stream_.stream, o.overlap),
           stats_(1) {
-        initialize(state_, 1);
+        if (!ledger) initialize(state_, 1);
     }
 
     // Seconds of a step, on the rank that takes longest.
-    double seconds(double link) {
+    double seconds(const World& world, double link) {
         state_.synchronize();
-        world_.barrier();
+        world.barrier();
         set_link(link);
         double start = seconds_now();
         sleeps_.clear();
-        state_.zero_gradients();
-        cudaCheck(cudaMemsetAsync(stats_.data, 0, sizeof(StepStatistics), stream_.stream));
-        pipeline_.run(list_, rows_, [&](const PipelineTask& task) { work(task); });
-        state_.update(stats_.data, adamw_optimizer({3e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, ++step_, false}, 0),
-                      1.0f);
+        passes();
+        update([] {});
         state_.synchronize();
-        double slowest = 1e-6 * world_.largest((int)(1e6 * (seconds_now() - start)));
+        double slowest = 1e-6 * world.largest((int)(1e6 * (seconds_now() - start)));
         set_link(0);
         return slowest;
     }
 
+    // Writes a step down.
+    void record() {
+        auto end = [&] { ledger->end_step(stream_.stream); };
+        ledger->forget();
+        update(end);
+        passes();
+        ledger->end_passes();
+        update(end);
+    }
+
 private:
+    void passes() {
+        state_.zero_gradients();
+        zero_async(stats_.data, 1, stream_.stream);
+        pipeline_.run(list_, rows_, [&](const PipelineTask& task) { work(task); });
+    }
+    void update(const std::function<void()>& measured) {
+        state_.update(stats_.data, adamw_optimizer({3e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, ++step_, false}, 0),
+                      1.0f, measured);
+    }
     void sleep(double seconds) {
+        if (ledger)
+            return ledger->add({.kind = LedgerEntry::launch,
+                                .stream = stream_.stream,
+                                .launcher = "sleep",
+                                .seconds = seconds});
         sleeps_.push_back((useconds_t)(1e6 * seconds));
         cudaCheck(cudaLaunchHostFunc(
             stream_.stream, [](void* time) { usleep(*(const useconds_t*)time); }, &sleeps_.back()));
@@ -179,11 +186,9 @@ private:
         }
     }
 
-    const World& world_;
     const SleepingTimes times_;
     const int micro_batches_;
     ComputeStream stream_;
-    Mesh mesh_;
     Arena memory_;
     Stage stage_;
     ParameterLayout units_;
@@ -195,6 +200,21 @@ private:
     std::deque<useconds_t> sleeps_;
     int step_ = 0;
 };
+
+// A step of such ranks as it is played.
+double played_seconds(const Options& o, const SleepingTimes& times, const Machine& machine) {
+    std::vector<int> numbers;
+    for (int stage = 0; stage < o.pp; stage++)
+        numbers.push_back(rank_of(first_of_stage(stage), mesh_shape(o)));
+    StepPlayer player(machine, numbers);
+    for (int stage = 0; stage < o.pp; stage++) {
+        Ledger book(sizeof(floatX));
+        Mesh mesh(mesh_shape(o), first_of_stage(stage));
+        SleepingRank(mesh, o, times).record();
+        player.add(book);
+    }
+    return player.play()[0].seconds;
+}
 
 // ----------------------------------------------------------------------------
 // the table
@@ -234,22 +254,11 @@ void bench_sleep(const World& world) {
     std::vector<Compared> compared;
     for (const Row& row : rows_of(world.size())) {
         Options o = options_of_row(config, row);
-        Layout layout = layout_of(o);
-        ParameterLayout parameters = parameter_layout(o, o.shard_group);
-        MicroBatchTime passes = told(times, o, machine);
-        double planned =
-            simulate_step({.machine = machine,
-                           .config = o,
-                           .layout = layout,
-                           .times = passes,
-                           .parameters = parameters,
-                           .zero = o.zero,
-                           .stream_bytes = (double)sizeof(floatX) * o.sequence_length * o.channels,
-                           .element_bytes = sizeof(floatX)})
-                .seconds;
-        SleepingRank rank(world, o, times);
+        double planned = played_seconds(o, times, machine);
+        Mesh mesh(world, mesh_shape(o), nullptr);
+        SleepingRank rank(mesh, o, times);
         compared.push_back(
-            {name_of_row(row), planned, fastest_of_steps([&] { return rank.seconds(link); }, steps)});
+            {name_of_row(row), planned, fastest_of_steps([&] { return rank.seconds(world, link); }, steps)});
     }
     print_compared(compared);
 }

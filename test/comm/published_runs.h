@@ -87,7 +87,8 @@ inline Machine machine_of_program(Machine machine, const Options& o, const Publi
     ModelConfig two = o;  // layers: no pass over the first is the head's
     two.layers = 2;
     Ledger book(w.element_bytes, w.T, o.vocab_size);
-    record_passes(two, w, {}, {.mesh = {.tp = o.tp, .copies = mesh_shape(o).copies}});
+    record_steps(two, w, {}, make_optimizer(Options(), 0),
+                 {.mesh = {.tp = o.tp, .copies = mesh_shape(o).copies}}, {}, {1});
     auto take = [&](PipelineWork pass, double seconds, double& rate) {
         double attention = 0;
         for (const LedgerEntry& entry : book.entries) {

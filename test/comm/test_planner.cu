@@ -162,10 +162,11 @@ TEST_CASE("the rows that a switch adds to the tables are in every plan") {
         for (const ActivationRow& row : activation_table(o, w, stage))
             f.activations += (double)(row.stride() * row.instances(stage));
         Ledger book(w.element_bytes, w.T, o.vocab_size);
-        record_passes(o, w, {}, {.mesh = {.tp = 2}});
+        record_steps(o, w, {}, make_optimizer(Options(), 0), {.mesh = {.tp = 2}}, {}, {1});
         for (const LedgerEntry& entry : book.entries)
-            f.passes += std::max((entry.cost.read + entry.cost.written) / p.machine.memory_bandwidth,
-                                 entry.cost.product.flops() / p.machine.gemm_flops);
+            if (book.sections[entry.section].work >= 0)
+                f.passes += std::max((entry.cost.read + entry.cost.written) / p.machine.memory_bandwidth,
+                                     entry.cost.product.flops() / p.machine.gemm_flops);
         return f;
     };
     const Figures plain = figures("off"), with = figures("on");
@@ -348,7 +349,7 @@ TEST_CASE("of many micro-batches, those are simulated that a step begins and end
           p.cut(1, 4, 2, 2, zero_bubble, 1, 2, 1), p.cut(1, 8, 1, 1, zero_bubble, 1, 0, 1)}) {
         int all = (int)p.planner.micro_batches(cut);
         CHECK(all >= 128);
-        SimulatedStep whole = p.planner.simulated(cut, {}, all);
+        SimulatedStep whole = p.planner.simulated(cut, {}, {all})[0];
         CHECK(p.planner.planned(cut).seconds == doctest::Approx(whole.seconds).epsilon(1e-4));
         BytesSent sent = *std::ranges::max_element(whole.sent, {}, &BytesSent::all);
         CHECK(p.planner.sent(cut).all() == doctest::Approx(sent.all()));
@@ -620,7 +621,10 @@ TEST_CASE("messages are told with the numbers that travel") {
                        more)["layouts"][0];
     };
     nlohmann::json fp32 = with(""), bf16 = with(" --reduce-dtype bf16");
-    CHECK(bf16["sent_bytes"]["gradients"].get<double>() == fp32["sent_bytes"]["gradients"].get<double>() / 2);
+    // but for copies that tensor ranks and stages sum
+    double of_bf16 = bf16["sent_bytes"]["gradients"], of_fp32 = fp32["sent_bytes"]["gradients"];
+    CHECK(of_bf16 >= of_fp32 / 2);
+    CHECK(of_bf16 < 1.03 * of_fp32 / 2);
     CHECK(bf16["sent_bytes"]["parameters"] == fp32["sent_bytes"]["parameters"]);
     CHECK(bf16["seconds"] < fp32["seconds"]);
     CHECK(fp32["seconds_with_bf16_gradients"] == bf16["seconds"]);

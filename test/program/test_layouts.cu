@@ -476,43 +476,30 @@ StepResult step_of(Gpt& g, const Case& c, int step, OptimizerKind kind = Optimiz
 
 }  // namespace
 
-// Bytes that this rank sends for a purpose in its passes, by their ledger.
-static size_t bytes_by_ledger(const Gpt& g, const Place& a, Traffic purpose) {
+// Bytes that this rank sends in a step for each purpose, by its ledger.
+static std::map<Traffic, double> bytes_by_ledger(const Gpt& g, const Place& a) {
     Ledger book(sizeof(floatX), g.workload.T);
     Layout layout = a.layout();
     layout.mesh = g.mesh.shape;
-    record_passes(g.config, g.workload, g.state.settings(), layout, g.mesh.position);
-    double bytes = 0;
-    for (const LedgerEntry& entry : book.entries) {
-        const GroupCall& call = entry.group;
-        if (entry.kind != LedgerEntry::call || call.purpose != (int)purpose) continue;
-        if (call.operation == (int)Operation::send) bytes += call.bytes;
-        if (call.operation == (int)Operation::all_gather || call.operation == (int)Operation::reduce_scatter)
-            bytes += call.bytes * (call.ranks - 1) / call.ranks;
-    }
-    return (size_t)bytes;
+    record_steps(g.config, g.workload, g.state.settings(), make_optimizer(Options(), 0), layout,
+                 g.mesh.position, {layout.pipeline.micro_batches});
+    std::map<Traffic, double> bytes;
+    int steps = 0;
+    book.each([&](const LedgerEntry& entry) {
+        steps += entry.kind == LedgerEntry::step;
+        if (steps == 1 && entry.kind == LedgerEntry::call)
+            bytes[(Traffic)entry.call_of.purpose] += bytes_of_rank(entry.call_of);
+    });
+    return bytes;
 }
 
-// The bytes of the simulated step.
-static BytesSent simulated_bytes(const Gpt& g, const Place& a) {
-    MicroBatchTime times;
-    times.layers.resize(g.config.layers);
-    ParameterLayout parameters = parameter_layout(g.config, g.mesh.shape.shard, {.tp = g.mesh.shape.tp});
-    Layout layout = a.layout();
-    StepToSimulate step = {find_machine("h100"),
-                           g.config,
-                           layout,
-                           times,
-                           parameters,
-                           g.state.settings().level,
-                           g.state.settings().prefetch,
-                           true,
-                           (double)e * (double)stream_size(g.config, g.workload, layout),
-                           e};
-    return simulate_step(step).sent[a.at[Axis::pipeline]];
+static std::map<std::string, size_t> class_bytes(const std::vector<MemoryClass>& classes) {
+    std::map<std::string, size_t> bytes;
+    for (const MemoryClass& one : classes) bytes[one.name] += one.bytes;
+    return bytes;
 }
 
-TEST_CASE("bytes sent in a step are those of the formulas") {
+TEST_CASE("bytes sent in a step are those of the formulas and of the ledger, as are those that are taken") {
     for (const Case& c : cases) {
         if (!runs(c)) continue;
         CAPTURE(std::string(c.name));
@@ -521,6 +508,12 @@ TEST_CASE("bytes sent in a step are those of the formulas") {
         Place a(c, config, mesh.position);
         Gpt g(config, workload_of(c, B, T), settings_of(c), mesh, a.layout());
         initialize(g.state, 5);
+        {
+            Ledger book(sizeof(floatX), T);
+            Mesh there(g.mesh.shape, g.mesh.position);
+            Gpt imagined(config, g.workload, g.state.settings(), there, a.layout());
+            CHECK(class_bytes(imagined.memory.classes()) == class_bytes(g.memory.classes()));
+        }
         CHECK(step_of(g, c, 0).finite);  // all later steps begin like the next one
         reset_traffic();
         [[maybe_unused]] uint64_t before = 0;
@@ -530,14 +523,12 @@ TEST_CASE("bytes sent in a step are those of the formulas") {
         test_world().largest(0);
         CHECK(step_of(g, c, 1).finite);
         CHECK(bytes_sent(Traffic::activations) == formula_activations(a));
-        for (Traffic purpose : {Traffic::activations, Traffic::pipeline})
-            CHECK(bytes_sent(purpose) == bytes_by_ledger(g, a, purpose));
-        BytesSent simulated = simulated_bytes(g, a);
-        CHECK((double)bytes_sent(Traffic::pipeline) == doctest::Approx(simulated.pipeline));
-        CHECK((double)bytes_sent(Traffic::parameters) == doctest::Approx(simulated.parameters));
-        if (a.t == 1)  // else there are copies too, which are few
-            CHECK((double)bytes_sent(Traffic::gradients) ==
-                  doctest::Approx(simulated.gradients).epsilon(0.01));
+        std::map<Traffic, double> by_ledger = bytes_by_ledger(g, a);
+        for (Traffic purpose : {Traffic::activations, Traffic::pipeline, Traffic::parameters})
+            CHECK((double)bytes_sent(purpose) == by_ledger[purpose]);
+        // sums over all ranks: their chunks are not all of one size
+        CHECK((double)bytes_sent(Traffic::gradients) ==
+              doctest::Approx(by_ledger[Traffic::gradients]).epsilon(1e-3));
         CHECK(bytes_sent(Traffic::pipeline) == formula_pipeline(a));
         CHECK(bytes_sent(Traffic::gradients) == formula_gradients(a));
         CHECK(bytes_sent(Traffic::parameters) == formula_parameters(a));
@@ -707,7 +698,7 @@ size_t planned_bytes(const Place& a, const Workload& w) {
     static_cast<ModelConfig&>(o) = a.config;
     o.sequence_length = w.T, o.micro_batch = w.B, o.loss_chunk = w.loss_chunk;
     o.global_batch = (long long)w.T * w.B * c.micro_batches * c.mesh.dp;
-    o.prefetch = c.settings.prefetch, o.overlap = c.settings.overlap, o.async_save = false;
+    o.prefetch = c.settings.prefetch, o.overlap = c.settings.overlap.data, o.async_save = false;
     o.pp_layers = "";
     for (int layers : a.split()) o.pp_layers += (o.pp_layers.empty() ? "" : ",") + std::to_string(layers);
     PlanTask task = {.options = o, .machine = find_machine("cpu"), .devices = c.mesh.ranks()};

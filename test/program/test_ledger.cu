@@ -317,20 +317,22 @@ TEST_CASE("predicted shares of an H200's published FLOP/s") {
     CHECK(fp8.predicted_share() < 1.33 * bf16);
 }
 
-TEST_CASE("micro-batches, and what is done once, make up a step") {
+TEST_CASE("a step is played as its launches say, whether passes are written down once or each time") {
     Step kept = gpt2_124m, made_again = llama3_8b;  // copies of weights
     kept.fp8 = made_again.fp8 = true;
     for (const Step& step : {gpt2_124m, llama3_8b, kept, made_again}) {
         CAPTURE(step.model);
         CAPTURE(step.fp8);
-        Options o;
-        (ModelConfig&)o = step.config();
-        o.master_weights = step.master;
-        MicroBatchTime micro = micro_batch_time(o, step.workload(), {}, slow_products());
-        CHECK((micro.once > 0) == step.fp8);
-        double optimizer = step.parameters() * (micro.optimizer() + micro.others.clearing);
-        CHECK(step.micro_batches * micro.kinds.all() + micro.once + optimizer ==
-              doctest::Approx(Step::seconds(step.entries())).epsilon(1e-3));
+        Ledger book(2, step.T, step.config().vocab_size);
+        record_steps(
+            step.config(), step.workload(), {.keep_master = step.master}, make_optimizer(Options(), 0),
+            {.pipeline = {PipelineSchedule::one_f_one_b, 1, step.micro_batches}}, {}, {step.micro_batches});
+        StepPlayer player(slow_products(), {0});
+        player.add(book);
+        std::vector<SimulatedStep> steps = player.play();
+        CHECK(steps.size() == 1);
+        CHECK(steps[0].seconds == doctest::Approx(Step::seconds(step.entries())).epsilon(1e-3));
+        CHECK(steps[0].busy[0] + steps[0].optimizer == doctest::Approx(steps[0].seconds));
     }
 }
 
@@ -412,11 +414,11 @@ TEST_CASE("the header of a run has the prediction where the device is known") {
     (ModelConfig&)o = gpt(128);
     o.sequence_length = 256, o.micro_batch = 8, o.global_batch = 8 * 256, o.dp = 1;
     Workload w = training_workload(o, Recompute::none);
-    std::string text = prediction_text(h200(), 1e15, true, o, w, 1e6);
+    std::string text = prediction_text(h200(), 1e15, true, o, w);
     CHECK(text.find("% MFU") != std::string::npos);
     CHECK(text.find("nothing of it is measured") != std::string::npos);
-    CHECK(prediction_text({}, 1e15, true, o, w, 1e6).empty());
-    CHECK(prediction_text(h200(), 1e15, false, o, w, 1e6).empty());
+    CHECK(prediction_text({}, 1e15, true, o, w).empty());
+    CHECK(prediction_text(h200(), 1e15, false, o, w).empty());
     o.offload = Offload::optimizer;
-    CHECK(prediction_text(h200(), 1e15, true, o, w, 1e6).empty());
+    CHECK(prediction_text(h200(), 1e15, true, o, w).empty());
 }

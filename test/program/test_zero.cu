@@ -243,8 +243,8 @@ TEST_CASE("overlap, offload and units gathered ahead do not change a bit") {
         };
         std::string plain = train({});
         for (const ZeroSettings& variant : variants) {
-            if (!on_cpu && !(variant.offload && variant.overlap)) continue;
-            CAPTURE(text("level %d overlap %d offload %d prefetch %d", level, variant.overlap,
+            if (!on_cpu && !(variant.offload && variant.overlap.data)) continue;
+            CAPTURE(text("level %d overlap %d offload %d prefetch %d", level, variant.overlap.data,
                          variant.offload, variant.prefetch));
             CHECK((train(variant) == plain));
         }
@@ -342,7 +342,7 @@ std::string bare_steps(const Case& c, const Slowness& slowness) {
                      20);
         cudaCheck(cudaMemcpyAsync((StepStatistics*)seen_stats + step, stats, sizeof(StepStatistics),
                                   cudaMemcpyDeviceToDevice, compute));
-        if (!c.settings.overlap) state.synchronize();
+        if (!c.settings.overlap.data) state.synchronize();
     }
     for (int unit = 0; unit <= head; unit++) look(unit, +1);
     state.synchronize();

@@ -1,0 +1,259 @@
+/*
+How long the entries of a ledger (kernels/ledger.h) take, by the rates that are expected of a machine
+(kernels/cards.h), before anything is measured. From top to bottom: messages between ranks, products,
+attention, kernels that read and write, launches and calls.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+#include <vector>
+
+#include "comm/plan_task.h"          // RankGroup
+#include "data/base/dtype.h"         // Dtype
+#include "data/run/flight_record.h"  // Operation
+#include "kernels/cards.h"           // Machine
+#include "kernels/ledger.h"          // Ledger
+
+// ----------------------------------------------------------------------------
+// messages
+//
+// How long messages between ranks take, by the rates and latencies of a machine. Nodes are filled in the
+// order of ranks, so a group whose ranks are `stride` apart has several in a node if the stride is less than
+// a node.
+//
+// A ring (comm/rings.h) goes through a node once, in by the network of one of its ranks and out by another's:
+// ring after ring, each through other ranks, so a group gets as much of the network as its ranks in one node
+// have. Its steps come one after another, which is what latencies cost. Sums over all may go up and down a
+// tree instead: as many bytes, and two steps for each level between nodes (Sanders, Speck and Traff,
+// "Two-Tree Algorithms for Full Bandwidth Broadcast, Reduction and Scan", 2009).
+
+// Bytes per second in one direction that each rank of the group has.
+inline double group_rate(const Machine& machine, const RankGroup& group) {
+    if (!group.crosses_nodes(machine)) return machine.node_bandwidth;
+    return std::min(machine.node_bandwidth, group.in_node(machine) * machine.network);
+}
+
+// An all-gather or a reduce-scatter of `bytes`, the parts of all ranks together.
+inline double gather_seconds(const Machine& machine, const RankGroup& group, double bytes) {
+    if (group.ranks == 1) return 0;
+    int steps = group.ranks - 1, to_nodes = group.crosses_nodes(machine) ? group.nodes(machine) : 0;
+    to_nodes = std::min(to_nodes, steps);
+    double latency = to_nodes * machine.network_latency + (steps - to_nodes) * machine.link_latency;
+    return latency + bytes * (group.ranks - 1) / group.ranks / group_rate(machine, group);
+}
+
+// An all-reduce of `bytes` on each rank.
+inline double sum_seconds(const Machine& machine, const RankGroup& group, double bytes) {
+    if (group.ranks == 1) return 0;
+    double ring = 2 * gather_seconds(machine, group, bytes);
+    double levels = std::ceil(std::log2(group.nodes(machine)));
+    double tree =
+        2 * (levels * machine.network_latency + (group.in_node(machine) - 1) * machine.link_latency +
+             bytes / group_rate(machine, group));
+    return std::min(ring, tree);
+}
+
+// Each rank sends a part of `bytes` straight to each other one, those to other nodes all by its own network.
+inline double exchange_seconds(const Machine& machine, const RankGroup& group, double bytes) {
+    if (group.ranks == 1) return 0;
+    int near = (group.crosses_nodes(machine) ? group.in_node(machine) : group.ranks) - 1,
+        far = group.ranks - 1 - near;
+    double part = bytes / group.ranks;
+    return near * machine.link_latency + (far > 0 ? machine.network_latency : 0) +
+           std::max(near * part / machine.node_bandwidth, far * part / machine.network);
+}
+
+// How long a reduce-scatter and an all-reduce of gradients take, by the type in which they travel. How they
+// travel in bf16 is in comm/gradient_sums.h.
+struct GradientMessages {
+    const Machine& machine;
+    Dtype dtype;
+
+    double bytes(double gradients) const { return (double)dtype_size(dtype) * gradients; }
+    double scatter_seconds(const RankGroup& group, double gradients) const {
+        if (dtype == Dtype::fp32) return gather_seconds(machine, group, bytes(gradients));
+        return exchange_seconds(machine, group, bytes(gradients)) + rounding(group, gradients);
+    }
+    double sum_seconds(const RankGroup& group, double gradients) const {
+        if (dtype == Dtype::fp32) return ::sum_seconds(machine, group, bytes(gradients));
+        return exchange_seconds(machine, group, bytes(gradients)) + 2 * rounding(group, gradients) +
+               gather_seconds(machine, group, bytes(gradients));
+    }
+
+private:
+    // Every gradient is read in fp32 and written in bf16, and read so again where it is added.
+    double rounding(const RankGroup& group, double gradients) const {
+        return group.ranks == 1 ? 0 : 8 * gradients / machine.memory_bandwidth;
+    }
+};
+
+// A message from one rank to another.
+inline double message_seconds(const Machine& machine, bool same_node, double bytes) {
+    return same_node ? machine.link_latency + bytes / machine.node_bandwidth
+                     : machine.network_latency + bytes / machine.network;
+}
+
+// ----------------------------------------------------------------------------
+// kernels
+//
+// A product is as fast as the machine's large ones, less what its tiles waste: those at the edges, those of a
+// last wave that does not fill all multiprocessors, and the start of each sum. A kernel that reads and writes
+// has a share of the rate of memory. Attention has the rate of its inner loop, less the halves of tiles at
+// the diagonal and the ends of each row of tiles.
+
+// ----------------------------------------------------------------------------
+// products
+
+// On a host, the rate of long sums. On a card that of the best tiles, of those that libraries have for
+// Hopper. A sum may be split over multiprocessors where there are few tiles, as long as its parts fit in the
+// workspace.
+inline double expected_product_rate(const Machine& machine, const ProductShape& p) {
+    constexpr double workspace = 256 << 20;
+    constexpr struct {
+        double rows, columns, share;
+    } tiles[] = {{128, 256, 1}, {256, 128, 1},    {192, 128, 0.96}, {128, 192, 0.96},
+                 {256, 192, 1}, {128, 160, 0.96}, {128, 128, 0.93}};
+    constexpr double split_share = 0.95;
+    if (machine.element_bytes == sizeof(float))
+        return machine.gemm_flops * p.sums / (p.sums + machine.gemm_half_k);
+    double best = 0;
+    for (auto [rows, columns, share] : tiles) {
+        double down = std::ceil(p.rows / rows), across = std::ceil(p.columns / columns),
+               count = down * across;
+        double used = p.rows * p.columns / (down * rows * across * columns);
+        double most = count >= 3 * machine.multiprocessors
+                          ? 1
+                          : std::clamp(workspace / (4 * p.rows * p.columns), 1.0, 16.0);
+        for (int parts = 1; parts <= (int)most; parts++) {
+            double waves = count * parts / machine.multiprocessors, sums = p.sums / parts;
+            best = std::max(best, share * used * waves / std::ceil(waves) * sums /
+                                      (sums + machine.gemm_half_k) * (parts > 1 ? split_share : 1));
+        }
+    }
+    // fp8 has twice the peak, which operands' ways to the tensor cores and sums in more bits leave less of.
+    double numbers = !p.fp8 ? 1 : p.fast_sums ? 1.62 : 1.45;
+    return machine.gemm_flops * numbers * best;
+}
+
+// ----------------------------------------------------------------------------
+// attention
+
+// Whole rows of tiles have a share of the inner loop's rate; small heads have fewer products for each
+// exponential. What orders of tiles leave of that is simulated with the kernels' own functions, by
+// test/kernels/test_attention_order.cu. The shares of small heads are those that give 300 TFLOP/s forward and
+// 280 backward at T = 1,024 on an H200, which loops like these reach in orders that leave 0.94 and 0.895.
+inline double expected_attention_rate(const Machine& machine, const AttentionWork& work) {
+    constexpr double tile = 128, of_diagonal = 0.5, of_ends = 1;
+    double loop = work.forward ? machine.attention_forward : machine.attention_backward;
+    if (work.head_size <= 64) loop *= work.forward ? 0.65 : 0.855;
+    double scheduled = work.forward ? 0.98 : work.mean_keys > 768 ? 0.97 : 0.9;
+    double tiles = work.mean_keys / tile;
+    return loop * scheduled * tiles / (tiles + of_diagonal + of_ends);
+}
+
+// ----------------------------------------------------------------------------
+// kernels that read and write
+
+// Shares of the rate of streams. What machine code shows of these kernels is in test/tools: that they move
+// whole vectors (check_sass.py), and how many issue slots their loops take (sass_loops.json). A
+// multiprocessor does 128 instructions of threads in a clock, in which memory brings it some 20 bytes.
+inline double expected_stream_share(std::string_view launcher) {
+    constexpr struct {
+        std::string_view launcher;
+        double share;
+    } shares[] = {
+        {"attention_backward", 0.8},       // its statistics, of short rows; and sums for a bias
+        {"classifier", 0.82},              // two passes over a row, the second in the L2 cache
+        {"embedding_forward", 0.6},        // rows from all over a table
+        {"embedding_backward", 0.6},       // likewise
+        {"matmul_backward_weight", 0.75},  // gradients of biases, which are short
+        {"matmul_backward_bias", 0.75},    // likewise
+        {"fp8_quantize", 0.88},            // some 14 instructions for an element's 4 bytes
+        {"norm_backward", 0.82},           // in one pass, but it waits for the sums of a row
+        {"", 0.95},                        // fills
+    };
+    for (auto [name, share] : shares)
+        if (name == launcher) return share;
+    return 0.88;
+}
+
+// ----------------------------------------------------------------------------
+// launches
+
+struct StepTime {
+    double products = 0, attention = 0, streams = 0;  // seconds
+    double all() const { return products + attention + streams; }
+    StepTime& operator+=(const StepTime& other) {
+        products += other.products, attention += other.attention, streams += other.streams;
+        return *this;
+    }
+    StepTime operator*(double times) const { return {products * times, attention * times, streams * times}; }
+};
+
+inline StepTime launch_time(const Machine& machine, const LedgerEntry& entry) {
+    const LaunchCost& cost = entry.cost;
+    if (entry.seconds > 0) return {.streams = entry.seconds};
+    if (cost.place == LaunchCost::host)
+        return {.streams = (cost.read + cost.written) / machine.host_bandwidth};
+    if (cost.place == LaunchCost::host_link) return {.streams = cost.read / machine.host_link};
+    std::string_view launcher = entry.launcher ? entry.launcher : "";
+    double memory = (cost.read + cost.written) / machine.memory_bandwidth,
+           launches = cost.launches * machine.launch;
+    if (cost.product.sums > 0) {
+        double fused = launcher == "matmul_gelu_forward"    ? 0.88
+                       : launcher == "matmul_backward_gelu" ? 0.85
+                                                            : 1;
+        double seconds = cost.flops() / (fused * expected_product_rate(machine, cost.product));
+        return {.products = std::max(seconds, memory / 0.95) + launches};
+    }
+    if (cost.attention.flops > 0)
+        return {.attention = cost.flops() / expected_attention_rate(machine, cost.attention) + launches};
+    return {.streams = memory / expected_stream_share(launcher) + launches};
+}
+
+// Seconds of all launches of a ledger, one after another.
+inline StepTime launch_times(const Machine& machine, const Ledger& book) {
+    StepTime time;
+    book.each([&](const LedgerEntry& entry) {
+        if (entry.kind == LedgerEntry::launch) time += launch_time(machine, entry);
+    });
+    return time;
+}
+
+// Bytes that each rank of the group sends to others.
+inline double bytes_of_rank(const GroupCall& call) {
+    double of_others = call.bytes * (call.group.ranks - 1.0) / call.group.ranks;
+    switch ((Operation)call.operation) {
+    case Operation::all_reduce:
+        return 2 * of_others;
+    case Operation::send:
+    case Operation::broadcast:
+        return call.bytes;
+    case Operation::receive:
+        return 0;
+    default:
+        return of_others;
+    }
+}
+
+inline double call_seconds(const Machine& machine, const LedgerEntry& entry) {
+    const GroupCall& call = entry.call_of;
+    if (entry.seconds > 0) return entry.seconds;
+    RankGroup group = {call.group.ranks, std::abs(call.group.stride)};
+    switch ((Operation)call.operation) {
+    case Operation::all_gather:
+    case Operation::reduce_scatter:
+        return gather_seconds(machine, group, call.bytes);
+    case Operation::all_reduce:
+        return sum_seconds(machine, group, call.bytes);
+    case Operation::all_to_all:
+        return exchange_seconds(machine, group, call.bytes);
+    case Operation::send:
+    case Operation::receive:
+        return message_seconds(machine, !group.crosses_nodes(machine), call.bytes);
+    default:
+        fail("plan: a call of kind %d has no price; see call_seconds", call.operation);
+    }
+}
