@@ -999,7 +999,7 @@ inline void step(Gpt& g, TrainingRun& run) {
     run.end_step(g.stats.result(targets, g.mesh), optimizer.learning_rate);
 }
 
-// For plans; see comm/plan_player.h.
+// For plans; see comm/plan_times.h.
 void record_steps(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings,
                   const Optimizer& optimizer, const Layout& layout, const MeshPosition& position,
                   const std::vector<int>& micro_batches) {

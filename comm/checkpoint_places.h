@@ -102,12 +102,13 @@ inline std::vector<OwnPiece> pieces_to_write(const ParameterLayout& layout, cons
 
 // Host memory that saving in the background takes on each rank.
 inline size_t staging_bytes(const ParameterLayout& layout, const MeshShape& shape,
-                            const ZeroSettings& settings) {
+                            const ZeroSettings& settings, size_t element_bytes = sizeof(floatX)) {
     size_t bytes = 0;
     for (Slot slot : slots_of(settings)) {
         for (int unit : layout.held()) {
             size_t slice = largest_slice(layout.unit_size(unit) / shape.shard, shape.replicas());
-            bytes += capacity_of_slot(settings, slot, layout, unit, slice) * dtype_size(dtype_of(slot));
+            size_t width = slot == Slot::weight ? element_bytes : sizeof(float);
+            bytes += capacity_of_slot(settings, slot, layout, unit, slice) * width;
         }
     }
     return bytes;

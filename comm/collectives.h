@@ -365,9 +365,12 @@ private:
     }
 
     void write_down(Operation operation, Traffic kind, double bytes, cudaStream_t stream) const {
+        const auto& before = ledger->entries;
+        bool joins = ledger->grouped && !before.empty() && before.back().kind == LedgerEntry::call &&
+                     before.back().call_of.group == shared_->members;
         ledger->add({.kind = LedgerEntry::call,
                      .stream = stream,
-                     .call_of = {(int)operation, (int)kind, shared_->members, bytes}});
+                     .call_of = {(int)operation, (int)kind, shared_->members, bytes, joins}});
     }
 
     void require_group(int other) const {
@@ -398,7 +401,12 @@ private:
 // one.
 template <typename Work>
 void grouped(std::initializer_list<Communicator> groups, Work&& work) {
-    if (ledger) return work();
+    if (ledger) {
+        ledger->grouped = true;
+        work();
+        ledger->grouped = false;
+        return;
+    }
     TraceGroup one_entry;
     ncclCheck(ncclGroupStart());
     work();

@@ -105,7 +105,8 @@ inline std::vector<MemoryClass> stage_memory(const ModelConfig& config, const Wo
     counted.of("activations").take<float>(rope_floats(config, w));
     Fp8Arrays(counted, fp8_sizes(config, w, stage));
     if (settings.staging) {
-        counted.of("staging for checkpoints", true).take<char>(staging_bytes(layout, cut.mesh, settings));
+        counted.of("staging for checkpoints", true)
+            .take<char>(staging_bytes(layout, cut.mesh, settings, counted.element_bytes()));
     }
     return counted.classes();
 }

@@ -84,7 +84,7 @@ public:
         int stage = position[Axis::pipeline], before = at_stage(stage - 1), behind = at_stage(stage + 1);
         constexpr int forward = mesh_groups.size(), backward = forward + 1;
         auto link = [&](int number, int from, int to) {
-            return Communicator::imagined({number, from, to - from, 2}, me);
+            return Communicator::imagined({number, from, to - from, 2, shape.along(stage_axes)}, me);
         };
         if (stage > 0 || shape.ring)
             links_.forward_in = link(forward, before, me), links_.backward_out = link(backward, me, before);

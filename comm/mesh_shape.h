@@ -141,7 +141,8 @@ inline GroupOfRanks line_of(size_t group, const MeshPosition& position, const Me
     if (ranks == 1 || (row.ends && index != 0 && index != all - 1)) return {};
     auto rank_at = [&](int index) { return rank_of(moved_along(row.axes, index, position, shape), shape); };
     int second = row.ends ? all - 1 : first + 1;
-    return {(int)group, rank_at(first), rank_at(second) - rank_at(first), ranks};
+    int pairs = row.ends ? shape.along(stage_axes) : 0;
+    return {(int)group, rank_at(first), rank_at(second) - rank_at(first), ranks, pairs};
 }
 
 // The axes by which its members are found; none: they must be named.

@@ -170,6 +170,12 @@ public:
     const std::vector<int>& held() const { return held_; }  // the units that are here
     bool has(int unit) const { return unit_size_[unit] > 0; }
 
+    // Both have the same tensors.
+    bool are_alike(int unit, int other) const {
+        return std::ranges::all_of(
+            rows_, [&](const TensorRow& row) { return is_in(row, unit) == is_in(row, other); });
+    }
+
     size_t unit_size(int unit) const { return unit_size_[unit]; }  // 0: it is not here
     size_t unit_offset(int unit) const { return unit_offset_[unit]; }
     // Elements of a unit that lie before the matrices of a block, or all.

@@ -13,13 +13,12 @@ shorter, no step becomes longer. A step begins where the global norm of the grad
 there: that is the one place where all ranks wait for each other, unless the optimizer takes norms of its own.
 
 Ranks that are not here do what those here do: a message among them begins when the rank here is ready.
-Messages of data ranks share their way, one behind another, in the order in which the rank asks for them.
+Parameters and gradients share their way, one behind another, in the order in which the rank asks for them.
 */
 #pragma once
 
 #include <algorithm>
 #include <map>
-#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -29,6 +28,13 @@ Messages of data ranks share their way, one behind another, in the order in whic
 #include "data/base/error.h"         // fail
 #include "data/run/flight_record.h"  // Operation, Traffic
 #include "kernels/ledger.h"          // Ledger
+
+// Sums of what tensor ranks have copies of count as theirs, and not as data ranks'.
+inline Traffic purpose_of(const GroupCall& call) {
+    auto group = (MeshGroup)call.group.number;
+    bool of_tensor_ranks = group == MeshGroup::tensor || group == MeshGroup::copies;
+    return of_tensor_ranks ? Traffic::activations : (Traffic)call.purpose;
+}
 
 // Messages of these kinds take time. A step without those of a kind shows what waiting for them costs.
 struct MessagesTaken {
@@ -46,16 +52,18 @@ struct BytesSent {
 
     void add(const GroupCall& call) {
         double bytes = bytes_of_rank(call);
-        if (call.purpose == (int)Traffic::pipeline) pipeline += bytes;
-        if (call.purpose == (int)Traffic::parameters) parameters += bytes;
-        if (call.purpose == (int)Traffic::gradients) gradients += bytes;
+        Traffic purpose = purpose_of(call);
+        if (purpose == Traffic::pipeline) pipeline += bytes;
+        if (purpose == Traffic::parameters) parameters += bytes;
+        if (purpose == Traffic::gradients) gradients += bytes;
     }
 };
 
 struct SimulatedStep {
     double seconds = 0;
-    std::vector<double> busy;     // (ranks) the launches of the passes
-    double optimizer = 0;         // the most of any rank: launches beside the passes, and waits for the host
+    std::vector<double> busy;  // (ranks) the launches of the passes
+    // The most of any rank: launches beside the passes and, where no messages are taken, waits for the host.
+    double optimizer = 0;
     std::vector<BytesSent> sent;  // (ranks)
     // The ranks wait for so long, as a share of the time that they compute.
     double bubble() const {
@@ -147,13 +155,13 @@ inline std::vector<StepPlayer::Prepared> StepPlayer::prepared(const Ledger& book
         if (entry.kind == LedgerEntry::step) rank.compute = one.stream, one.piece.kind = Piece::mark;
         if (entry.kind != LedgerEntry::call) continue;
         const GroupOfRanks& group = entry.call_of.group;
-        auto purpose = (Traffic)entry.call_of.purpose;
+        Traffic purpose = purpose_of(entry.call_of);
         one.here = (int)std::ranges::count_if(numbers_, [&](int number) { return group.has(number); });
         one.shares_way = purpose == Traffic::parameters || purpose == Traffic::gradients;
         one.piece.kind = one.here > 1 ? Piece::meeting : Piece::message;
         one.piece.purpose = purpose;
-        one.piece.seconds = call_seconds(machine_, entry);
-        one.piece.crosses = RankGroup{group.ranks, std::abs(group.stride)}.crosses_nodes(machine_);
+        one.piece.seconds = entry.seconds > 0 ? entry.seconds : call_seconds(machine_, entry.call_of);
+        one.piece.crosses = in_nodes(machine_, group).crosses_nodes(machine_);
     }
     rank.streams.resize(streams.size()), rank.is_link.resize(streams.size());
     events = known_events.size();

@@ -8,10 +8,10 @@ attention, kernels that read and write, launches and calls.
 #include <algorithm>
 #include <cmath>
 #include <string_view>
-#include <vector>
 
 #include "comm/plan_task.h"          // RankGroup
 #include "data/base/dtype.h"         // Dtype
+#include "data/base/error.h"         // fail
 #include "data/run/flight_record.h"  // Operation
 #include "kernels/cards.h"           // Machine
 #include "kernels/ledger.h"          // Ledger
@@ -238,10 +238,25 @@ inline double bytes_of_rank(const GroupCall& call) {
     }
 }
 
-inline double call_seconds(const Machine& machine, const LedgerEntry& entry) {
-    const GroupCall& call = entry.call_of;
-    if (entry.seconds > 0) return entry.seconds;
-    RankGroup group = {call.group.ranks, std::abs(call.group.stride)};
+// Groups fill nodes one behind another. Pairs of ranks of two stages are where they are: if one of those side
+// by side crosses nodes, the others wait for it.
+inline RankGroup in_nodes(const Machine& machine, const GroupOfRanks& group) {
+    if (group.side_by_side == 0) return {group.ranks, group.stride};
+    int from = group.first - group.first % group.side_by_side;
+    bool crosses = false;
+    for (int rank = from; rank < from + std::min(group.side_by_side, machine.node); rank++)
+        crosses |= rank / machine.node != (rank + group.stride) / machine.node;
+    return {group.ranks, crosses ? machine.node : 1};
+}
+
+// Seconds of a call, but for its latency if it begins together with another.
+inline double call_seconds(const Machine& machine, const GroupCall& call) {
+    RankGroup group = in_nodes(machine, call.group);
+    if (call.joins) {
+        GroupCall alone = call, nothing = call;
+        alone.joins = nothing.joins = false, nothing.bytes = 0;
+        return call_seconds(machine, alone) - call_seconds(machine, nothing);
+    }
     switch ((Operation)call.operation) {
     case Operation::all_gather:
     case Operation::reduce_scatter:

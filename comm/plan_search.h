@@ -18,9 +18,10 @@ left cannot be better. Some are not tried, for another one is never slower:
 
 #include <algorithm>
 #include <climits>
+#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -150,9 +151,7 @@ public:
         }
         double longest = 0, of_all = (double)micro_batches(cut);
         for (auto [work, before] : stages) longest = std::max(longest, before + of_all * work);
-        constexpr double share =
-            0.999;  // the first layer of a chunk, whose stream is whole, does a little less
-        return share * longest;
+        return longest;
     }
 
     // One layout, whether it fits or not.
@@ -169,9 +168,15 @@ public:
     SimulatedStep simulated(const Cut& cut, const MessagesTaken& taken) {
         int enough = enough_micro_batches(cut);
         long long more = micro_batches(cut) - enough;
-        if (more == 0) return simulated(cut, taken, {enough})[0];
-        std::vector<SimulatedStep> steps = simulated(cut, taken, {enough, enough - cut.pp});
+        std::vector<int> counts = {enough};
+        if (more > 0) counts.push_back(enough - cut.pp);
+        // A host that has the optimizer begins a step with the end of the one before.
+        bool offload = task_.options.offload == Offload::optimizer;
+        if (offload) counts.insert(counts.begin(), counts.back());
+        std::vector<SimulatedStep> steps = simulated(cut, taken, counts);
+        if (offload) steps.erase(steps.begin());
         SimulatedStep& step = steps[0];
+        if (more == 0) return step;
         double times = (double)more / cut.pp;
         auto go_on = [&](double& value, double before) { value += times * (value - before); };
         go_on(step.seconds, steps[1].seconds);
@@ -185,7 +190,7 @@ public:
         return step;
     }
 
-    // Steps of these numbers of micro-batches, the most first.
+    // Steps of these numbers of micro-batches.
     std::vector<SimulatedStep> simulated(const Cut& cut, const MessagesTaken& taken,
                                          const std::vector<int>& micro_batches) {
         auto key = std::pair(cut, micro_batches);
@@ -497,7 +502,7 @@ private:
     }
     // The micro-batches after which simulating more of them shows nothing new; but gpipe keeps all of them.
     int enough_micro_batches(const Cut& cut) const {
-        constexpr long long most = 1 << 16;
+        constexpr long long most = 1 << 12;
         long long all = micro_batches(cut);
         if (cut.pp_schedule == PipelineSchedule::gpipe && cut.pp > 1) {
             if (all > most)
@@ -532,7 +537,7 @@ private:
     std::unique_ptr<StepPlayer> recorded(const Cut& cut, const std::vector<int>& micro_batches) {
         Options o = options_of(cut);
         const Workload w = workload(cut);
-        const Layout cut_layout = layout(cut, micro_batches[0]);
+        const Layout cut_layout = layout(cut, std::ranges::max(micro_batches));
         ZeroSettings settings = zero_settings(o, element_bytes_);
         settings.transform_scratch = nullptr;  // placing all parts of matrices takes long
         settings.overlap = task_.overlap();

@@ -7,7 +7,6 @@ described here: the program's own passes are written down (kernels/ledger.h), an
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <string>
 #include <utility>
@@ -46,11 +45,14 @@ struct MicroBatchTime {
     StepTime kinds;    // the launches of all passes
     double flops = 0;  // likewise, recomputation included
 
-    // Layers [begin, end) one after another.
+    // Layers [begin, end) one after another take no less. The first of a chunk has a whole stream, as the
+    // model's first layer has, and no full window is before a sliding one.
     LayerTime chunk(int begin, int end) const {
         LayerTime sum;
-        for (int i = begin; i < end; i++)
-            sum.forward += layers[i].forward, sum.backward += layers[i].backward;
+        for (int i = begin; i < end; i++) {
+            sum.forward += i == begin ? std::min(layers[i].forward, layers[0].forward) : layers[i].forward;
+            sum.backward += layers[i].backward;
+        }
         return sum;
     }
 };
@@ -216,7 +218,7 @@ inline Optimizer with_known_transforms(Optimizer optimizer, const GroupOfRanks& 
         size_t own = 0;
         for (const OptimizerPart& part : parts) own += part.of_block_matrix() ? part.count : 0;
         if (own == 0) return;
-        bool visits = place_of_array(arrays.grads) == LaunchCost::host;
+        bool visits = holder_of(arrays.grads) == LaunchCost::host;
         LaunchCost way = {.read = 4.0 * own, .place = LaunchCost::host_link};
         MatrixPart all = {1, own, 0, own, 0, own, false};
         if (visits) ledger->launched(nullptr, stream, way);

@@ -301,6 +301,7 @@ inline ZeroState::ZeroState(Arena& memory, const ParameterLayout& layout, const 
 }
 
 inline ZeroState::~ZeroState() {
+    if (ledger) ledger->left_behind = {};
     drain(compute_);
     for (cudaStream_t stream : own_streams_) end_stream(stream);
 }

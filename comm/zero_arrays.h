@@ -174,7 +174,7 @@ private:
         size_t floats = 0, sections = 0;
         for (int unit : layout.held()) {
             size_t size = layout.unit_size(unit);
-            bool like_before = unit > 1 && unit < layout.layers && layout.has(unit - 1);  // both are blocks
+            bool like_before = floats > 0 && layout.has(unit - 1) && layout.are_alike(unit, unit - 1);
             if (!like_before) sections = layout.section_parts(unit, layout.parts(unit, 0, size)).size();
             // a chunk may be cut by each end of a range, of which a section has one at most
             floats += sum_squares_scratch(size / shards) + sections;

@@ -155,7 +155,8 @@ void sums_of_squares(float* sums, float* scratch, const T* values, const std::ve
     auto cost = [&]() -> LaunchCost {
         size_t elements = 0;
         for (const SquaresRange& range : ranges) elements += range.count;
-        return {.read = array_bytes(values, elements), .launches = 2, .place = place_of_array(values)};
+        return {
+            .read = array_bytes(values, elements), .launches = elements ? 2 : 1, .place = holder_of(values)};
     };
     ON_DEVICE(stream, cost(), sums_of_squares_on_host(sums, scratch, values, ranges),
               launch_sums_of_squares(sums, scratch, values, ranges, stream));

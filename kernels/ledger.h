@@ -53,6 +53,7 @@ struct LaunchCost {
 // `first` on.
 struct GroupOfRanks {
     int number = 0, first = 0, stride = 1, ranks = 1;
+    int side_by_side = 0;  // a pair of two stages' ranks: so many of each have one
 
     bool has(int rank) const {
         int distance = (rank - first) / stride;
@@ -65,7 +66,8 @@ struct GroupOfRanks {
 struct GroupCall {
     int operation, purpose;
     GroupOfRanks group;
-    double bytes;  // the parts of all ranks together; of sums, broadcasts and messages, a rank's
+    double bytes;        // the parts of all ranks together; of sums, broadcasts and messages, a rank's
+    bool joins = false;  // it begins together with the call before it, and so has no latency of its own
 };
 
 struct LedgerEntry {
@@ -102,6 +104,7 @@ public:
 
     const size_t element_bytes;
     const int T, V;
+    bool grouped = false;  // calls of a group begin together
     std::vector<LedgerEntry> entries;
     std::vector<Section> sections = {beside_passes};
 
@@ -188,7 +191,7 @@ inline bool is_imagined(const void* thing) {
     return (uintptr_t)thing & Ledger::imagined_bit;
 }
 
-inline LaunchCost::Place place_of_array(const void* thing) {
+inline LaunchCost::Place holder_of(const void* thing) {
     return (uintptr_t)thing & Ledger::host_bit ? LaunchCost::host : LaunchCost::card;
 }
 

@@ -248,7 +248,7 @@ std::vector<LaunchCost> optimizer_cost(const OptimizerArrays& arrays,
     double weight = master > 0 ? master : params;
     return {{.read = grads + slots + (Formula::reads_weight ? weight : 0),
              .written = slots + (Formula::steps ? params + master : grads),
-             .place = place_of_array(arrays.grads)}};
+             .place = holder_of(arrays.grads)}};
 }
 
 // formula_of(part, arrays) gives the formula of a part: pointers in it are to memory where the arrays are.

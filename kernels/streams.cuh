@@ -49,7 +49,7 @@ template <typename T>
 void copy_async(T* to, const std::type_identity_t<T>* from, size_t count, cudaStream_t stream) {
     if (ledger) {
         LaunchCost cost = {.read = array_bytes(from, count), .written = array_bytes(to, count)};
-        if (place_of_array(from) != place_of_array(to)) cost.place = LaunchCost::host_link;
+        if (holder_of(from) != holder_of(to)) cost.place = LaunchCost::host_link;
         return ledger->launched(nullptr, stream, cost);
     }
     cudaCheck(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDefault, stream));

@@ -340,6 +340,37 @@ TEST_CASE("failures and what helps are part of a plan") {
     CHECK(planned_text(line + " --failures 0").find("failures ") == std::string::npos);
 }
 
+TEST_CASE("more micro-batches never make a step shorter, be the host fast or slow") {
+    for (const char* options : {"", " --offload optimizer"}) {
+        CAPTURE(options);
+        double before = 0;
+        for (int count : {1, 8, 31, 32, 33, 64, 1024}) {
+            CAPTURE(count);
+            Planned p(text("--model gpt2-124M --machine h100 --gpus 4 --global-batch %d", 4 * count * 1024) +
+                      options);
+            double seconds =
+                p.planner.planned(p.cut(1, 1, 4, 1, PipelineSchedule::one_f_one_b, 1, 1, 4)).seconds;
+            CHECK(seconds > before);
+            before = seconds;
+        }
+    }
+}
+
+TEST_CASE("a message between stages in different nodes has the network") {
+    TemporaryFolder folder;
+    Machine machine = find_machine("h100");
+    machine.network = 2e9;
+    write_file(folder / "slow.json", machine_to_json(machine).dump());
+    auto seconds = [&](const std::string& on, int tp, int pp) {
+        Planned p("--model gpt2-350M --layers 32 --gpus 16 --global-batch 64k --machine " + on);
+        return p.planner.planned(p.cut(tp, pp)).seconds;
+    };
+    for (auto [tp, pp] : {std::pair{1, 16}, {2, 8}, {4, 4}})
+        CHECK(seconds(folder / "slow.json", tp, pp) > 1.05 * seconds("h100", tp, pp));
+    for (auto [tp, pp] : {std::pair{1, 8}, {2, 4}, {4, 2}})
+        CHECK(seconds(folder / "slow.json", tp, pp) == seconds("h100", tp, pp));
+}
+
 TEST_CASE("of many micro-batches, those are simulated that a step begins and ends with") {
     Planned p("--model gpt2-350M --layers 8 --global-batch 512k --gpus 16 --machine a100");
     using enum PipelineSchedule;

@@ -16,6 +16,7 @@ card at once.
 #include "test/nocard/device_memory.h"
 #include "test/nocard/errors.h"
 #include "test/nocard/fault.h"
+#include "test/nocard/record.h"
 #include "test/nocard/report.h"
 #include "test/nocard/streams.h"
 
@@ -87,6 +88,8 @@ cudaError_t start(const Copy& copy, cudaStream_t stream) {
     if (copy.is_empty()) return cudaSuccess;
     check(copy);
     report_work("copies");
+    if (!copy.from_host() && !copy.to_host())
+        record_outside_of_launchers(stream, text("copy %zu", copy.width * copy.height));
     bool capturing = is_capturing(stream);
     bool from_pageable = copy.from_host() && memory_of(copy.from) == Memory::pageable;
     bool to_pageable = copy.to_host() && memory_of(copy.to) == Memory::pageable;
@@ -108,6 +111,7 @@ cudaError_t fill(const char* call, void* to, size_t pitch, int value, size_t wid
     size_t bytes = pitch * (height - 1) + width;
     require_reachable(call, "the destination", to, bytes);
     report_work("memsets");
+    record_outside_of_launchers(stream, text("fill %zu", width * height));
     return enqueue(stream, at_once(call, {{to, bytes}}, [=] {
                        for (size_t row = 0; row < height; row++) {
                            memset((char*)to + row * pitch, value, width);

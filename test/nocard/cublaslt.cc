@@ -16,6 +16,7 @@ pointers that are aligned as was promised, with the workspace that it needs.
 #include "test/nocard/number_types.h"
 #include "test/nocard/product_problem.h"
 #include "test/nocard/product_work.h"
+#include "test/nocard/record.h"
 #include "test/nocard/report.h"
 #include "test/nocard/streams.h"
 
@@ -304,6 +305,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
     product.splits = algorithms()[row].splits;
     if (product.splits > 1) product.workspace = (float*)workspace;
     report_work("products");
+    record_kernel(stream);
     bool given = enqueue(stream, product_operation(product, algorithms()[row].share)) == cudaSuccess;
     return given ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -21,6 +21,7 @@ host. The PTX is decoded at the first launch.
 #include "test/nocard/fat_binary.h"
 #include "test/nocard/fault.h"
 #include "test/nocard/kernels.h"
+#include "test/nocard/record.h"
 #include "test/nocard/report.h"
 #include "test/nocard/streams.h"
 
@@ -210,6 +211,7 @@ cudaError_t launch(const char* call, const void* function, dim3 grid, dim3 block
     grid_call.dynamic_shared = shared;
     grid_call.card = limits();
     report_launch(short_name(grid_call.kernel));
+    record_kernel(stream);
 
     Operation operation;
     operation.call = short_name(grid_call.kernel);

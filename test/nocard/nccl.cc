@@ -19,6 +19,7 @@ while the program asks how far that is; calls on it may be said to be in progres
 #include "test/nocard/collectives.h"
 #include "test/nocard/device_memory.h"
 #include "test/nocard/fault.h"
+#include "test/nocard/record.h"
 #include "test/nocard/report.h"
 #include "test/nocard/streams.h"
 
@@ -234,6 +235,7 @@ ncclResult_t add_call(CollectiveKind kind, const void* from, void* to, size_t co
     CollectiveCall call = {kind, from, to, count, type, reduction, root};
     check_memory(group, call);
     report_work("collectives");
+    record(stream, text("%s %zu %d", name_of(kind), count * bytes_of(type), group.size()));
     pending.push_back({handle, stream, call});
     return depth ? ncclSuccess : start_pending();
 }

@@ -14,6 +14,7 @@ for an event of the capture adds those that the event's stream had then.
 #include "test/nocard/errors.h"
 #include "test/nocard/fault.h"
 #include "test/nocard/graphs.h"
+#include "test/nocard/record.h"
 #include "test/nocard/report.h"
 
 namespace nocard {
@@ -43,6 +44,7 @@ struct Event {
     ItemPtr mark;        // null: not recorded outside of a capture
     CapturePtr capture;  // recorded in it
     std::vector<size_t> frontier;
+    RecordedPlace place = {};
 };
 
 struct Executable {
@@ -330,6 +332,7 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t on) {
     event.mark = nullptr;
     event.capture = stream.capture;
     event.frontier = stream.frontier;
+    event.place = recorded_place(on);
     if (!event.capture) event.mark = stream.last = give_mark(stream.lane, work_before(stream));
     return cudaSuccess;
 }
@@ -346,6 +349,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t waits, cudaEvent_t handle, unsigned
         stream.capture->invalid = true;
         return noted(cudaErrorStreamCaptureIsolation);
     }
+    record_wait(waits, event.place);
     std::vector<ItemPtr> before = work_before(stream);
     before.push_back(event.mark);
     stream.last = give_mark(stream.lane, before);

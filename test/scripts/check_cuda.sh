@@ -5,7 +5,7 @@
 # needed. Code of the host, which is tested elsewhere, is optimised less. Then the program runs, on the PTX of its own
 # kernels (test/nocard/). With EVERY=yes the kernels are also compiled in fp32, and the program for all cards, and in fp32
 # for ranks that talk over MPI; and more runs are made, on more cards.
-# needs: cpu-fp32/train_gpt cpu-fp32/compare_runs simt-bf16/train_gpt
+# needs: cpu-fp32/train_gpt cpu-fp32/compare_runs cpu-fp32/compare_ledger simt-bf16/train_gpt
 # seconds: 260
 # soak: EVERY=yes
 # limit: 3600

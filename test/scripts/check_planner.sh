@@ -7,7 +7,7 @@
 # soak: FIT=yes
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 8
+plan 9
 
 plan_of() {
     # shellcheck disable=SC2086
@@ -25,6 +25,7 @@ llama3-8B --gpus 32 --machine h100 --tp 4 --matmul-dtype fp8
 llama3-8B --gpus 16 --machine h200 --optimizer muon
 gpt2-1558M --gpus 128 --machine b200 --zero 1 --offload optimizer
 yuan2-2B --gpus 16 --machine a100 --tp 2 --pp 2 --pp-schedule zero-bubble
+llama3-8B --gpus 32 --machine h100 --save-every 100
 L
 
 [ -n "$FIT" ] || { skip "make soak fits the planner, which takes minutes" 2; exit; }

@@ -36,19 +36,39 @@ L
 }
 
 # run_on PROGRAM RANKS NAME OPTIONS...    three steps of eight short sequences, whatever the ranks
+usual=(--model tiny --layers 2 --channels 64 --heads 2 --context 64 --steps 3 --global-batch 512 --micro-batch 2
+    --learning-rate 1e-3 --adam-eps 1e-5 --log-every 1 --matmul-tuning off)
 run_on() {
     local program=$1 ranks=$2 name=$3 launch=()
     shift 3
     [ "$ranks" = 1 ] || launch=(mpirun "${mpirun_options[@]}" -np "$ranks")
-    OMP_NUM_THREADS=1 timeout 300 "${launch[@]}" "$program" train --model tiny --layers 2 --channels 64 --heads 2 --context 64 \
-        --train-data "$work/text_train_*.bin" --run-dir "$work/$name" --steps 3 --global-batch 512 --micro-batch 2 \
-        --learning-rate 1e-3 --adam-eps 1e-5 --log-every 1 --matmul-tuning off "$@"
+    OMP_NUM_THREADS=1 timeout 300 "${launch[@]}" "$program" train "${usual[@]}" --train-data "$work/text_train_*.bin" \
+        --run-dir "$work/$name" "$@"
+}
+# same_ledger RANKS OPTIONS...    what a step gives to streams is what its ledger says, call by call, on every rank
+same_ledger() {
+    local ranks=$1 rank
+    shift
+    NOCARD_CHECKS=off NOCARD_RECORD=$work/record run_on "$nocard" "$ranks" recorded --overwrite --cuda-graphs off "$@" || return
+    for ((rank = 0; rank < ranks; rank++)); do
+        build/cpu-fp32/compare_ledger "$work/record.$rank" "$rank" "$ranks" "${usual[@]}" --train-data "$work/text_train_*.bin" \
+            --cuda-graphs off "$@" || return
+    done
 }
 losses_of() { "$compare" "$work/$1" "$work/$2" --losses "$3" --weights "$4" --moments "$4"; }
 # checked_run NAME RANKS OTHER LIMIT OPTIONS...    it trains, with the losses of another run, as near as the limit says
 checked_run() {
     check "trains: $1${5:+ (${*:5})}" run_on "$nocard" "$2" "$1" "${@:5}"
     check "$1 has the losses of $3" losses_of "$1" "$3" "$4" 0.2
+}
+
+# Lines of RANKS OPTIONS...
+same_ledgers() {
+    local line
+    while read -r line; do
+        # shellcheck disable=SC2086  # options are words
+        check "${NOCARD:-h100}: a step is what its ledger says: $line" same_ledger $line </dev/null
+    done
 }
 
 # plant FROM TO    makes the program with another instruction in the PTX of all kernels
@@ -89,7 +109,7 @@ options_unit() {
         build/nocard/host/test_options --test-suite-exclude=long
 }
 
-nocard_checks=23
+nocard_checks=26
 # The runs of CI: one on the kernels of Hopper, captured in graphs, and others beside it.
 nocard_runs() {
     check "the interpreter of PTX, by hand-written kernels and Triton's" interpreter_units
@@ -103,6 +123,11 @@ nocard_runs() {
     checked_run fp8 1 one 5e-3 --matmul-dtype fp8
     checked_run zero 2 one 1e-4 --zero 2 --recompute block --cuda-graphs off
     checked_run cut 4 one 1e-3 --tp 2 --pp 2
+    same_ledgers <<'L'
+1 --recompute none
+2 --recompute block --zero 3
+4 --recompute none --tp 2 --pp 2
+L
     check "saves" run_on "$nocard" 1 whole --save-every 2 --keep 0
     rm -rf "$work/whole/checkpoints/step_00000003"
     check "resumes in another layout" run_on "$nocard" 2 whole --save-every 2 --keep 0 --resume auto --zero 3
@@ -115,13 +140,30 @@ nocard_runs() {
     checked_defect 'fence.proxy.async.shared::cta;' '' 'no fence.proxy.async since'
 }
 
-nocard_soak_checks=96
+nocard_soak_checks=126
 # The others: a card of Ampere, every recomputation and optimizer, shapes of other models, schedules. The program's own test of
 # a card is for cards: its products and its memory are too large here.
 nocard_soak() {
     local card
     for card in h100 a100; do
         export NOCARD=$card
+        same_ledgers <<'L'
+1 --recompute elementwise
+1 --recompute block --norm layernorm --position learned --mlp gelu --bias on
+1 --recompute mlp --local-filter on --window-pattern 1:1 --window 32
+1 --recompute none --optimizer muon
+2 --recompute none --zero 2
+2 --recompute elementwise --zero 3 --prefetch 2
+2 --recompute none --zero 1 --offload optimizer
+2 --recompute none --zero 2 --overlap off
+2 --recompute none --zero 1 --optimizer lamb
+4 --recompute none --zero 2 --shard-group 2 --reduce-dtype bf16
+2 --recompute none --layers 4 --pp 2 --pp-schedule interleaved
+2 --recompute elementwise --layers 4 --pp 2 --pp-schedule zero-bubble
+2 --recompute none --tp 2 --block parallel --qk-norm on --kv-heads 1
+4 --recompute none --tp 2 --pp 2
+4 --recompute mlp --tp 2 --zero 1 --optimizer muon
+L
         checked_run "$card-one" 1 one 1e-3
         checked_run "$card-plain" 1 "$card-one" 1e-5 --cuda-graphs off
         for recompute in none elementwise mlp block; do

@@ -1,0 +1,182 @@
+/*
+Compares a step by the ledger of a rank (kernels/ledger.h) with what the program, as nvcc makes it, gave to
+streams (NOCARD_RECORD, test/nocard/record.h): the same kernels, fills, copies and calls of NCCL with their
+bytes, on each stream in the same order, and the same waits between streams. Single numbers are left out, and
+what goes to and from the host.
+
+    compare_ledger RECORD RANK RANKS OPTIONS...     of one of so many ranks, and the options of the run
+
+Prints the first difference, exit code 1; else how much is the same.
+*/
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "test/support/program.h"
+#include "data/launch/parse_command_line.h"
+
+namespace {
+
+// What a stream does, in the order in which it does it.
+using Lines = std::vector<std::string>;
+using Step = std::vector<Lines>;
+
+// Lines of both sides become those of the second step: from one clip_scale to the next. Streams are numbered
+// in the order in which they come, and places on them are counted from there.
+class StepOfLines {
+public:
+    void add(int stream, const std::string& what) {
+        if (what == "kernel clip_scale") steps_++;
+        size_t& line = lines_[stream];
+        line++;
+        if (steps_ != 1) {
+            if (steps_ == 0) before_[stream] = line;
+            return;
+        }
+        at(stream).push_back(what);
+    }
+    // Until the other stream has done so many lines. Waits for what was before the step are left out.
+    void wait(int stream, int other, size_t lines) {
+        if (steps_ == 1 && lines > before_[other])
+            at(stream).push_back(text("wait %d %zu", number(other), lines - before_[other]));
+    }
+    const Step& step() const { return step_; }
+
+private:
+    int number(int stream) { return numbers_.try_emplace(stream, (int)numbers_.size()).first->second; }
+    Lines& at(int stream) {
+        size_t place = (size_t)number(stream);
+        if (step_.size() <= place) step_.resize(place + 1);
+        return step_[place];
+    }
+
+    int steps_ = 0;
+    std::map<int, int> numbers_;
+    std::map<int, size_t> lines_, before_;
+    Step step_;
+};
+
+Step recorded_step(const std::string& path) {
+    std::ifstream file(path);
+    if (!file) fail("%s: cannot be read; give a record of NOCARD_RECORD", path.c_str());
+    StepOfLines lines;
+    for (std::string line; std::getline(file, line);) {
+        std::istringstream words(line);
+        int stream;
+        std::string what, rest;
+        words >> stream >> what;
+        std::getline(words >> std::ws, rest);
+        if (what == "wait") {
+            int other;
+            size_t place;
+            std::istringstream(rest) >> other >> place;
+            lines.wait(stream, other, place);
+        } else {
+            lines.add(stream, what + " " + rest);
+        }
+    }
+    return lines.step();
+}
+
+// The names that NCCL's calls have.
+void add_call(StepOfLines& lines, int stream, const GroupCall& call) {
+    int ranks = call.group.ranks;
+    auto whole = (size_t)call.bytes, part = whole / (size_t)ranks;
+    auto add = [&](const char* name, size_t bytes) {
+        lines.add(stream, text("%s %zu %d", name, bytes, ranks));
+    };
+    switch ((Operation)call.operation) {
+    case Operation::all_reduce:
+        return add("ncclAllReduce", whole);
+    case Operation::reduce_scatter:
+        return add("ncclReduceScatter", part);
+    case Operation::all_gather:
+        return add("ncclAllGather", part);
+    case Operation::send:
+        return add("ncclSend", whole);
+    case Operation::receive:
+        return add("ncclRecv", whole);
+    case Operation::all_to_all:
+        for (int other = 1; other < ranks; other++) add("ncclSend", part), add("ncclRecv", part);
+        return;
+    default:
+        fail("compare_ledger: a call of kind %d has no name here", call.operation);
+    }
+}
+
+Step ledger_step(const Options& o, int rank) {
+    Workload w = training_workload(o, o.recompute, 2);
+    Layout layout = training_layout(o, 0);
+    Ledger book(2, w.T, o.vocab_size);
+    record_steps(o, w, zero_settings(o, 2), make_optimizer(o, 0), layout, position_of(rank, layout.mesh),
+                 {micro_batches_of_rank(o, 0)});
+    StepOfLines lines;
+    std::map<const void*, int> streams;
+    std::map<const void*, std::pair<int, size_t>> events;
+    std::map<int, size_t> count;
+    auto add = [&](int stream, const std::string& what) { lines.add(stream, what), count[stream]++; };
+    book.each([&](const LedgerEntry& entry) {
+        int stream = streams.try_emplace(entry.stream, (int)streams.size()).first->second;
+        switch (entry.kind) {
+        case LedgerEntry::launch: {
+            const LaunchCost& cost = entry.cost;
+            if (cost.place != LaunchCost::card) break;
+            std::string what = entry.launcher
+                                   ? text("kernel %s", entry.launcher)
+                                   : text("%s %.0f", cost.read > 0 ? "copy" : "fill", cost.written);
+            for (int i = 0; i < cost.launches; i++) add(stream, what);
+            break;
+        }
+        case LedgerEntry::call: {
+            const GroupCall& call = entry.call_of;
+            bool of_each = call.operation == (int)Operation::all_to_all;
+            add_call(lines, stream, call);
+            count[stream] += of_each ? 2 * (size_t)(call.group.ranks - 1) : 1;
+            break;
+        }
+        case LedgerEntry::record:
+            events[entry.event] = {stream, count[stream]};
+            break;
+        case LedgerEntry::hold:
+            if (auto known = events.find(entry.event); known != events.end() && known->second.first != stream)
+                lines.wait(stream, known->second.first, known->second.second);
+            break;
+        default:
+            break;
+        }
+    });
+    return lines.step();
+}
+
+int compare(const Step& record, const Step& ledger) {
+    size_t all = 0;
+    for (size_t stream = 0; stream < std::max(record.size(), ledger.size()); stream++) {
+        const Lines none, &a = stream < record.size() ? record[stream] : none,
+                          &b = stream < ledger.size() ? ledger[stream] : none;
+        for (size_t i = 0; i < std::max(a.size(), b.size()); i++, all++) {
+            std::string of_record = i < a.size() ? a[i] : "nothing",
+                        of_ledger = i < b.size() ? b[i] : "nothing";
+            if (of_record == of_ledger) continue;
+            printf("stream %zu, line %zu of %zu: the program has \"%s\", its ledger \"%s\"\n", stream, i,
+                   a.size(), of_record.c_str(), of_ledger.c_str());
+            for (size_t j = i > 4 ? i - 4 : 0; j < i + 8; j++)
+                printf("    %-50s %s\n", j < a.size() ? a[j].c_str() : "", j < b.size() ? b[j].c_str() : "");
+            return 1;
+        }
+    }
+    printf("%zu streams with %zu pieces of work are alike\n", record.size(), all);
+    return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+    if (argc < 5) fail("compare_ledger: give a record, a rank, their number and the options of the run");
+    std::vector<std::string> words = {"train"};
+    words.insert(words.end(), argv + 4, argv + argc);
+    Options o = parse_training(read_arguments(command_train, words), atoi(argv[3])).options;
+    return compare(recorded_step(argv[1]), ledger_step(o, atoi(argv[2])));
+} catch (const Error& error) {
+    fprintf(stderr, "train_gpt: %s\n", error.what());
+    return 1;
+}
