@@ -11,11 +11,11 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/layouts.sh
-plan 29
+plan 30
 for patch in context island experts sublayer; do
     check "the patch $patch applies" patch -s -p1 --dry-run --fuzz=0 -i "test/patches/$patch.patch"
 done
-[ -n "$EVERY" ] || { skip "make soak builds patched programs, which takes minutes" 25; exit; }
+[ -n "$EVERY" ] || { skip "make soak builds patched programs, which takes minutes" 26; exit; }
 repo=$PWD build=build/cpu-fp32
 make -s DEVICE=cpu PRECISION=fp32 $build/train_gpt $build/compare_runs || exit 1
 mkdir "$work/patched" && tar --exclude=./build --exclude=./.git -c . | tar -x -C "$work/patched" || exit 1
@@ -84,6 +84,8 @@ check "and resumed on another layout" resumed
 how="" check "with its weights' gradients made later" on 4 --tp 2 --pp 2 --pp-schedule zero-bubble
 how=--bitwise check "recomputed" on 1 --recompute mlp
 how=--bitwise check "recomputed with all of its block" on 1 --recompute block
+planned() { "$work/patched/$build/train_gpt" plan --model gpt2-124M --gpus 8 --machine h100 --format json "$@" | grep -oE '"seconds":[0-9.]+' | head -1; }
+check "the plan has it" [ "$(planned --gate-width 4096)" != "$(planned)" ]
 end sublayer
 
 few=yes
