@@ -5,6 +5,7 @@
 #   FIT=yes    fits, which takes minutes
 # needs: cpu-fp32/train_gpt simt-bf16/train_gpt
 # soak: FIT=yes
+# limit: 3600
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 plan 9

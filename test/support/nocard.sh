@@ -140,30 +140,13 @@ L
     checked_defect 'fence.proxy.async.shared::cta;' '' 'no fence.proxy.async since'
 }
 
-nocard_soak_checks=126
+nocard_soak_checks=111
 # The others: a card of Ampere, every recomputation and optimizer, shapes of other models, schedules. The program's own test of
 # a card is for cards: its products and its memory are too large here.
 nocard_soak() {
     local card
     for card in h100 a100; do
         export NOCARD=$card
-        same_ledgers <<'L'
-1 --recompute elementwise
-1 --recompute block --norm layernorm --position learned --mlp gelu --bias on
-1 --recompute mlp --local-filter on --window-pattern 1:1 --window 32
-1 --recompute none --optimizer muon
-2 --recompute none --zero 2
-2 --recompute elementwise --zero 3 --prefetch 2
-2 --recompute none --zero 1 --offload optimizer
-2 --recompute none --zero 2 --overlap off
-2 --recompute none --zero 1 --optimizer lamb
-4 --recompute none --zero 2 --shard-group 2 --reduce-dtype bf16
-2 --recompute none --layers 4 --pp 2 --pp-schedule interleaved
-2 --recompute elementwise --layers 4 --pp 2 --pp-schedule zero-bubble
-2 --recompute none --tp 2 --block parallel --qk-norm on --kv-heads 1
-4 --recompute none --tp 2 --pp 2
-4 --recompute mlp --tp 2 --zero 1 --optimizer muon
-L
         checked_run "$card-one" 1 one 1e-3
         checked_run "$card-plain" 1 "$card-one" 1e-5 --cuda-graphs off
         for recompute in none elementwise mlp block; do
@@ -192,6 +175,24 @@ L
         check "$card evaluates on two ranks" ranks 2 "$nocard" eval "$work/one" --data "$work/text_train_*.bin" --limit 4 --tp 2
     done
     unset NOCARD
+    # On a Hopper: ledgers count the launches of its kernels, whatever the card (attention's backward pass has one more elsewhere).
+    same_ledgers <<'L'
+1 --recompute elementwise
+1 --recompute block --norm layernorm --position learned --mlp gelu --bias on
+1 --recompute mlp --local-filter on --window-pattern 1:1 --window 32
+1 --recompute none --optimizer muon
+2 --recompute none --zero 2
+2 --recompute elementwise --zero 3 --prefetch 2
+2 --recompute none --zero 1 --offload optimizer
+2 --recompute none --zero 2 --overlap off
+2 --recompute none --zero 1 --optimizer lamb
+4 --recompute none --zero 2 --shard-group 2 --reduce-dtype bf16
+2 --recompute none --layers 4 --pp 2 --pp-schedule interleaved
+2 --recompute elementwise --layers 4 --pp 2 --pp-schedule zero-bubble
+2 --recompute none --tp 2 --block parallel --qk-norm on --kv-heads 1
+4 --recompute none --tp 2 --pp 2
+4 --recompute mlp --tp 2 --zero 1 --optimizer muon
+L
     checked_defect 'wgmma.fence.sync.aligned;' '' 'no wgmma.fence since'
     checked_defect 'fence.acq_rel.gpu;' '' 'race'
     checked_defect 'st.release.gpu.global.u32' 'st.relaxed.gpu.global.u32' 'race'
