@@ -75,8 +75,8 @@ struct SimulatedStep {
 
 class StepPlayer {
 public:
-    // numbers: of the ranks of the mesh that will be added, in their order. in_sections: play() will be asked
-    // for those of the first.
+    // numbers: of the ranks of the mesh that will be added, in their order. in_sections: those of the first
+    // are kept apart, for play().
     StepPlayer(const Machine& machine, const std::vector<int>& numbers, bool in_sections = false)
         : machine_(machine), numbers_(numbers), in_sections_(in_sections) {}
 
@@ -98,7 +98,7 @@ private:
         int step = 0, section = 0, which = 0;
         double seconds = 0;
     };
-    // An entry of a ledger, looked up once: for it may be there again and again.
+    // An entry of a ledger, prepared once, for it may be repeated many times.
     struct Prepared {
         Piece piece;
         int stream = 0, event = 0;
@@ -236,7 +236,7 @@ inline void StepPlayer::add(const Ledger& book) {
             if (++steps < marks) rank.sent.emplace_back();
             break;
         case LedgerEntry::repeat:
-            break;  // each() goes through it
+            break;  // each() visits what it repeats
         }
     });
 }
@@ -251,7 +251,7 @@ inline std::vector<SimulatedStep> StepPlayer::play(const MessagesTaken& taken,
     struct Stream {
         size_t next = 0;
         double clock = 0;
-        int waits_too = nobody;  // another stream, for the same record
+        int next_waiting = nobody;  // the next stream that waits for the same record
     };
     struct InStep {
         double end = 0, busy = 0, beside = 0, network = 0;
@@ -259,11 +259,11 @@ inline std::vector<SimulatedStep> StepPlayer::play(const MessagesTaken& taken,
     struct Playing {
         std::vector<Stream> streams;
         std::vector<double> reached;  // (records)
-        std::vector<int> waiting;     // (records) the first stream that waits
+        std::vector<int> waiting;     // (records) the first stream that waits for it
         std::vector<InStep> steps;    // and what is before the first
     };
     std::vector<Playing> ranks;
-    Came ready;  // to go on
+    Came ready;  // streams that can run
     for (const Rank& rank : ranks_) {
         for (int stream = 0; stream < (int)rank.streams.size(); stream++)
             ready.push_back({(int)ranks.size(), stream});
@@ -274,8 +274,8 @@ inline std::vector<SimulatedStep> StepPlayer::play(const MessagesTaken& taken,
     std::vector<Came> came(meetings_.size());
     std::vector<double> latest(meetings_.size());
 
-    // Goes on with a stream until it must wait, or is done.
-    auto go_on = [&](int number, int at) {
+    // Runs a stream until it must wait or has no more work.
+    auto run = [&](int number, int at) {
         const Rank& rank = ranks_[number];
         Playing& playing = ranks[number];
         Stream& stream = playing.streams[at];
@@ -313,13 +313,13 @@ inline std::vector<SimulatedStep> StepPlayer::play(const MessagesTaken& taken,
                 playing.reached[piece.which] = stream.clock;
                 for (int& other = playing.waiting[piece.which]; other != nobody;) {
                     ready.push_back({number, other});
-                    other = std::exchange(playing.streams[other].waits_too, nobody);
+                    other = std::exchange(playing.streams[other].next_waiting, nobody);
                 }
                 break;
             case Piece::hold: {
                 double reached = playing.reached[piece.which];
                 if (reached == never) {
-                    stream.waits_too = std::exchange(playing.waiting[piece.which], at);
+                    stream.next_waiting = std::exchange(playing.waiting[piece.which], at);
                     return;
                 }
                 stream.clock = std::max(stream.clock, reached);
@@ -338,7 +338,7 @@ inline std::vector<SimulatedStep> StepPlayer::play(const MessagesTaken& taken,
     while (!ready.empty()) {
         auto [rank, stream] = ready.back();
         ready.pop_back();
-        go_on(rank, stream);
+        run(rank, stream);
     }
     for (size_t rank = 0; rank < ranks.size(); rank++)
         for (size_t stream = 0; stream < ranks[rank].streams.size(); stream++)

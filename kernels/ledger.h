@@ -53,7 +53,7 @@ struct LaunchCost {
 // `first` on.
 struct GroupOfRanks {
     int number = 0, first = 0, stride = 1, ranks = 1;
-    int side_by_side = 0;  // a pair of two stages' ranks: so many of each have one
+    int side_by_side = 0;  // the number of such pairs, for a pair of ranks of two stages; else 0
 
     bool has(int rank) const {
         int distance = (rank - first) / stride;
@@ -79,7 +79,7 @@ struct LedgerEntry {
     double seconds = 0;              // launch, call: if above 0 it takes so long, whatever its cost is
     const void* event = nullptr;     // record, hold
     GroupCall call_of = {};          // call
-    size_t begin = 0, end = 0;       // repeat: the entries that are there once more
+    size_t begin = 0, end = 0;       // repeat: the range of entries to repeat
 };
 
 class Ledger;
@@ -129,7 +129,7 @@ public:
     void end_passes() { sections.push_back(beside_passes); }
     // The stream has come to the end of a step, or to the beginning of the first.
     void end_step(const void* stream) { add({.kind = LedgerEntry::step, .stream = stream}); }
-    // Writes down work(), and from the second time with this key on, that it is there again.
+    // Writes down work() when its key is new, and later that the same entries are repeated.
     template <typename Work>
     void once(std::string key, Work&& work) {
         for (int number : left_behind.get ? left_behind.get() : std::vector<int>())
@@ -152,7 +152,7 @@ public:
         std::function<void(const std::vector<int>&)> set;
     } left_behind;
 
-    // Visits all entries, those too that are there once more.
+    // Visits all entries, and repeated ones each time.
     template <typename Visit>
     void each(Visit&& visit) const {
         for (const LedgerEntry& entry : entries) {
