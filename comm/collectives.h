@@ -205,7 +205,7 @@ public:
     template <typename T>
     void all_reduce(T* data, size_t count, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return;
-        if (ledger) return write_down(Operation::all_reduce, kind, array_bytes(data, count), stream);
+        if (ledger) return write_down(Operation::all_reduce, kind, data, count, stream);
         TraceSpan call(Operation::all_reduce, shared_->record, kind, count * sizeof(T), stream);
         check_call(ncclAllReduce(data, data, count, nccl_type<T>(), ncclSum, comm(), stream), "ncclAllReduce",
                    __LINE__);
@@ -225,8 +225,7 @@ public:
     template <typename T>
     void reduce_scatter(const T* data, T* own, size_t part, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return copy_own(own, data, part, stream);
-        if (ledger)
-            return write_down(Operation::reduce_scatter, kind, array_bytes(data, size(), part), stream);
+        if (ledger) return write_down(Operation::reduce_scatter, kind, data, size() * part, stream);
         TraceSpan call(Operation::reduce_scatter, shared_->record, kind, size() * part * sizeof(T), stream);
         check_call(ncclReduceScatter(data, own, part, nccl_type<T>(), ncclSum, comm(), stream),
                    "ncclReduceScatter", __LINE__);
@@ -243,7 +242,7 @@ public:
     template <typename T>
     void all_gather(const T* own, T* data, size_t part, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return copy_own(data, own, part, stream);
-        if (ledger) return write_down(Operation::all_gather, kind, array_bytes(data, size(), part), stream);
+        if (ledger) return write_down(Operation::all_gather, kind, data, size() * part, stream);
         TraceSpan call(Operation::all_gather, shared_->record, kind, size() * part * sizeof(T), stream);
         check_call(ncclAllGather(own, data, part, nccl_type<T>(), comm(), stream), "ncclAllGather", __LINE__);
         add(kind, (size_t)(size() - 1) * part * sizeof(T));
@@ -254,7 +253,7 @@ public:
     template <typename T>
     void all_to_all(const T* data, T* received, size_t part, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return;
-        if (ledger) return write_down(Operation::all_to_all, kind, array_bytes(data, size(), part), stream);
+        if (ledger) return write_down(Operation::all_to_all, kind, data, size() * part, stream);
         TraceSpan call(Operation::all_to_all, shared_->record, kind, size() * part * sizeof(T), stream);
         ncclCheck(ncclGroupStart());
         for (int distance = 1; distance < size(); distance++) {  // from each rank to another one at a time
@@ -272,7 +271,7 @@ public:
     template <typename T>
     void broadcast(T* data, size_t count, int root, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return;
-        if (ledger) return write_down(Operation::broadcast, kind, array_bytes(data, count), stream);
+        if (ledger) return write_down(Operation::broadcast, kind, data, count, stream);
         TraceSpan call(Operation::broadcast, shared_->record, kind, count * sizeof(T), stream);
         check_call(ncclBroadcast(data, data, count, nccl_type<T>(), root, comm(), stream), "ncclBroadcast",
                    __LINE__);
@@ -285,7 +284,7 @@ public:
     template <typename T>
     void send(const T* data, size_t count, int to, Traffic kind, cudaStream_t stream) const {
         require_group(to);
-        if (ledger) return write_down(Operation::send, kind, array_bytes(data, count), stream);
+        if (ledger) return write_down(Operation::send, kind, data, count, stream, to);
         TraceSpan call(Operation::send, shared_->record, kind, count * sizeof(T), stream);
         check_call(ncclSend(data, count, nccl_type<T>(), to, comm(), stream), "ncclSend", __LINE__);
         add(kind, count * sizeof(T));
@@ -295,7 +294,7 @@ public:
     void receive(T* data, size_t count, int from, cudaStream_t stream,
                  Traffic kind = Traffic::pipeline) const {
         require_group(from);
-        if (ledger) return write_down(Operation::receive, kind, array_bytes(data, count), stream);
+        if (ledger) return write_down(Operation::receive, kind, data, count, stream, from);
         TraceSpan call(Operation::receive, shared_->record, kind, count * sizeof(T), stream);
         check_call(ncclRecv(data, count, nccl_type<T>(), from, comm(), stream), "ncclRecv", __LINE__);
     }
@@ -364,13 +363,20 @@ private:
         nccl_check(when_over(result, shared_->comm), call, __FILE__, line, shared_->comm);
     }
 
-    void write_down(Operation operation, Traffic kind, double bytes, cudaStream_t stream) const {
+    // other: the rank that it is sent to or received from; in a larger group both are a pair of their own.
+    template <typename T>
+    void write_down(Operation operation, Traffic kind, const T* data, size_t count, cudaStream_t stream,
+                    int other = -1) const {
         const auto& before = ledger->entries;
+        GroupOfRanks group = shared_->members;
+        bool is_pair = other >= 0 && group.ranks > 2;
         bool joins = ledger->grouped && !before.empty() && before.back().kind == LedgerEntry::call &&
-                     before.back().call_of.group == shared_->members;
+                     (is_pair || before.back().call_of.group == group);
+        if (is_pair) group = group.pair(rank(), other);
         ledger->add({.kind = LedgerEntry::call,
                      .stream = stream,
-                     .call_of = {(int)operation, (int)kind, shared_->members, bytes, joins}});
+                     .call_of = {(int)operation, (int)kind, group, array_bytes(data, count),
+                                 (int)array_bytes(data, 1), joins}});
     }
 
     void require_group(int other) const {

@@ -18,6 +18,7 @@ a round the most expensive matrix goes to the rank that has least to do so far. 
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <memory>
 #include <queue>
 #include <utility>
 #include <vector>
@@ -38,19 +39,29 @@ struct HeldPart {
     bool counts;  // exactly one of several copies does
     size_t at;    // in what the holder has of the unit
     MatrixPart part;
-    size_t arrives;  // its place in the memory for parts that arrive at the owner
+    size_t arrives = 0;  // its place among the parts of the matrix, where those arrive
 };
 
-struct OwnedMatrix {
-    int unit;
+// A matrix of a block and its parts, by holder. Blocks that are alike share it.
+struct BlockMatrix {
     size_t rows, cols;
-    int owner = 0;  // among the ranks of the stage, replica after replica
     std::vector<HeldPart> parts = {};
 
     bool is_tall() const { return rows > cols; }
     size_t size() const { return rows * cols; }
     // Newton-Schulz steps take as many operations, but for a factor.
     double cost() const { return (double)size() * (double)std::min(rows, cols); }
+    size_t arriving() const { return parts.back().arrives + parts.back().part.count; }
+    auto parts_of(int holder) const { return std::ranges::equal_range(parts, holder, {}, &HeldPart::holder); }
+};
+
+struct OwnedMatrix {
+    int unit;
+    std::shared_ptr<const BlockMatrix> whole;
+    int owner = 0;       // among the ranks of the stage, replica after replica
+    size_t arrives = 0;  // the place of its parts in the owner's memory for them
+
+    const BlockMatrix* operator->() const { return whole.get(); }
 };
 
 // Units whose matrices are transformed at the same time.
@@ -62,18 +73,17 @@ struct MatrixRound {
 // The ranks of a replica that share a matrix are numbered along these, shard after shard.
 constexpr AxisSet sharing_axes = {Axis::tensor, Axis::shard};
 
-// The matrices of one unit, without owners. layouts: of each tensor rank
-inline std::vector<OwnedMatrix> matrices_of(const std::vector<ParameterLayout>& layouts, int unit,
-                                            const MeshShape& shape) {
-    std::map<int, OwnedMatrix> by_section;
+// The matrices of one unit. layouts: of each tensor rank
+inline std::vector<std::shared_ptr<const BlockMatrix>>
+matrices_of(const std::vector<ParameterLayout>& layouts, int unit, const MeshShape& shape) {
+    std::map<int, BlockMatrix> by_section;
     size_t part_size = layouts[0].unit_size(unit) / shape.shard;
     for (const ParameterLayout& there : layouts) {
         for (const SectionPart& held :
              there.section_parts(unit, there.parts(unit, 0, there.unit_size(unit)))) {
             if (!held.of_block_matrix()) continue;
-            OwnedMatrix& matrix =
-                by_section.try_emplace(held.section, OwnedMatrix{unit, held.rows, held.row->cols})
-                    .first->second;
+            BlockMatrix& matrix =
+                by_section.try_emplace(held.section, BlockMatrix{held.rows, held.row->cols}).first->second;
             for (size_t done = 0; done < held.count;) {
                 size_t at = held.at + done, shard = at / part_size, inside = at % part_size;
                 size_t count = std::min(held.count - done, part_size - inside);
@@ -82,18 +92,22 @@ inline std::vector<OwnedMatrix> matrices_of(const std::vector<ParameterLayout>& 
                     count,       matrix.is_tall()};
                 auto holder =
                     MeshPosition().with(Axis::shard, (int)shard).with(Axis::tensor, there.place.tensor);
-                matrix.parts.push_back(
-                    {index_along(sharing_axes, holder, shape), held.counts, inside, part, 0});
+                matrix.parts.push_back({index_along(sharing_axes, holder, shape), held.counts, inside, part});
                 done += count;
             }
         }
     }
-    std::vector<OwnedMatrix> matrices;
-    for (auto& [section, matrix] : by_section) matrices.push_back(std::move(matrix));
+    std::vector<std::shared_ptr<const BlockMatrix>> matrices;
+    for (auto& [section, matrix] : by_section) {
+        std::ranges::stable_sort(matrix.parts, {}, &HeldPart::holder);
+        size_t arrives = 0;
+        for (HeldPart& held : matrix.parts) held.arrives = std::exchange(arrives, arrives + held.part.count);
+        matrices.push_back(std::make_shared<BlockMatrix>(std::move(matrix)));
+    }
     return matrices;
 }
 
-// Gives each matrix of a round its owner, and each part its place there.
+// Gives each matrix of a round its owner, and its parts their place there.
 inline void choose_owners(MatrixRound& round, int ranks) {
     using Load = std::pair<double, int>;  // a rank and its load: least load first, then lowest rank
     std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
@@ -101,16 +115,13 @@ inline void choose_owners(MatrixRound& round, int ranks) {
     std::vector<size_t> room(ranks);
     std::vector<OwnedMatrix*> by_cost;
     for (OwnedMatrix& matrix : round.matrices) by_cost.push_back(&matrix);
-    std::ranges::stable_sort(by_cost, std::greater(), [](const OwnedMatrix* m) { return m->cost(); });
+    std::ranges::stable_sort(by_cost, std::greater(), [](const OwnedMatrix* m) { return (*m)->cost(); });
     for (OwnedMatrix* matrix : by_cost) {
         auto [load, rank] = loads.top();
         loads.pop();
-        loads.push({load + matrix->cost(), rank});
+        loads.push({load + (*matrix)->cost(), rank});
         matrix->owner = rank;
-        for (HeldPart& held : matrix->parts) {
-            held.arrives = room[matrix->owner];
-            room[matrix->owner] += held.part.count;
-        }
+        matrix->arrives = std::exchange(room[rank], room[rank] + (*matrix)->arriving());
     }
 }
 
@@ -122,12 +133,14 @@ inline std::vector<MatrixRound> matrix_rounds(const ParameterLayout& layout, con
     std::vector<MatrixRound> rounds;
     std::vector<ParameterLayout> layouts;
     for (int tensor = 0; tensor < shape.tp; tensor++) layouts.push_back(layout.of_tensor_rank(tensor));
-    for (int unit : layout.held()) {
-        std::vector<OwnedMatrix> matrices = matrices_of(layouts, unit, shape);
+    std::vector<std::shared_ptr<const BlockMatrix>> matrices;
+    for (int before = -1; int unit : layout.held()) {
+        if (before < 0 || !layout.are_alike(unit, before)) matrices = matrices_of(layouts, unit, shape);
+        before = unit;
         bool joins = !rounds.empty() && (int)rounds.back().matrices.size() < ranks;
         if (!joins) rounds.emplace_back();
         rounds.back().units.push_back(unit);
-        for (OwnedMatrix& matrix : matrices) rounds.back().matrices.push_back(std::move(matrix));
+        for (const auto& matrix : matrices) rounds.back().matrices.push_back({unit, matrix});
     }
     for (MatrixRound& round : rounds) choose_owners(round, ranks);
     return rounds;
@@ -147,18 +160,18 @@ struct MatrixArrays {
                  TransformScratch scratch_of) {
         size_t most_own = 0, most_arrived = 0, largest = 0, most_scratch = 0;
         for (const MatrixRound& round : rounds) {
-            std::vector<size_t> of_holder(shape.along(sharing_axes)), at_owner(shape.along(stage_axes));
+            std::vector<size_t> of_holder(shape.along(sharing_axes));
+            std::map<const BlockMatrix*, size_t> blocks;
             for (const OwnedMatrix& matrix : round.matrices) {
-                for (const HeldPart& held : matrix.parts) {
-                    of_holder[held.holder] += held.part.count;
-                    at_owner[matrix.owner] += held.part.count;
-                }
-                auto [less, more] = std::minmax(matrix.rows, matrix.cols);
-                largest = std::max(largest, matrix.size());
+                auto [less, more] = std::minmax(matrix->rows, matrix->cols);
+                largest = std::max(largest, matrix->size());
                 most_scratch = std::max(most_scratch, scratch_of(less, more, memory.element_bytes()));
+                most_arrived = std::max(most_arrived, matrix.arrives + matrix->arriving());
+                blocks[matrix.whole.get()]++;
             }
+            for (auto [matrix, count] : blocks)
+                for (const HeldPart& held : matrix->parts) of_holder[held.holder] += count * held.part.count;
             most_own = std::max(most_own, std::ranges::max(of_holder));
-            most_arrived = std::max(most_arrived, std::ranges::max(at_owner));
         }
         memory.of("whole matrices");
         own = memory.take_elements(most_own);
@@ -203,16 +216,15 @@ public:
         travel(round, true);
         for (const OwnedMatrix& matrix : round.matrices) {
             if (matrix.owner != me_in_stage_) continue;
-            auto [less, more] = std::minmax(matrix.rows, matrix.cols);
-            for (const HeldPart& held : matrix.parts) {
+            auto [less, more] = std::minmax(matrix->rows, matrix->cols);
+            for (const HeldPart& held : matrix->parts) {
                 if (held.counts)
-                    copy_part<PartCopy::into_matrix>(arrays_.matrix, arrays_.arrived + held.arrives,
-                                                     held.part, stream_);
+                    copy_part<PartCopy::into_matrix>(arrays_.matrix, arrived(matrix, held), held.part,
+                                                     stream_);
             }
             transform(arrays_.matrix, (int)less, (int)more, arrays_.scratch, stream_);
-            for (const HeldPart& held : matrix.parts)
-                copy_part<PartCopy::out_of_matrix>(arrays_.matrix, arrays_.arrived + held.arrives, held.part,
-                                                   stream_);
+            for (const HeldPart& held : matrix->parts)
+                copy_part<PartCopy::out_of_matrix>(arrays_.matrix, arrived(matrix, held), held.part, stream_);
         }
         travel(round, false);
         each_own(round, [&](const OwnedMatrix& matrix, const HeldPart& held, floatX* own) {
@@ -226,14 +238,16 @@ private:
     void each_own(const MatrixRound& round, Visit&& visit) const {
         floatX* own = arrays_.own;
         for (const OwnedMatrix& matrix : round.matrices) {
-            for (const HeldPart& held : matrix.parts) {
-                if (held.holder != me_) continue;
+            for (const HeldPart& held : matrix->parts_of(me_)) {
                 visit(matrix, held, own);
                 own += held.part.count;
             }
         }
     }
 
+    floatX* arrived(const OwnedMatrix& matrix, const HeldPart& held) const {
+        return arrays_.arrived + matrix.arrives + held.arrives;
+    }
     int replica_of(const OwnedMatrix& matrix) const { return matrix.owner / shape_.along(sharing_axes); }
 
     // Sends own parts to where they arrive at their owners, from the owner's replica and of copies one; or
@@ -244,7 +258,7 @@ private:
         };
         each_own(round, [&](const OwnedMatrix& matrix, const HeldPart& held, floatX* own) {
             if (matrix.owner != me_in_stage_ || !goes(matrix, held, replica_)) return;
-            floatX* there = arrays_.arrived + held.arrives;
+            floatX* there = arrived(matrix, held);
             copy_async(to_owner ? there : own, to_owner ? own : there, held.part.count, stream_);
         });
         if (stage_.size() == 1) return;
@@ -256,12 +270,11 @@ private:
             });
             for (const OwnedMatrix& matrix : round.matrices) {
                 if (matrix.owner != me_in_stage_) continue;
-                for (const HeldPart& held : matrix.parts) {
+                for (const HeldPart& held : matrix->parts) {
                     for (int replica = 0; replica < shape_.replicas(); replica++) {
                         bool own = held.holder == me_ && replica == replica_;
                         if (!own && goes(matrix, held, replica))
-                            pass(!to_owner, arrays_.arrived + held.arrives, held.part.count, replica,
-                                 held.holder);
+                            pass(!to_owner, arrived(matrix, held), held.part.count, replica, held.holder);
                     }
                 }
             }

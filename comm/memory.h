@@ -73,7 +73,8 @@ void allocate(T*& pointer, size_t count, bool on_host = false, bool is_floatX = 
     size_t bytes = count * sizeof(T);
     if (ledger) {
         // in this build or on the card, elements are larger
-        pointer = ledger->imagine<T*>(std::max(bytes, count * ledger->element_bytes), is_floatX, on_host);
+        pointer =
+            ledger->imagine<T*>(std::max(bytes, count * ledger->card.element_bytes), is_floatX, on_host);
         return;
     }
     cudaError_t error =

@@ -33,7 +33,7 @@ inline bool is_expected(const Options& o) {
 inline void check_plan(const Options& o, const Machine& machine) {
     check_precision(o, (size_t)machine.element_bytes);
     bool fp8 = o.matmul_dtype == MatmulDtype::fp8;
-    if (fp8 && !machine.has_fp8)
+    if (fp8 && !multiplies_fp8(machine.capability))
         fail("--matmul-dtype fp8: the machine has no such products; give --matmul-dtype auto, or plan for an "
              "Ada, a Hopper or later");
     if (o.fp8_fast_gradients && !fp8)

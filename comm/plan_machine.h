@@ -32,11 +32,12 @@ ranks that run this.
 //
 // Machines that a plan is made for: a card of the table by its name (kernels/cards.h), or a file that
 // describes other nodes. The file is a JSON object with these fields, and no others; those of the last three
-// lines may be left out, and "measured" is true of a file that plan --measure or selftest --measure wrote:
+// lines, and the capability, may be left out, and "measured" is true of a file that plan --measure or
+// selftest --measure wrote:
 //
 //     {"multiprocessors": 132, "flops": 989.4e12, "products": 720e12, "streams": 3.0e12, "memory": 80e9,
 //      "links": 360e9, "link_latency": 3e-6, "node": 8, "network": 45e9, "network_latency": 1e-5,
-//      "number_bytes": 2,
+//      "number_bytes": 2, "capability": 90,
 //      "attention_forward": 677e12, "attention_backward": 504e12, "half_sums": 90, "launch": 2.5e-6,
 //      "host_memory": 250e9, "host_streams": 50e9, "host_link": 45e9, "storage": 2e9,
 //      "measured": false}
@@ -66,6 +67,7 @@ inline std::span<const MachineField> machine_fields() {
         {"network", &Machine::network, nullptr, 1e15},               // bytes/s of a device to other nodes
         {"network_latency", &Machine::network_latency, nullptr, 1},  // seconds of a message there
         {"number_bytes", nullptr, &Machine::element_bytes, 4},       // an activation's: 2 bf16, 4 fp32
+        {"capability", nullptr, &Machine::capability, 999, true},    // such as 90; 0: the host
         {"attention_forward", &Machine::attention_forward, nullptr, 1e18, true},    // FLOP/s of its inner
         {"attention_backward", &Machine::attention_backward, nullptr, 1e18, true},  // loop
         {"half_sums", &Machine::gemm_half_k, nullptr, 1e6, true},  // terms of sums that take twice their time
@@ -83,9 +85,11 @@ inline Machine machine_from_json(const nlohmann::json& json, const std::string& 
     Machine machine = {};
     JsonObject object(json, file);
     for (const MachineField& field : machine_fields()) {
+        if (field.may_miss && !object.has(field.name)) continue;
         if (field.count)
-            machine.*field.count = (int)object.integer(field.name, 1, (int64_t)field.most);
-        else if (!field.may_miss || object.has(field.name))
+            machine.*field.count =
+                (int)object.integer(field.name, field.count != &Machine::capability, (int64_t)field.most);
+        else
             machine.*field.rate = object.number(field.name, field.most);
     }
     if (machine.attention_forward == 0) machine.attention_forward = with_mma.forward * machine.gemm_flops;
@@ -337,6 +341,7 @@ inline Machine measured_machine(const World& world, const MeasuredSizes& sizes =
     machine.multiprocessors =
         has_own_memory ? device_properties().multiProcessorCount : std::max(threads_per_rank(world), 1);
     machine.element_bytes = sizeof(floatX);
+    machine.capability = has_own_memory ? capability_of(device_properties()) : 0;
     machine.node = world.local_size();
     measure_products(machine, watch, sizes.product, stream);
     measure_memory(machine, watch, world, sizes.stream, stream);

@@ -59,12 +59,15 @@ struct BytesSent {
     }
 };
 
+using CallCounts = std::map<GroupCall, int>;
+
 struct SimulatedStep {
     double seconds = 0;
     std::vector<double> busy;  // (ranks) the launches of the passes
     // The most of any rank: launches beside the passes and, where no messages are taken, waits for the host.
     double optimizer = 0;
-    std::vector<BytesSent> sent;  // (ranks)
+    std::vector<BytesSent> sent;    // (ranks)
+    std::vector<CallCounts> calls;  // (ranks)
     // The ranks wait for so long, as a share of the time that they compute.
     double bubble() const {
         double idle = 0, work = 0;
@@ -107,10 +110,11 @@ private:
     };
     struct Rank {
         std::vector<std::vector<Piece>> streams;
-        int compute = 0;                     // its stream
-        std::vector<int> recorded_on;        // (records) stream
-        std::vector<char> is_link;           // (streams) it has messages between stages
-        std::vector<BytesSent> sent = {{}};  // in steps, and before the first
+        int compute = 0;                       // its stream
+        std::vector<int> recorded_on;          // (records) stream
+        std::vector<char> is_link;             // (streams) it has messages between stages
+        std::vector<BytesSent> sent = {{}};    // in steps, and before the first
+        std::vector<CallCounts> calls = {{}};  // likewise
     };
     // A call on which ranks that are here meet.
     struct Meeting {
@@ -142,6 +146,7 @@ inline std::vector<StepPlayer::Prepared> StepPlayer::prepared(const Ledger& book
         return numbers.try_emplace(thing, (int)numbers.size()).first->second;
     };
     std::vector<Prepared> all(book.entries.size());
+    double sent = 0, received = 0;  // seconds of calls that begin together
     for (size_t i = 0; i < all.size(); i++) {
         const LedgerEntry& entry = book.entries[i];
         Prepared& one = all[i];
@@ -160,7 +165,12 @@ inline std::vector<StepPlayer::Prepared> StepPlayer::prepared(const Ledger& book
         one.shares_way = purpose == Traffic::parameters || purpose == Traffic::gradients;
         one.piece.kind = one.here > 1 ? Piece::meeting : Piece::message;
         one.piece.purpose = purpose;
-        one.piece.seconds = entry.seconds > 0 ? entry.seconds : call_seconds(machine_, entry.call_of);
+        // calls that begin together use both ways of a link at once
+        if (!entry.call_of.joins) sent = received = 0;
+        double before = std::max(sent, received);
+        (entry.call_of.operation == (int)Operation::receive ? received : sent) +=
+            entry.seconds > 0 ? entry.seconds : call_seconds(machine_, entry.call_of);
+        one.piece.seconds = std::max(sent, received) - before;
         one.piece.crosses = in_nodes(machine_, group).crosses_nodes(machine_);
     }
     rank.streams.resize(streams.size()), rank.is_link.resize(streams.size());
@@ -223,6 +233,7 @@ inline void StepPlayer::add(const Ledger& book) {
             break;
         case LedgerEntry::call:
             rank.sent.back().add(entry.call_of);
+            rank.calls.back()[entry.call_of]++;
             if (one.shares_way) hold(one, last_on_way);
             if (one.here > 1) {
                 piece.which = meeting(entry.call_of, calls[entry.call_of.group]++, one.here);
@@ -233,7 +244,7 @@ inline void StepPlayer::add(const Ledger& book) {
             break;
         case LedgerEntry::step:
             stream.push_back(piece);
-            if (++steps < marks) rank.sent.emplace_back();
+            if (++steps < marks) rank.sent.emplace_back(), rank.calls.emplace_back();
             break;
         case LedgerEntry::repeat:
             break;  // each() visits what it repeats
@@ -355,6 +366,7 @@ inline std::vector<SimulatedStep> StepPlayer::play(const MessagesTaken& taken,
             step.busy.push_back(here.busy);
             step.optimizer = std::max(step.optimizer, here.beside);
             step.sent.push_back(ranks_[rank].sent[i + 1]);
+            step.calls.push_back(ranks_[rank].calls[i + 1]);
         }
         step.seconds = std::max(end - begin, network);  // no rank sends more at once than its network takes
     }

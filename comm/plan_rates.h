@@ -10,7 +10,6 @@ attention, kernels that read and write, launches and calls.
 #include <string_view>
 
 #include "comm/plan_task.h"          // RankGroup
-#include "data/base/dtype.h"         // Dtype
 #include "data/base/error.h"         // fail
 #include "data/run/flight_record.h"  // Operation
 #include "kernels/cards.h"           // Machine
@@ -64,30 +63,6 @@ inline double exchange_seconds(const Machine& machine, const RankGroup& group, d
     return near * machine.link_latency + (far > 0 ? machine.network_latency : 0) +
            std::max(near * part / machine.node_bandwidth, far * part / machine.network);
 }
-
-// How long a reduce-scatter and an all-reduce of gradients take, by the type in which they travel. How they
-// travel in bf16 is in comm/gradient_sums.h.
-struct GradientMessages {
-    const Machine& machine;
-    Dtype dtype;
-
-    double bytes(double gradients) const { return (double)dtype_size(dtype) * gradients; }
-    double scatter_seconds(const RankGroup& group, double gradients) const {
-        if (dtype == Dtype::fp32) return gather_seconds(machine, group, bytes(gradients));
-        return exchange_seconds(machine, group, bytes(gradients)) + rounding(group, gradients);
-    }
-    double sum_seconds(const RankGroup& group, double gradients) const {
-        if (dtype == Dtype::fp32) return ::sum_seconds(machine, group, bytes(gradients));
-        return exchange_seconds(machine, group, bytes(gradients)) + 2 * rounding(group, gradients) +
-               gather_seconds(machine, group, bytes(gradients));
-    }
-
-private:
-    // Every gradient is read in fp32 and written in bf16, and read so again where it is added.
-    double rounding(const RankGroup& group, double gradients) const {
-        return group.ranks == 1 ? 0 : 8 * gradients / machine.memory_bandwidth;
-    }
-};
 
 // A message from one rank to another.
 inline double message_seconds(const Machine& machine, bool same_node, double bytes) {
@@ -202,24 +177,13 @@ inline StepTime launch_time(const Machine& machine, const LedgerEntry& entry) {
     double memory = (cost.read + cost.written) / machine.memory_bandwidth,
            launches = cost.launches * machine.launch;
     if (cost.product.sums > 0) {
-        double fused = launcher == "matmul_gelu_forward"    ? 0.88
-                       : launcher == "matmul_backward_gelu" ? 0.85
-                                                            : 1;
+        double fused = !cost.product.gelu ? 1 : launcher == "matmul_gelu_forward" ? 0.88 : 0.85;
         double seconds = cost.flops() / (fused * expected_product_rate(machine, cost.product));
         return {.products = std::max(seconds, memory / 0.95) + launches};
     }
     if (cost.attention.flops > 0)
         return {.attention = cost.flops() / expected_attention_rate(machine, cost.attention) + launches};
     return {.streams = memory / expected_stream_share(launcher) + launches};
-}
-
-// Seconds of all launches of a ledger, one after another.
-inline StepTime launch_times(const Machine& machine, const Ledger& book) {
-    StepTime time;
-    book.each([&](const LedgerEntry& entry) {
-        if (entry.kind == LedgerEntry::launch) time += launch_time(machine, entry);
-    });
-    return time;
 }
 
 // Bytes that each rank of the group sends to others.
@@ -271,4 +235,14 @@ inline double call_seconds(const Machine& machine, const GroupCall& call) {
     default:
         fail("plan: a call of kind %d has no price; see call_seconds", call.operation);
     }
+}
+
+// Seconds of all launches and calls of a ledger, one after another.
+inline double seconds_of(const Machine& machine, const Ledger& book) {
+    double seconds = 0;
+    book.each([&](const LedgerEntry& entry) {
+        if (entry.kind == LedgerEntry::launch) seconds += launch_time(machine, entry).all();
+        if (entry.kind == LedgerEntry::call) seconds += call_seconds(machine, entry.call_of);
+    });
+    return seconds;
 }

@@ -37,6 +37,13 @@ struct PlanFigures {
     double seconds_with_bf16_gradients = 0;   // 0: they travel so already, or not at all
 };
 
+inline std::string name_of(const GroupCall& call) {
+    return text("%s, %s", traffic_names[call.purpose], name_of((Operation)call.operation));
+}
+inline const char* numbers_of(const GroupCall& call) {
+    return call.number_bytes == 4 ? "fp32" : call.number_bytes == 2 ? "bf16" : "fp8";
+}
+
 // The parts of a step's time, each with its name.
 inline std::vector<std::pair<const char*, double>> named_parts(const StepBreakdown& p) {
     return {{"products", p.products},   {"attention", p.attention}, {"other kernels", p.other_kernels},
@@ -281,11 +288,11 @@ inline nlohmann::ordered_json layout_to_json(Planner& planner, const PlanLine& l
          {{"pipeline", sent.pipeline}, {"parameters", sent.parameters}, {"gradients", sent.gradients}}},
         {"messages", nlohmann::ordered_json::array()}};
     for (const PlannedMessage& one : planner.messages(cut)) {
-        json["messages"].push_back({{"what", one.what},
-                                    {"numbers", one.numbers},
-                                    {"ranks", one.group.ranks},
-                                    {"nodes", one.group.nodes(machine)},
-                                    {"bytes", one.bytes},
+        json["messages"].push_back({{"what", name_of(one.call)},
+                                    {"numbers", numbers_of(one.call)},
+                                    {"ranks", one.call.group.ranks},
+                                    {"nodes", in_nodes(machine, one.call.group).nodes(machine)},
+                                    {"bytes", one.call.bytes},
                                     {"seconds", one.seconds}});
     }
     if (f.seconds_with_bf16_gradients > 0)
@@ -424,10 +431,11 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
                                 cut.pp > 1 ? " of the stage that takes most" : ""));
     const char* head = "messages";
     for (const PlannedMessage& one : planner.messages(cut)) {
-        int nodes = one.group.crosses_nodes(machine) ? one.group.nodes(machine) : 1;
-        say(head, text("%s: %s of %s in %.3g ms, between %d ranks %s", one.what,
-                       size_text((size_t)one.bytes).c_str(), one.numbers, 1e3 * one.seconds, one.group.ranks,
-                       nodes == 1 ? "of a node" : text("in %d nodes", nodes).c_str()));
+        const RankGroup group = in_nodes(machine, one.call.group);
+        int nodes = group.crosses_nodes(machine) ? group.nodes(machine) : 1;
+        say(head, text("%s: %s of %s in %.3g ms, between %d ranks %s", name_of(one.call).c_str(),
+                       size_text((size_t)one.call.bytes).c_str(), numbers_of(one.call), 1e3 * one.seconds,
+                       group.ranks, nodes == 1 ? "of a node" : text("in %d nodes", nodes).c_str()));
         head = "";
     }
     if (BytesSent sent = planner.sent(cut); sent.all() > 0)

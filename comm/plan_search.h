@@ -18,7 +18,6 @@ left cannot be better. Some are not tried, for another one is never slower:
 
 #include <algorithm>
 #include <climits>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,8 +25,10 @@ left cannot be better. Some are not tried, for another one is never slower:
 #include <utility>
 #include <vector>
 
+#include "comm/gradient_sums.h"      // GradientSums
 #include "comm/layout.h"             // Layout, mesh_shape, pipeline_split
 #include "comm/memory_plan.h"        // stage_memory, stream_size
+#include "comm/mesh.h"               // Mesh
 #include "comm/plan_task.h"          // PlanTask
 #include "comm/settings.h"           // training_workload, zero_settings, held_multiprocessors
 #include "comm/plan_player.h"        // StepPlayer
@@ -235,33 +236,21 @@ public:
         return times(cut).flops * (double)(sequences_ / cut.micro_batch) * cut.tp;
     }
 
-    // The kinds of messages in a step; of parameters and gradients those of a block.
+    // The kinds of messages that ranks send in a step, each with the size that most of them have.
     std::vector<PlannedMessage> messages(const Cut& cut) {
+        std::map<std::tuple<int, int, int>, std::pair<const GroupCall*, int>> most;
+        const std::vector<CallCounts> calls = simulated(cut, {}).calls;
+        for (const CallCounts& of_rank : calls) {
+            for (auto& [call, count] : of_rank) {
+                if (call.operation == (int)Operation::receive || call.purpose == (int)Traffic::statistics)
+                    continue;
+                int group = std::min(call.group.number, (int)mesh_groups.size());
+                auto& [known, times] = most[{call.purpose, call.operation, group}];
+                if (count > times) known = &call, times = count;
+            }
+        }
         std::vector<PlannedMessage> all;
-        double rows =
-            (double)element_bytes_ * cut.micro_batch * task_.options.sequence_length * task_.options.channels;
-        double block = (double)parameters(cut).unit_size(1), part = block / cut.shard_group;
-        const PerAxis ranks = mesh_shape(options_of(cut));
-        RankGroup tensor = group_along(Axis::tensor, ranks), shard = group_along(Axis::shard, ranks),
-                  replica = group_along(Axis::replica, ranks), stages = {2, size_along(stage_axes, ranks)};
-        const char *own = element_bytes_ == 2 ? "bf16" : "fp32",
-                   *sums = dtype_name(task_.options.reduce_dtype);
-        const GradientMessages gradients = {machine_, task_.options.reduce_dtype};
-        auto gather = [&](const char* what, const char* numbers, const RankGroup& group, double bytes) {
-            if (group.ranks > 1)
-                all.push_back({what, numbers, group, bytes, gather_seconds(machine_, group, bytes)});
-        };
-        gather("rows of a product", own, tensor, rows);
-        if (cut.pp > 1)
-            all.push_back({"rows for the next stage", own, stages, rows / cut.tp,
-                           message_seconds(machine_, !stages.crosses_nodes(machine_), rows / cut.tp)});
-        gather("parameters of a block", own, shard, (double)element_bytes_ * block);
-        if (shard.ranks > 1)
-            all.push_back({"gradients of a block", sums, shard, gradients.bytes(block),
-                           gradients.scatter_seconds(shard, block)});
-        if (replica.ranks > 1)
-            all.push_back({"gradients of a part of a block", sums, replica, gradients.bytes(part),
-                           gradients.sum_seconds(replica, part)});
+        for (auto& [kind, one] : most) all.push_back({*one.first, call_seconds(machine_, *one.first)});
         return all;
     }
 
@@ -474,22 +463,33 @@ private:
         whole.shard_group = 1;
         const ParameterLayout& layout = parameters(whole);
         const ZeroSettings settings = zero_settings(task_.options, element_bytes_);
-        double size = (double)layout.unit_size(1), least = HUGE_VAL;
+        const size_t size = layout.unit_size(1);
+        double least = HUGE_VAL;
         // All that is kept of an element is read and written, and its gradient is read twice.
         double state = (double)element_bytes_ + 4.0 * (settings.slots.size() + settings.keep_master),
                step = (2 * state + 8) / machine_.memory_bandwidth;
         double micro = (double)micro_batches(cut), gathered = cut.zero >= 3 ? 2 * micro : 1,
                reduced = cut.zero >= 2 ? micro : 1;  // times in a step
-        const GradientMessages gradients = {machine_, task_.options.reduce_dtype};
         std::vector<int> groups;
         std::vector<long long> sizes = divisors(cut.dp);
         for (auto shard = sizes.rbegin(); shard != sizes.rend() && *shard > 1; ++shard) {
-            PerAxis ranks = MeshShape{.tp = cut.tp, .pp = cut.pp, .dp = cut.dp, .shard = (int)*shard};
-            RankGroup inner = group_along(Axis::shard, ranks), outer = group_along(Axis::replica, ranks);
-            double seconds = gathered * gather_seconds(machine_, inner, (double)element_bytes_ * size) +
-                             reduced * gradients.scatter_seconds(inner, size) +
-                             gradients.sum_seconds(outer, size / (double)*shard) +
-                             step * size / (double)*shard;
+            MeshShape shape = {.tp = cut.tp, .pp = cut.pp, .dp = cut.dp, .shard = (int)*shard};
+            const size_t part = ceil_div(size, (size_t)*shard);
+            double seconds = step * (double)part;
+            Ledger book({element_bytes_, machine_.capability});
+            const Mesh mesh(shape, {});
+            Arena memory;
+            const GradientSums sums(GradientSumArrays(memory, layout, shape, settings));
+            auto add = [&](double times, auto&& calls) {
+                book.forget();
+                calls();
+                seconds += times * seconds_of(machine_, book);
+            };
+            floatX* params = book.imagine<floatX*>(1, true);
+            float* grads = book.imagine<float*>();
+            add(gathered, [&] { mesh.shard().all_gather(params, part, Traffic::parameters, nullptr); });
+            add(reduced, [&] { sums.reduce_scatter(mesh.shard(), grads, part, nullptr); });
+            add(1, [&] { sums.all_reduce(mesh.replica(), grads, part, nullptr); });
             if (seconds < least) least = seconds, groups.push_back((int)*shard);
         }
         return groups;
@@ -539,7 +539,6 @@ private:
         const Workload w = workload(cut);
         const Layout cut_layout = layout(cut, std::ranges::max(micro_batches));
         ZeroSettings settings = zero_settings(o, element_bytes_);
-        settings.transform_scratch = nullptr;  // placing all parts of matrices takes long
         settings.overlap = task_.overlap();
         int held = element_bytes_ == 2 ? held_multiprocessors(cut_layout, cut.zero) : 0;
         std::vector<int> numbers;
@@ -548,47 +547,11 @@ private:
         auto player = std::make_unique<StepPlayer>(machine_without(machine_, held), numbers);
         for (int stage = 0; stage < cut.pp; stage++) {
             const MeshPosition position = first_of_stage(stage);
-            Optimizer optimizer = with_known_transforms(
-                make_optimizer(o, 0), line_of((size_t)MeshGroup::stage, position, cut_layout.mesh),
-                transforms_of_block(cut, cut_layout, stage));
-            Ledger book(w.element_bytes, w.T, o.vocab_size);
-            record_steps(o, w, settings, optimizer, cut_layout, position, micro_batches);
+            Ledger book({w.element_bytes, machine_.capability}, w.T, o.vocab_size);
+            record_steps(o, w, settings, make_optimizer(o, 0), cut_layout, position, micro_batches);
             player->add(book);
         }
         return player;
-    }
-
-    // Blocks that a stage has.
-    int blocks_of(const Cut& cut, const Layout& layout, int stage) {
-        int blocks = 0;
-        for (int of_chunk : this->stage(cut, layout, stage).layers(0)) blocks += of_chunk;
-        return blocks;
-    }
-    // The cost of whole matrices for each block of the stage; nothing if the optimizer transforms none.
-    AtOwners transforms_of_block(const Cut& cut, const Layout& layout, int stage) {
-        auto owners = this->owners(cut);
-        if (!owners) return {};
-        int blocks = blocks_of(cut, layout, stage), most = blocks_of_round(task_.options, cut.tp * cut.dp);
-        AtOwners of_block;
-        for (int begin = 0; begin < blocks; begin += most) {
-            AtOwners round = owners(std::min(most, blocks - begin));
-            of_block.work += round.work / blocks, of_block.sending += round.sending / blocks;
-        }
-        return of_block;
-    }
-
-    // The cost of transforming the whole matrices of so many blocks; null if the optimizer does not.
-    std::function<AtOwners(int)> owners(const Cut& cut) {
-        ZeroSettings settings = zero_settings(task_.options, element_bytes_);
-        if (!settings.transform_scratch) return nullptr;
-        MeshShape mesh = mesh_shape(options_of(cut));
-        return [this, mesh, settings, &layout = parameters(cut)](int blocks) {
-            auto [known, is_new] = owners_.try_emplace({mesh.tp, mesh.dp, mesh.shard, blocks});
-            if (is_new)
-                known->second = matrices_at_owners(machine_, task_.options, mesh, layout, settings,
-                                                   (double)element_bytes_, blocks);
-            return known->second;
-        };
     }
 
     // The classes of the stages that take most; empty: one takes more than `most`.
@@ -596,19 +559,12 @@ private:
         Options o = options_of(cut);
         Workload w = workload(cut);
         ZeroSettings settings = zero_settings(o, element_bytes_);
-        settings.transform_scratch = nullptr;  // placing all parts of matrices takes long
-        auto owners = this->owners(cut);
         Layout cut_layout = layout(cut, enough_micro_batches(cut));
         std::vector<std::vector<MemoryClass>> stages;
         for (int number = 0; number < cut.pp; number++) {
             const Stage& stage = this->stage(cut, cut_layout, number);
             auto classes = stage_memory(o, w, settings, cut_layout, stage,
                                         parameter_layout(o, cut.shard_group, stage.units()));
-            if (owners) {
-                int most_blocks = blocks_of_round(o, cut.tp * cut.dp);
-                double elements = owners(std::min(blocks_of(cut, cut_layout, number), most_blocks)).elements;
-                classes.push_back({"whole matrices", (size_t)elements * element_bytes_});
-            }
             if (element_bytes_ == 2)
                 classes.push_back({"communicators", communicator_memory(cut_layout.mesh, machine_.node)});
             if (total(classes) > most || (most < SIZE_MAX && pinned(classes) > host_room())) return {};
@@ -635,8 +591,7 @@ private:
     std::map<std::tuple<int, int, bool>, int>
         row_chunks_;  // by tensor ranks, micro-batch and whether stages send
     std::map<std::pair<int, int>, std::unique_ptr<ParameterLayout>> parameters_;
-    std::map<std::tuple<int, int, int, int>, AtOwners> owners_;  // by ranks and blocks
-    std::map<Cut, int> too_large_;                               // micro-batches; by the rest of the cut
-    std::map<int, std::vector<int>> splits_;                     // by the number of parts
+    std::map<Cut, int> too_large_;            // micro-batches; by the rest of the cut
+    std::map<int, std::vector<int>> splits_;  // by the number of parts
     std::map<std::tuple<int, int, PipelineSchedule, int, int>, std::vector<std::unique_ptr<Stage>>> stages_;
 };

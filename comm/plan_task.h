@@ -14,6 +14,7 @@ and the parts of a step's time.
 #include "comm/pipeline_schedule.h"  // PipelineSchedule
 #include "comm/zero_arrays.h"        // Overlap
 #include "data/options/options.h"    // Options, Exposed
+#include "kernels/ledger.h"          // GroupCall
 
 // A group of ranks whose numbers are `stride` apart.
 struct RankGroup {
@@ -86,10 +87,8 @@ struct StepBreakdown {
 
 // A message that the ranks of a group send each other again and again.
 struct PlannedMessage {
-    const char* what;
-    const char* numbers;  // the type of the numbers that travel
-    RankGroup group;
-    double bytes, seconds;  // each time
+    GroupCall call;
+    double seconds;  // each time
 };
 
 struct PlannedStep {

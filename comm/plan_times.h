@@ -1,8 +1,7 @@
 /*
 Seconds of the pieces of a micro-batch, each layer's and those at the ends of the model: what a search for the
-fastest layout bounds steps by; and what is known of whole matrices without a look at their parts. No layer is
-described here: the program's own passes are written down (kernels/ledger.h), and their ledger is played
-(comm/plan_player.h).
+fastest layout bounds steps by. No layer is described here: the program's own passes are written down
+(kernels/ledger.h), and their ledger is played (comm/plan_player.h).
 */
 #pragma once
 
@@ -13,7 +12,6 @@ described here: the program's own passes are written down (kernels/ledger.h), an
 #include <vector>
 
 #include "comm/layout.h"             // Layout
-#include "comm/matrix_owners.h"      // choose_owners
 #include "comm/plan_player.h"        // StepPlayer
 #include "comm/pipeline_schedule.h"  // PipelineSchedule
 #include "comm/settings.h"           // zero_settings
@@ -76,7 +74,7 @@ inline MicroBatchTime micro_batch_time(const Options& o, const Workload& workloa
     }
     // The first micro-batch finds what all of a step use, copies of weights in fp8; another one does not.
     const int micro_batch = workload.fp8 ? 1 : 0;
-    Ledger book(workload.element_bytes, workload.T, o.vocab_size);
+    Ledger book({workload.element_bytes, machine.capability}, workload.T, o.vocab_size);
     record_steps(few, workload, {.overlap = overlap}, make_optimizer(Options(), 0),
                  {.mesh = {.tp = layout.mesh.tp, .copies = layout.mesh.copies},
                   .row_chunks = layout.row_chunks,
@@ -127,117 +125,6 @@ inline Machine machine_without(Machine machine, int multiprocessors) {
 }
 
 // ----------------------------------------------------------------------------
-// whole matrices
-
-// Seconds that a matrix is transformed in, rows <= cols.
-inline double orthogonal_seconds(const Machine& machine, size_t rows, size_t cols, size_t element_bytes) {
-    Ledger book(element_bytes);
-    Arena memory;
-    memory.of("matrices");
-    orthogonalise(memory.take_elements(rows * cols), (int)rows, (int)cols,
-                  memory.take_elements(orthogonalise_scratch(rows, cols, element_bytes)), nullptr);
-    return launch_times(machine, book).all();
-}
-
-// The cost of transforming the matrices of some blocks, on the busiest rank of the stage: seconds to compute
-// and to send them, and elements of memory, as MatrixArrays has them.
-struct AtOwners {
-    double work = 0, sending = 0;
-    double elements = 0;
-};
-
-// parameters: of the whole model, as a tensor rank has it.
-inline AtOwners matrices_at_owners(const Machine& machine, const ModelConfig& config, const MeshShape& mesh,
-                                   const ParameterLayout& parameters, const ZeroSettings& settings,
-                                   double element_bytes, int blocks) {
-    int ranks = mesh.along(stage_axes), sharing = mesh.along(sharing_axes);
-    MatrixRound round;
-    std::map<std::pair<size_t, size_t>, double> seconds;  // by shape
-    double copies = 0, largest = 0, scratch = 0;  // copies: of heads that several tensor ranks have, together
-    for (const TensorRow& row : tensor_table(config)) {
-        if (!row.is_block_matrix()) continue;
-        for (const Section& section : row.all_sections()) {
-            auto [less, more] = std::minmax(section.rows, row.cols);
-            seconds[{section.rows, row.cols}] =
-                orthogonal_seconds(machine, less, more, (size_t)element_bytes);
-            double size = (double)section.rows * (double)row.cols;
-            largest = std::max(largest, size);
-            scratch =
-                std::max(scratch, (double)settings.transform_scratch(less, more, (size_t)element_bytes));
-            if (section.pieces > 0 && mesh.tp > section.pieces)
-                copies = std::max(copies, size * mesh.tp / section.pieces);
-            for (int block = 0; block < blocks; block++)
-                round.matrices.push_back({block + 1, section.rows, row.cols});
-        }
-    }
-    choose_owners(round, ranks);
-    std::vector<double> work((size_t)ranks), size((size_t)ranks);
-    for (const OwnedMatrix& matrix : round.matrices) {
-        work[matrix.owner] += seconds[{matrix.rows, matrix.cols}];
-        size[matrix.owner] += (double)matrix.size();
-    }
-    double most = std::ranges::max(size), unit = (double)parameters.unit_size(1),
-           own = std::min(unit / mesh.shard, unit - (double)parameters.before_matrices(1));
-    AtOwners at_owners = {std::ranges::max(work), 0,
-                          blocks * own + std::max(most, copies) + largest + scratch};
-    if (ranks == 1) return at_owners;
-    auto rate = [&](int group) {
-        bool crosses = RankGroup{group, 1}.crosses_nodes(machine);
-        return crosses ? std::min(machine.network, machine.node_bandwidth) : machine.node_bandwidth;
-    };
-    bool crosses = RankGroup{ranks, 1}.crosses_nodes(machine);
-    double bytes = element_bytes * most / sharing;
-    at_owners.sending = bytes * (sharing - 1) / rate(sharing) + bytes * (ranks - 1) / rate(ranks) +
-                        2 * (crosses ? machine.network_latency : machine.link_latency);
-    return at_owners;
-}
-
-// Matrices that an optimizer of whole ones sees in a block.
-inline int matrices_of_block(const ModelConfig& config) {
-    int count = 0;
-    for (const TensorRow& row : tensor_table(config))
-        if (row.is_block_matrix()) count += (int)row.all_sections().size();
-    return count;
-}
-
-// Blocks whose matrices are at their owners at the same time: as few as give every rank one.
-inline int blocks_of_round(const ModelConfig& config, int ranks) {
-    return std::max(1, ceil_div(ranks, matrices_of_block(config)));
-}
-
-// For plans, an optimizer that transforms whole matrices: with what is known of a block's instead of the way
-// of each of its parts. stage: the ranks of the stage.
-inline Optimizer with_known_transforms(Optimizer optimizer, const GroupOfRanks& stage,
-                                       const AtOwners& of_block) {
-    if (!optimizer.transform) return optimizer;
-    optimizer.transform = nullptr;
-    auto prepare = [=, before = optimizer.prepare.on_device](const OptimizerArrays& arrays,
-                                                             const OptimizerPass::Parts& parts,
-                                                             cudaStream_t stream) {
-        before(arrays, parts, stream);
-        size_t own = 0;
-        for (const OptimizerPart& part : parts) own += part.of_block_matrix() ? part.count : 0;
-        if (own == 0) return;
-        bool visits = holder_of(arrays.grads) == LaunchCost::host;
-        LaunchCost way = {.read = 4.0 * own, .place = LaunchCost::host_link};
-        MatrixPart all = {1, own, 0, own, 0, own, false};
-        if (visits) ledger->launched(nullptr, stream, way);
-        convert(arrays.params, arrays.grads, own, stream);
-        copy_part<PartCopy::into_matrix>(arrays.params, arrays.params, all, stream);
-        ledger->add({.kind = LedgerEntry::call,
-                     .stream = stream,
-                     .seconds = of_block.sending,
-                     .call_of = {(int)Operation::all_to_all, (int)Traffic::updates, stage, 0}});
-        ledger->add({.kind = LedgerEntry::launch, .stream = stream, .seconds = of_block.work});
-        copy_part<PartCopy::out_of_matrix>(arrays.params, arrays.params, all, stream);
-        convert(arrays.grads, (const floatX*)arrays.params, own, stream);
-        if (visits) ledger->launched(nullptr, stream, way);
-    };
-    optimizer.prepare.on_device = prepare;
-    return optimizer;
-}
-
-// ----------------------------------------------------------------------------
 // the header of a run
 
 // The prediction for a run on one device; empty where too little is known of the device, or of such a step:
@@ -249,7 +136,7 @@ inline std::string prediction_text(const Machine& machine, double peak, bool tak
     bool known_step = sizeof(floatX) == 2 && o.optimizer != OptimizerKind::muon && o.offload == Offload::none;
     if (!known_machine || !known_step) return "";
     int micro_batches = micro_batches_of_rank(o, 0), steps = 0;
-    Ledger book(workload.element_bytes, workload.T, o.vocab_size);
+    Ledger book({workload.element_bytes, machine.capability}, workload.T, o.vocab_size);
     record_steps(o, workload, zero_settings(o), make_optimizer(o, 0),
                  {.pipeline = {PipelineSchedule::one_f_one_b, 1, micro_batches}}, {}, {micro_batches});
     StepTime time;

@@ -117,24 +117,30 @@ inline LaunchCost attention_forward_cost(const floatX* out, const float* lse, co
             .attention = attention_work(s, 2, true)};
 }
 
-// Three kernels: a pass over out and dout for statistics of the rows; the gradients, with sums of dq where
-// queries see keys of more than one tile; and the rest of the gradient of the bias, from the column sums of
-// every 16 rows.
+// First a pass over out and dout for statistics of the rows; then the gradients. Hopper's kernel sums dq in
+// scratch where queries see keys of more than one tile, and leaves column sums of every 16 rows for the bias.
+// That of other cards sums all of dq there, and kernels after it read dq and the bias's gradient from sums.
 inline std::vector<LaunchCost> attention_backward_costs(const floatX* dqkv, const float* scratch,
                                                         const floatX* dout, const float* lse,
                                                         const AttentionShape& s, const float* dbias) {
     constexpr int tile = 128;
+    const bool mma = ledger->card.capability > 0 && !(ledger->card.has_wgmma() && hopper_attention_fits(s));
+    int width = s.HS;
+    if (mma) with_head_width(s.HS, [&](int of_tiles) { width = of_tiles; });
     double padded = round_up(s.Tq, tile), out = array_bytes(dout, s.B, s.Tq, s.out_row()),
+           whole = array_bytes(dqkv, s.B, s.Tk, s.qkv_row()),
            statistics = array_bytes(scratch, s.B, 2.0 * s.NH + 1, padded),
-           sums = array_bytes(scratch, s.B, padded - tile, s.out_row()),
+           sums_of_row = array_bytes(scratch, s.B, s.NH * width), sums = (padded - tile) * sums_of_row,
            partials = dbias ? array_bytes(scratch, s.B, ceil_div(s.Tk, 16), s.qkv_row()) : 0;
     std::vector<LaunchCost> costs = {
         {.read = 2 * out + array_bytes(lse, s.B, s.NH, s.Tq), .written = statistics},
-        {.read = array_bytes(dqkv, s.B, s.Tk, s.qkv_row()) + out + statistics + sums,
-         .written = array_bytes(dqkv, s.B, s.Tk, s.qkv_row()) + sums + partials,
+        {.read = whole + out + statistics + sums,
+         .written = mma ? whole - out + padded * sums_of_row : whole + sums + partials,
          .attention = attention_work(s, 5, false)}};
+    if (mma) costs.push_back({.read = s.Tq * sums_of_row, .written = out});
     double bias = array_bytes(dbias, s.qkv_row());
-    if (dbias) costs.push_back({.read = partials + bias, .written = bias});
+    if (dbias && !mma) costs.push_back({.read = partials + bias, .written = bias});
+    if (dbias && mma) costs.push_back(column_sums_cost(dbias, scratch, dqkv, s.B * s.Tk, s.qkv_row()));
     return costs;
 }
 

@@ -139,6 +139,7 @@ struct Machine {
     double node_bandwidth = 0, network = 0;              // bytes/s of a device, in one direction
     double link_latency = 3e-6, network_latency = 1e-5;  // seconds of a message
     int element_bytes = 2;                               // see Card
+    int capability = 90;                                 // see Card
     // other terms of the times of kernels (comm/plan_rates.h)
     double attention_forward = 0, attention_backward = 0;  // FLOP/s of the inner loops with heads of 128
     double gemm_half_k = 90;  // terms of a sum in whose time the first operands of a product arrive: fitted
@@ -146,7 +147,6 @@ struct Machine {
     // the host: what a device has of its memory, of the rate of that, and bytes/s between the two, one way
     double host_memory = 128e9, host_bandwidth = 25e9, host_link = 22e9;
     double storage = 2e9;   // bytes/s that a node writes to the disk of its runs
-    bool has_fp8 = true;    // see multiplies_fp8
     bool measured = false;  // by --measure, on such devices
 
     void set_gemm_flops(double rate, const AttentionShare& attention) {
@@ -168,9 +168,9 @@ inline Machine machine_of(const Card& card) {
                        .node = card.node,
                        .node_bandwidth = link_share * card.link_rate,
                        .network = network_share * card.network_rate,
-                       .element_bytes = card.element_bytes};
+                       .element_bytes = card.element_bytes,
+                       .capability = card.capability};
     machine.set_gemm_flops(card.product_share * card.flops, attention_share(card.capability));
-    machine.has_fp8 = multiplies_fp8(card.capability);
     if (card.capability == 0)
         machine.host_memory = machine.memory,
         machine.host_bandwidth = machine.host_link = machine.memory_bandwidth;
@@ -185,19 +185,19 @@ inline Machine machine_of(const cudaDeviceProp& device, double clock, double mem
     Machine m = {};
     m.multiprocessors = device.multiProcessorCount;
     double product_share = unknown_product_share;
-    int capability = capability_of(device);
+    m.capability = capability_of(device);
     if (const Card* card = find_card(device.name)) {
         double part = device.multiProcessorCount / (double)card->multiprocessors;
         m.flops = part * card->flops;
         m.memory_rate = part * card->memory_rate;
         m.link_rate = card->link_rate;
         m.published = part == 1;
-        product_share = card->product_share, capability = card->capability;
+        product_share = card->product_share, m.capability = card->capability;
     } else {
         m.flops = device.multiProcessorCount * clock * flops_per_clock(device);
         m.memory_rate = memory_rate;
     }
-    m.set_gemm_flops(product_share * m.flops, attention_share(capability));
+    m.set_gemm_flops(product_share * m.flops, attention_share(m.capability));
     m.memory_bandwidth = stream_share * m.memory_rate;
     return m;
 }

@@ -69,7 +69,7 @@ constexpr int even_share(int items, int most) {
 
 // Bytes of a floatX on the device that work is launched on, which may be a ledger's card.
 inline size_t element_bytes() {
-    return ledger ? ledger->element_bytes : sizeof(floatX);
+    return ledger ? ledger->card.element_bytes : sizeof(floatX);
 }
 
 // Elements of T in 16 bytes, the widest access of a thread.

@@ -10,6 +10,7 @@ and fills of them, are left out.
 */
 #pragma once
 
+#include <algorithm>
 #include <climits>
 #include <cstddef>
 #include <cstdint>
@@ -23,6 +24,7 @@ and fills of them, are left out.
 struct ProductShape {
     double rows = 0, columns = 0, sums = 0;
     bool fp8 = false, fast_sums = false;  // 8-bit operands; sums as Product (kernels/cublas.cuh) has them
+    bool gelu = false;                    // its epilogue is GELU, or the gradient of that
     double flops() const { return 2 * rows * columns * sums; }
 };
 
@@ -49,12 +51,26 @@ struct LaunchCost {
     double flops() const { return attention.flops + product.flops(); }
 };
 
+// The card that a ledger is for, as far as launchers ask.
+struct LedgerCard {
+    size_t element_bytes;          // a parameter's or an activation's
+    int capability = 90;           // see capability_of; 0: the host
+    bool gelu_in_products = true;  // cuBLASLt does GELU as an epilogue: timing found that to be faster
+
+    bool has_wgmma() const { return element_bytes == 2 && capability / 10 == 9; }
+};
+
 // A group of ranks, known by its number among the groups of the mesh: `ranks` of them, `stride` apart, from
 // `first` on.
 struct GroupOfRanks {
     int number = 0, first = 0, stride = 1, ranks = 1;
     int side_by_side = 0;  // the number of such pairs, for a pair of ranks of two stages; else 0
 
+    // Two of its ranks, by their places in it.
+    GroupOfRanks pair(int one, int other) const {
+        auto [low, high] = std::minmax(one, other);
+        return {number, first + low * stride, (high - low) * stride, 2, 1};
+    }
     bool has(int rank) const {
         int distance = (rank - first) / stride;
         return distance >= 0 && distance < ranks && first + distance * stride == rank;
@@ -67,7 +83,10 @@ struct GroupCall {
     int operation, purpose;
     GroupOfRanks group;
     double bytes;        // the parts of all ranks together; of sums, broadcasts and messages, a rank's
+    int number_bytes;    // a number's that travels
     bool joins = false;  // it begins together with the call before it, and so has no latency of its own
+
+    auto operator<=>(const GroupCall&) const = default;
 };
 
 struct LedgerEntry {
@@ -95,14 +114,13 @@ public:
         int task, work, micro_batch, unit;  // number and kind (PipelineWork) of the pass, what it is over
     };
 
-    // element_bytes: of a parameter or an activation on the card. Costs that depend on data: a sequence has T
-    // positions, and tokens are different ones of V words.
-    explicit Ledger(size_t element_bytes, int T = 1, int V = INT_MAX)
-        : element_bytes(element_bytes), T(T), V(V), before_(std::exchange(ledger, this)) {}
+    // Costs that depend on data: a sequence has T positions, and tokens are different ones of V words.
+    explicit Ledger(const LedgerCard& card, int T = 1, int V = INT_MAX)
+        : card(card), T(T), V(V), before_(std::exchange(ledger, this)) {}
     ~Ledger() { ledger = before_; }
     Ledger(const Ledger&) = delete;
 
-    const size_t element_bytes;
+    const LedgerCard card;
     const int T, V;
     bool grouped = false;  // calls of a group begin together
     std::vector<LedgerEntry> entries;
@@ -199,5 +217,5 @@ inline LaunchCost::Place holder_of(const void* thing) {
 template <typename T, typename... Sizes>
 double array_bytes(const T* array, Sizes... sizes) {
     bool of_floatX = is_imagined(array) && (uintptr_t)array & Ledger::floatX_bit;
-    return array ? (of_floatX ? ledger->element_bytes : sizeof(T)) * (1.0 * ... * (double)sizes) : 0;
+    return array ? (of_floatX ? ledger->card.element_bytes : sizeof(T)) * (1.0 * ... * (double)sizes) : 0;
 }

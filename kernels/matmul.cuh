@@ -123,6 +123,14 @@ constexpr bool gelu_may_ride(Gelu form, int width, size_t element_bytes) {
     return form == Gelu::tanh && width % 8 == 0 && element_bytes == 2;
 }
 
+// A product with GELU or its gradient, which reads or writes `size` bytes more: an epilogue, or a kernel.
+inline std::vector<LaunchCost> gelu_costs(LaunchCost product, double size, bool gradient) {
+    if (!ledger->card.gelu_in_products)
+        return {product, {.read = gradient ? 2 * size : size, .written = size}};
+    product.product.gelu = true;
+    return {gradient ? product.plus(size, 0) : product.plus(0, size)};
+}
+
 // accumulate: out += the product and bias, instead of =.
 inline void matmul_forward(floatX* out,           // (N, OC)
                            const floatX* inp,     // (N, C)
@@ -152,7 +160,8 @@ inline void matmul_gelu_forward(Gelu form,
         matmul_forward(pre, inp, weight, bias, N, C, OC, stream);
         return gelu_forward(form, out, pre, (size_t)N * OC, stream);
     }
-    ON_DEVICE(stream, product_cost(out, inp, weight, N, OC, C, false).plus(0, array_bytes(pre, N, OC)),
+    ON_DEVICE(stream,
+              gelu_costs(product_cost(pre, inp, weight, N, OC, C, false), array_bytes(pre, N, OC), false),
               fail_on_cpu(),
               multiply({.m = OC, .n = N, .k = C, .transpose_a = true, .epilogue = Epilogue::bias_gelu},
                        {.a = weight, .b = inp, .d = out, .bias = bias, .pre_gelu = pre}, stream));
@@ -180,7 +189,8 @@ inline void matmul_backward_gelu(Gelu form,
         matmul_backward_input(dpre, dout, weight, N, C, OC, stream);
         return gelu_backward(form, dpre, dpre, pre, (size_t)N * C, stream);
     }
-    ON_DEVICE(stream, product_cost(dpre, dout, weight, N, C, OC, false).plus(array_bytes(pre, N, C), 0),
+    ON_DEVICE(stream,
+              gelu_costs(product_cost(dpre, dout, weight, N, C, OC, false), array_bytes(pre, N, C), true),
               fail_on_cpu(),
               multiply({.m = C, .n = N, .k = OC, .epilogue = Epilogue::gelu_gradient},
                        {.a = weight, .b = dout, .d = dpre, .pre_gelu = (void*)pre}, stream));

@@ -208,7 +208,7 @@ double played_seconds(const Options& o, const SleepingTimes& times, const Machin
         numbers.push_back(rank_of(first_of_stage(stage), mesh_shape(o)));
     StepPlayer player(machine, numbers);
     for (int stage = 0; stage < o.pp; stage++) {
-        Ledger book(sizeof(floatX));
+        Ledger book({sizeof(floatX)});
         Mesh mesh(mesh_shape(o), first_of_stage(stage));
         SleepingRank(mesh, o, times).record();
         player.add(book);

@@ -161,7 +161,7 @@ TEST_CASE("the rows that a switch adds to the tables are in every plan") {
         for (const MemoryClass& one : step.memory) f.memory[one.name] += (double)one.bytes;
         for (const ActivationRow& row : activation_table(o, w, stage))
             f.activations += (double)(row.stride() * row.instances(stage));
-        Ledger book(w.element_bytes, w.T, o.vocab_size);
+        Ledger book({w.element_bytes, p.machine.capability}, w.T, o.vocab_size);
         record_steps(o, w, {}, make_optimizer(Options(), 0), {.mesh = {.tp = 2}}, {}, {1});
         for (const LedgerEntry& entry : book.entries)
             if (book.sections[entry.section].work >= 0)
@@ -627,16 +627,16 @@ TEST_CASE("what is hidden of the messages of each kind can be told") {
 TEST_CASE("messages are told with the numbers that travel") {
     nlohmann::json layout =
         planned("--model gpt3-6.7B --machine h100 --gpus 32 --global-batch 512k --explain "
-                "--tp 2 --pp 2 --zero 1 --micro-batch 2")["layouts"][0];
+                "--tp 2 --tp-overlap 1 --pp 2 --zero 1 --micro-batch 2")["layouts"][0];
     // A block of GPT-3 has 12 matrices of 4096 x 4096, of which a tensor rank has half.
     double elements = 12.0 / 2 * 4096 * 4096, bytes[4] = {};
     for (auto& message : layout["messages"]) {
-        int i = message["what"] == "parameters of a block"     ? 0
-                : message["what"] == "gradients of a block"    ? 1
-                : message["what"] == "rows of a product"       ? 2
-                : message["what"] == "rows for the next stage" ? 3
-                                                               : -1;
-        REQUIRE(i >= 0);
+        int i = message["what"] == "parameters, all-gather"      ? 0
+                : message["what"] == "gradients, reduce-scatter" ? 1
+                : message["what"] == "activations, all-gather"   ? 2
+                : message["what"] == "pipeline, send"            ? 3
+                                                                 : -1;
+        if (i < 0) continue;
         bytes[i] = message["bytes"];
         CHECK(message["numbers"] == (i == 1 ? "fp32" : "bf16"));
     }

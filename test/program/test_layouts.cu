@@ -478,7 +478,7 @@ StepResult step_of(Gpt& g, const Case& c, int step, OptimizerKind kind = Optimiz
 
 // Bytes that this rank sends in a step for each purpose, by its ledger.
 static std::map<Traffic, double> bytes_by_ledger(const Gpt& g, const Place& a) {
-    Ledger book(sizeof(floatX), g.workload.T);
+    Ledger book({sizeof(floatX)}, g.workload.T);
     Layout layout = a.layout();
     layout.mesh = g.mesh.shape;
     record_steps(g.config, g.workload, g.state.settings(), make_optimizer(Options(), 0), layout,
@@ -509,7 +509,7 @@ TEST_CASE("bytes sent in a step are those of the formulas and of the ledger, as 
         Gpt g(config, workload_of(c, B, T), settings_of(c), mesh, a.layout());
         initialize(g.state, 5);
         {
-            Ledger book(sizeof(floatX), T);
+            Ledger book({sizeof(floatX)}, T);
             Mesh there(g.mesh.shape, g.mesh.position);
             Gpt imagined(config, g.workload, g.state.settings(), there, a.layout());
             CHECK(class_bytes(imagined.memory.classes()) == class_bytes(g.memory.classes()));

@@ -68,6 +68,7 @@ struct Case {
     bool fp8 = false;
     OptimizerKind optimizer = OptimizerKind::adamw;
     PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+    int capability = 90;  // the card's
 };
 
 using TrafficByLauncher = std::map<std::string, simt::Traffic>;
@@ -104,6 +105,7 @@ Counted counted(const Case& one, const Sizes& s, const World& world, int tp) {
         g.state.update(g.stats.data, make_optimizer(o, 0), 1.0f);
     };
     Counted counted;
+    attention_kernels = one.capability == 90 ? AttentionKernels::wgmma : AttentionKernels::mma;
     Mesh mesh = tp > 1 ? Mesh(world, layout.mesh, nullptr) : Mesh();
     {
         Gpt g(config, workload, settings, mesh, layout);
@@ -115,7 +117,7 @@ Counted counted(const Case& one, const Sizes& s, const World& world, int tp) {
         g.state.synchronize();
         counted.device = count.take();
     }
-    Ledger book(sizeof(floatX), s.T, config.vocab_size);
+    Ledger book({sizeof(floatX), one.capability}, s.T, config.vocab_size);
     Mesh imagined(layout.mesh, mesh.position);
     Gpt g(config, workload, settings, imagined, layout);
     book.forget();
@@ -176,7 +178,23 @@ TEST_CASE("a step reads and writes what launchers say" * doctest::test_suite("lo
          PipelineSchedule::zero_bubble},
         {"gpt in fp8", gpt, Recompute::none, {small}, true},
         {"yuan in fp8", yuan, Recompute::mlp, {small}, true},
-        {"parallel in fp8", parallel, Recompute::block, {small}, true}};
+        {"parallel in fp8", parallel, Recompute::block, {small}, true},
+        {"gpt with kernels of an A100",
+         gpt,
+         Recompute::none,
+         {large, small},
+         false,
+         OptimizerKind::adamw,
+         PipelineSchedule::one_f_one_b,
+         80},
+        {"llama with kernels of an A100",
+         llama,
+         Recompute::none,
+         {large},
+         false,
+         OptimizerKind::adamw,
+         PipelineSchedule::one_f_one_b,
+         80}};
     int number = 0;
     for (const Case& one : cases)  // the ranks share them
         if (number++ % test_world().size() == test_world().rank()) compare(one, test_world(), 1);
@@ -247,7 +265,7 @@ struct Step {
         Workload w = workload();
         ZeroSettings settings = {.keep_master = master};
         CHECK(memory_total(memory_classes(c, w, settings)) < 149e9);
-        Ledger book(w.element_bytes, T, c.vocab_size);
+        Ledger book({w.element_bytes}, T, c.vocab_size);
         Gpt g(c, w, settings);
         book.forget();
         zero_gradients(g);
@@ -323,7 +341,7 @@ TEST_CASE("a step is played as its launches say, whether passes are written down
     for (const Step& step : {gpt2_124m, llama3_8b, kept, made_again}) {
         CAPTURE(step.model);
         CAPTURE(step.fp8);
-        Ledger book(2, step.T, step.config().vocab_size);
+        Ledger book({2}, step.T, step.config().vocab_size);
         record_steps(
             step.config(), step.workload(), {.keep_master = step.master}, make_optimizer(Options(), 0),
             {.pipeline = {PipelineSchedule::one_f_one_b, 1, step.micro_batches}}, {}, {step.micro_batches});
