@@ -228,7 +228,7 @@ say_device:
 commands := $(if $(SANITIZE),$(BUILD),$(shared))/commands.o $(shared)/source_hash.o
 $(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(commands) $(objects)
 	$(link) $^ -o $@ $(libs)
-$(shared)/commands.o: data/commands/commands.cu $(shared)/command | $(BUILD)/found-build
+$(shared)/commands.o: data/commands/commands.cu $(shared)/command | $(BUILD)/found-build $(shared)/report_page.h
 	$(plain) -MMD -MP -c $< -o $@
 vpath commands.cu data/commands
 

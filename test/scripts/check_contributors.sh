@@ -15,7 +15,7 @@ cd "$work" || exit 1
 command -v mpirun >/dev/null || { plan 1; skip "no mpirun here" 1; exit; }
 
 # go_on RANKS RUN STEP    trains up to this step, and saves after each
-go_on() { RANKS_TIMEOUT=60 ranks "$1" "$reshard" table "$2" "$3" >>"$2.out" 2>&1; }
+go_on() { ranks "$1" "$reshard" table "$2" "$3" >>"$2.out" 2>&1; }
 
 # struck K RANK    the K-th call of this rank, in steps that make deltas and a new base
 struck() {

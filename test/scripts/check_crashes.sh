@@ -314,15 +314,15 @@ for n in 1 2; do
         trouble="leaves $(ls -x "$name/checkpoints")"
     fi
     steps=$(($(sed -nE 's/^stopped as asked after step ([0-9]+).*/\1/p' "$name.out") + 5))
-    RANKS_TIMEOUT=120 ranks "$n" "$cpu" "${tiny[@]}" "${endless[@]}" --steps $steps --run-dir "$name" --resume auto >>"$name.out" 2>&1
-    RANKS_TIMEOUT=120 ranks "$n" "$cpu" "${tiny[@]}" "${endless[@]}" --steps $steps --run-dir straight$n >straight$n.out 2>&1
+    ranks "$n" "$cpu" "${tiny[@]}" "${endless[@]}" --steps $steps --run-dir "$name" --resume auto >>"$name.out" 2>&1
+    ranks "$n" "$cpu" "${tiny[@]}" "${endless[@]}" --steps $steps --run-dir straight$n >straight$n.out 2>&1
     [ -n "$trouble" ] || agrees "$name" straight$n || trouble="goes on otherwise: $(<"$name.compared")"
     report "asked to stop while it saves, on $n ranks" "$trouble" "$name"
 done
 
 # Killed again and again, and resumed each time from what is there. A run that gets to its end is begun anew.
 long=(--zero 1 --steps 800 --save-every 4 --keep 2 --log-every 1)
-RANKS_TIMEOUT=120 ranks 4 "$cpu" "${tiny[@]}" "${long[@]}" --run-dir undisturbed >undisturbed.out 2>undisturbed.err ||
+ranks 4 "$cpu" "${tiny[@]}" "${long[@]}" --run-dir undisturbed >undisturbed.out 2>undisturbed.err ||
     echo "FAILED to run undisturbed"
 
 steps_log() { grep -o '"step":[0-9]*,"loss":[^,]*,"grad_norm":[^,]*' "$1/log.jsonl" 2>/dev/null; }
@@ -336,7 +336,7 @@ chain() { start_job chain 4 "$cpu" "${tiny[@]}" "${long[@]}" --resume auto; }
 # complete KILLS    clears a run that has come to its end; says so if it is not that of a run that was never killed
 complete() {
     [ "$code" = 0 ] && agrees chain undisturbed ||
-        { different=yes; echo "killed $1 times, a run ends otherwise: exit code $code: $(tail -1 chain.compared chain.err)"; }
+        { different=yes; echo "killed $1 times, a run ends otherwise: exit code $code: $(tail -qn 1 chain.compared chain.err)"; }
     rm -rf chain
 }
 different=
@@ -368,6 +368,6 @@ for ((i = 0; i < kills; )); do
     i=$((i + 1)) since_begun=$((since_begun + 1))
 done
 chain
-ended chain 120
+ended chain 300
 complete $since_begun
 if [ -z "$different" ]; then echo "ok runs that were killed come to the same end"; else echo "FAILED runs that were killed come to the same end"; fi

@@ -31,7 +31,7 @@ checks=$((2 * $(grep -c '[0-9]' <<<"$rows") + 15))
 plan $checks
 command -v mpirun >/dev/null || { skip "no mpirun here" $checks; exit; }
 cd "$work" || exit 1
-export OMP_NUM_THREADS=1 RANKS_TIMEOUT=120
+export OMP_NUM_THREADS=1
 
 "$program" tokenize "$text" --output text --val-fraction 0.2 >tokenize.out || echo "FAILED tokenize"
 # prompts of several lengths, one longer than the context, and two alike

@@ -34,7 +34,7 @@ restart=(--backoff 0.1 --grace 2)
 slow=(--throttle-link 0.005) # several ranks: some 20 ms a step, in which processors rest
 two=(--ranks 2 --launcher "$on_one_machine" "${restart[@]}")
 agrees() { "$compare" "$1" "$2" --bitwise; }
-RANKS_TIMEOUT=120 ranks 2 "$cpu" "${job[@]}" --run-dir plain >plain.out 2>&1 || echo "FAILED to run plain"
+ranks 2 "$cpu" "${job[@]}" --run-dir plain >plain.out 2>&1 || echo "FAILED to run plain"
 
 # ----------------------------------------------------------------------------------------------------------
 # refusals at once, in one line
@@ -130,7 +130,7 @@ check "a run that is done is done at once" eval 'launched orphan 30 && [ $code =
 
 printf 'alpha slots=2\nbeta slots=2\ngamma slots=2  # waits\n' >hosts
 four=(--launcher "$on_hosts" --check-timeout 30 "${restart[@]}")
-RANKS_TIMEOUT=120 ranks 4 "$cpu" "${job[@]}" --run-dir plain4 >plain4.out 2>&1 || echo "FAILED to run plain4"
+ranks 4 "$cpu" "${job[@]}" --run-dir plain4 >plain4.out 2>&1 || echo "FAILED to run plain4"
 
 launch spare --hosts hosts --ranks 4 --spares 1 "${four[@]}" -- "${job[@]}" "${slow[@]}"
 wait_for 60 is_past spare 30

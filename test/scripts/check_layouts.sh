@@ -30,7 +30,7 @@ train() {
     local name=$1 n=$2 program=$3 launch=()
     shift 3
     [ "$n" = 1 ] || launch=(ranks "$n")
-    RANKS_TIMEOUT=120 "${launch[@]}" "$program" train "${common[@]}" --run-dir "$name" "$@" >"$name.out" 2>&1 && return
+    "${launch[@]}" "$program" train "${common[@]}" --run-dir "$name" "$@" >"$name.out" 2>&1 && return
     tail -5 "$name.out"
     return 1
 }
@@ -83,7 +83,7 @@ if wanted ramp; then
         read -ra of_row <<<"$options"
         number=$((number + 1))
         mkdir "ramp$number" && cp -r ramp/* "ramp$number" && rm -r "ramp$number/checkpoints/step_00000010"
-        if RANKS_TIMEOUT=120 ranks 4 "$cpu" train --resume "ramp$number" "${of_row[@]}" >"ramp$number.out" 2>&1; then
+        if ranks 4 "$cpu" train --resume "ramp$number" "${of_row[@]}" >"ramp$number.out" 2>&1; then
             agree "a batch that rises, resumed on 4 $options" "ramp$number" ramp --losses 1e-6 --weights 1e-5
         else
             tail -3 "ramp$number.out"

@@ -33,7 +33,7 @@ train() {
     local name=$1 n=$2 launch=()
     shift 2
     [ "$n" = 1 ] || launch=(ranks "$n")
-    RANKS_TIMEOUT=120 "${launch[@]}" "$cpu" train --run-dir "$name" "$@" >"$name.out" 2>&1
+    "${launch[@]}" "$cpu" train --run-dir "$name" "$@" >"$name.out" 2>&1
 }
 
 # skipped NAME    the steps that it left out, and where it went back to

@@ -79,9 +79,8 @@ Step recorded_step(const std::string& path) {
     return lines.step();
 }
 
-// The names that NCCL's calls have.
-void add_call(StepOfLines& lines, int stream, const GroupCall& call) {
-    int ranks = call.group.ranks;
+// The names that NCCL's calls have. ranks: of the group, of which a message has two
+void add_call(StepOfLines& lines, int stream, const GroupCall& call, int ranks) {
     auto whole = (size_t)call.bytes, part = whole / (size_t)ranks;
     auto add = [&](const char* name, size_t bytes) {
         lines.add(stream, text("%s %zu %d", name, bytes, ranks));
@@ -110,7 +109,8 @@ Step ledger_step(const Options& o, int capability, int rank) {
     Layout layout = training_layout(o, 0);
     // Nothing is timed in these runs, and then only Hopper's products have GELU.
     Ledger book({2, capability, capability / 10 == 9}, w.T, o.vocab_size);
-    record_steps(o, w, zero_settings(o, 2), make_optimizer(o, 0), layout, position_of(rank, layout.mesh),
+    const MeshPosition position = position_of(rank, layout.mesh);
+    record_steps(o, w, zero_settings(o, 2), make_optimizer(o, 0), layout, position,
                  {micro_batches_of_rank(o, 0)});
     StepOfLines lines;
     std::map<const void*, int> streams;
@@ -132,7 +132,9 @@ Step ledger_step(const Options& o, int capability, int rank) {
         case LedgerEntry::call: {
             const GroupCall& call = entry.call_of;
             bool of_each = call.operation == (int)Operation::all_to_all;
-            add_call(lines, stream, call);
+            auto group = (size_t)call.group.number;
+            int ranks = group < mesh_groups.size() ? line_of(group, position, layout.mesh).ranks : 2;
+            add_call(lines, stream, call, ranks);
             count[stream] += of_each ? 2 * (size_t)(call.group.ranks - 1) : 1;
             break;
         }
