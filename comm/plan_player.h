@@ -171,7 +171,7 @@ inline std::vector<StepPlayer::Prepared> StepPlayer::prepared(const Ledger& book
         (entry.call_of.operation == (int)Operation::receive ? received : sent) +=
             entry.seconds > 0 ? entry.seconds : call_seconds(machine_, entry.call_of);
         one.piece.seconds = std::max(sent, received) - before;
-        one.piece.crosses = in_nodes(machine_, group).crosses_nodes(machine_);
+        one.piece.crosses = in_nodes(machine_, group).nodes > 1;
     }
     rank.streams.resize(streams.size()), rank.is_link.resize(streams.size());
     events = known_events.size();

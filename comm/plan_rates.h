@@ -7,9 +7,9 @@ attention, kernels that read and write, launches and calls.
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string_view>
 
-#include "comm/plan_task.h"          // RankGroup
 #include "data/base/error.h"         // fail
 #include "data/run/flight_record.h"  // Operation
 #include "kernels/cards.h"           // Machine
@@ -28,37 +28,61 @@ attention, kernels that read and write, launches and calls.
 // tree instead: as many bytes, and two steps for each level between nodes (Sanders, Speck and Traff,
 // "Two-Tree Algorithms for Full Bandwidth Broadcast, Reduction and Scan", 2009).
 
+// The ranks of a group in nodes, which are filled in the order of ranks. Pairs of ranks of two stages are
+// where they are: if one of those side by side crosses nodes, the others wait for it. Where other groups do
+// not divide the places of nodes, some begin within a node and end within another: the fewest ranks that any
+// of them has in a node, and the most nodes that any is in.
+struct InNodes {
+    int in_node, nodes;
+};
+
+inline InNodes in_nodes(const Machine& machine, const GroupOfRanks& group) {
+    if (int pairs = group.side_by_side; pairs > 0) {
+        int from = group.first - group.first % pairs;
+        bool crosses = false;
+        for (int rank = from; rank < from + std::min(pairs, machine.node); rank++)
+            crosses |= rank / machine.node != (rank + group.stride) / machine.node;
+        return crosses ? InNodes{1, 2} : InNodes{2, 1};
+    }
+    int ranks = group.ranks, places = std::max(machine.node / group.stride, 1),
+        aligned = std::gcd(ranks, places), fewest = std::min(places, ranks);
+    for (int begin = 0; begin < places; begin += aligned) {
+        int first = std::min(places - begin, ranks), last = (ranks - first) % places;
+        fewest = std::min({fewest, first, last > 0 ? last : places});
+    }
+    return {fewest, 1 + ceil_div(ranks - aligned, places)};
+}
+
 // Bytes per second in one direction that each rank of the group has.
-inline double group_rate(const Machine& machine, const RankGroup& group) {
-    if (!group.crosses_nodes(machine)) return machine.node_bandwidth;
-    return std::min(machine.node_bandwidth, group.in_node(machine) * machine.network);
+inline double group_rate(const Machine& machine, const GroupOfRanks& group) {
+    auto [in_node, nodes] = in_nodes(machine, group);
+    return nodes == 1 ? machine.node_bandwidth : std::min(machine.node_bandwidth, in_node * machine.network);
 }
 
 // An all-gather or a reduce-scatter of `bytes`, the parts of all ranks together.
-inline double gather_seconds(const Machine& machine, const RankGroup& group, double bytes) {
+inline double gather_seconds(const Machine& machine, const GroupOfRanks& group, double bytes) {
     if (group.ranks == 1) return 0;
-    int steps = group.ranks - 1, to_nodes = group.crosses_nodes(machine) ? group.nodes(machine) : 0;
-    to_nodes = std::min(to_nodes, steps);
+    int steps = group.ranks - 1, nodes = in_nodes(machine, group).nodes,
+        to_nodes = nodes == 1 ? 0 : std::min(nodes, steps);
     double latency = to_nodes * machine.network_latency + (steps - to_nodes) * machine.link_latency;
     return latency + bytes * (group.ranks - 1) / group.ranks / group_rate(machine, group);
 }
 
 // An all-reduce of `bytes` on each rank.
-inline double sum_seconds(const Machine& machine, const RankGroup& group, double bytes) {
+inline double sum_seconds(const Machine& machine, const GroupOfRanks& group, double bytes) {
     if (group.ranks == 1) return 0;
     double ring = 2 * gather_seconds(machine, group, bytes);
-    double levels = std::ceil(std::log2(group.nodes(machine)));
-    double tree =
-        2 * (levels * machine.network_latency + (group.in_node(machine) - 1) * machine.link_latency +
-             bytes / group_rate(machine, group));
+    auto [in_node, nodes] = in_nodes(machine, group);
+    double tree = 2 * (std::ceil(std::log2(nodes)) * machine.network_latency +
+                       (in_node - 1) * machine.link_latency + bytes / group_rate(machine, group));
     return std::min(ring, tree);
 }
 
 // Each rank sends a part of `bytes` straight to each other one, those to other nodes all by its own network.
-inline double exchange_seconds(const Machine& machine, const RankGroup& group, double bytes) {
+inline double exchange_seconds(const Machine& machine, const GroupOfRanks& group, double bytes) {
     if (group.ranks == 1) return 0;
-    int near = (group.crosses_nodes(machine) ? group.in_node(machine) : group.ranks) - 1,
-        far = group.ranks - 1 - near;
+    auto [in_node, nodes] = in_nodes(machine, group);
+    int near = (nodes == 1 ? group.ranks : in_node) - 1, far = group.ranks - 1 - near;
     double part = bytes / group.ranks;
     return near * machine.link_latency + (far > 0 ? machine.network_latency : 0) +
            std::max(near * part / machine.node_bandwidth, far * part / machine.network);
@@ -202,20 +226,9 @@ inline double bytes_of_rank(const GroupCall& call) {
     }
 }
 
-// Groups fill nodes one behind another. Pairs of ranks of two stages are where they are: if one of those side
-// by side crosses nodes, the others wait for it.
-inline RankGroup in_nodes(const Machine& machine, const GroupOfRanks& group) {
-    if (group.side_by_side == 0) return {group.ranks, group.stride};
-    int from = group.first - group.first % group.side_by_side;
-    bool crosses = false;
-    for (int rank = from; rank < from + std::min(group.side_by_side, machine.node); rank++)
-        crosses |= rank / machine.node != (rank + group.stride) / machine.node;
-    return {group.ranks, crosses ? machine.node : 1};
-}
-
 // Seconds of a call, but for its latency if it begins together with another.
 inline double call_seconds(const Machine& machine, const GroupCall& call) {
-    RankGroup group = in_nodes(machine, call.group);
+    const GroupOfRanks& group = call.group;
     if (call.joins) {
         GroupCall alone = call, nothing = call;
         alone.joins = nothing.joins = false, nothing.bytes = 0;
@@ -231,7 +244,7 @@ inline double call_seconds(const Machine& machine, const GroupCall& call) {
         return exchange_seconds(machine, group, call.bytes);
     case Operation::send:
     case Operation::receive:
-        return message_seconds(machine, !group.crosses_nodes(machine), call.bytes);
+        return message_seconds(machine, in_nodes(machine, group).nodes == 1, call.bytes);
     default:
         fail("plan: a call of kind %d has no price; see call_seconds", call.operation);
     }

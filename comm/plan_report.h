@@ -107,10 +107,13 @@ inline std::vector<std::string> plan_warnings(const Planner& planner, const Mach
         warnings.push_back(
             text("memory is within 3%% of the %s available; other programs may not fit on the device",
                  size_text(planner.available()).c_str()));
-    const PerAxis ranks = mesh_shape(planner.options_of(cut));
-    if (group_along(Axis::tensor, ranks).crosses_nodes(machine) && cut.ranks() > machine.node)
+    const MeshShape shape = mesh_shape(planner.options_of(cut));
+    auto crosses_nodes = [&](MeshGroup group) {
+        return in_nodes(machine, line_of((size_t)group, {}, shape)).nodes > 1;
+    };
+    if (crosses_nodes(MeshGroup::tensor) && cut.ranks() > machine.node)
         warnings.push_back(text("tensor groups of %d cross nodes of %d devices", cut.tp, machine.node));
-    if (cut.zero >= 2 && group_along(Axis::shard, ranks).crosses_nodes(machine))
+    if (cut.zero >= 2 && crosses_nodes(MeshGroup::shard))
         warnings.push_back(text("shard groups of %d cross nodes, and --zero %d sends over them for every "
                                 "micro-batch",
                                 cut.shard_group, cut.zero));
@@ -291,7 +294,7 @@ inline nlohmann::ordered_json layout_to_json(Planner& planner, const PlanLine& l
         json["messages"].push_back({{"what", name_of(one.call)},
                                     {"numbers", numbers_of(one.call)},
                                     {"ranks", one.call.group.ranks},
-                                    {"nodes", in_nodes(machine, one.call.group).nodes(machine)},
+                                    {"nodes", in_nodes(machine, one.call.group).nodes},
                                     {"bytes", one.call.bytes},
                                     {"seconds", one.seconds}});
     }
@@ -431,11 +434,10 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
                                 cut.pp > 1 ? " of the stage that takes most" : ""));
     const char* head = "messages";
     for (const PlannedMessage& one : planner.messages(cut)) {
-        const RankGroup group = in_nodes(machine, one.call.group);
-        int nodes = group.crosses_nodes(machine) ? group.nodes(machine) : 1;
+        int nodes = in_nodes(machine, one.call.group).nodes;
         say(head, text("%s: %s of %s in %.3g ms, between %d ranks %s", name_of(one.call).c_str(),
                        size_text((size_t)one.call.bytes).c_str(), numbers_of(one.call), 1e3 * one.seconds,
-                       group.ranks, nodes == 1 ? "of a node" : text("in %d nodes", nodes).c_str()));
+                       one.call.group.ranks, nodes == 1 ? "of a node" : text("in %d nodes", nodes).c_str()));
         head = "";
     }
     if (BytesSent sent = planner.sent(cut); sent.all() > 0)

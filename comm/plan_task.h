@@ -4,52 +4,14 @@ and the parts of a step's time.
 */
 #pragma once
 
-#include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include "kernels/cards.h"           // Machine
 #include "comm/memory.h"             // MemoryClass
-#include "comm/mesh_shape.h"         // AxisSet, PerAxis
 #include "comm/pipeline_schedule.h"  // PipelineSchedule
 #include "comm/zero_arrays.h"        // Overlap
 #include "data/options/options.h"    // Options, Exposed
 #include "kernels/ledger.h"          // GroupCall
-
-// A group of ranks whose numbers are `stride` apart.
-struct RankGroup {
-    int ranks = 1, stride = 1;
-
-    // Groups side by side fill the places of nodes one behind another, and where these do not divide, some
-    // groups begin within a node and end within another: the fewest ranks that any of them has in a node, and
-    // the most nodes that any is in.
-    int in_node(const Machine& machine) const {
-        int places = places_of(machine), fewest = std::min(places, ranks);
-        for (int begin = 0; begin < places; begin += std::gcd(ranks, places)) {
-            int first = std::min(places - begin, ranks), last = (ranks - first) % places;
-            fewest = std::min({fewest, first, last > 0 ? last : places});
-        }
-        return fewest;
-    }
-    int nodes(const Machine& machine) const {
-        int places = places_of(machine), aligned = std::gcd(ranks, places);
-        return 1 + ceil_div(ranks - aligned, places);
-    }
-    bool crosses_nodes(const Machine& machine) const { return ranks > 1 && nodes(machine) > 1; }
-
-private:
-    int places_of(const Machine& machine) const { return std::max(machine.node / stride, 1); }
-};
-
-// Those that differ along these axes, which follow each other.
-inline RankGroup group_along(AxisSet axes, const PerAxis& sizes) {
-    RankGroup group = {size_along(axes, sizes), 1};
-    for (Axis axis : every_axis) {
-        if (axes.has(axis)) break;
-        group.stride *= sizes[axis];
-    }
-    return group;
-}
 
 // Those options with the cut of a run of one rank, which each way to cut it begins with.
 inline Cut on_one_rank(Cut cut) {

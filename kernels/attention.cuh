@@ -123,21 +123,26 @@ inline LaunchCost attention_forward_cost(const floatX* out, const float* lse, co
 inline std::vector<LaunchCost> attention_backward_costs(const floatX* dqkv, const float* scratch,
                                                         const floatX* dout, const float* lse,
                                                         const AttentionShape& s, const float* dbias) {
-    constexpr int tile = 128;
-    const bool mma = ledger->card.capability > 0 && !(ledger->card.has_wgmma() && hopper_attention_fits(s));
-    int width = s.HS;
-    if (mma) with_head_width(s.HS, [&](int of_tiles) { width = of_tiles; });
-    double padded = round_up(s.Tq, tile), out = array_bytes(dout, s.B, s.Tq, s.out_row()),
+    // tiles; on cards with little shared memory they are smaller
+    const int keys = s.HS <= 128 ? 128 : 64, queries = s.HS <= 64 ? 128 : s.HS <= 192 ? 64 : 32;
+    const bool wgmma = ledger->card.has_wgmma() && hopper_attention_fits(s),
+               mma = !wgmma && ledger->card.capability > 0;
+    int width = 0;
+    auto take = [&](int of_tiles) { width = of_tiles; };
+    wgmma ? with_hopper_width(s.HS, take) : with_head_width(s.HS, take);
+    double summed = round_up(s.Tq, queries), out = array_bytes(dout, s.B, s.Tq, s.out_row()),
            whole = array_bytes(dqkv, s.B, s.Tk, s.qkv_row()),
-           statistics = array_bytes(scratch, s.B, 2.0 * s.NH + 1, padded),
-           sums_of_row = array_bytes(scratch, s.B, s.NH * width), sums = (padded - tile) * sums_of_row,
+           statistics =
+               array_bytes(scratch, s.B, 2.0 * s.NH + 1, round_up(s.Tq, BackwardScratchSize::padding)),
+           sums_of_row = array_bytes(scratch, s.B, s.NH * width),
+           sums = std::max(summed - keys, 0.0) * sums_of_row,
            partials = dbias ? array_bytes(scratch, s.B, ceil_div(s.Tk, 16), s.qkv_row()) : 0;
     std::vector<LaunchCost> costs = {
         {.read = 2 * out + array_bytes(lse, s.B, s.NH, s.Tq), .written = statistics},
         {.read = whole + out + statistics + sums,
-         .written = mma ? whole - out + padded * sums_of_row : whole + sums + partials,
+         .written = mma ? whole - out + summed * sums_of_row : whole + sums + partials,
          .attention = attention_work(s, 5, false)}};
-    if (mma) costs.push_back({.read = s.Tq * sums_of_row, .written = out});
+    if (mma) costs.push_back({.read = array_bytes(scratch, s.B, s.Tq, s.out_row()), .written = out});
     double bias = array_bytes(dbias, s.qkv_row());
     if (dbias && !mma) costs.push_back({.read = partials + bias, .written = bias});
     if (dbias && mma) costs.push_back(column_sums_cost(dbias, scratch, dqkv, s.B * s.Tk, s.qkv_row()));

@@ -252,7 +252,7 @@ inline void classifier(floatX* logits /* (N, Vp) */, float* losses /* (N) */, co
                        const VocabParts& vocab = {}) {
     ON_DEVICE(
         stream,
-        (LaunchCost{.read = array_bytes(logits, N, Vp) + array_bytes(targets, N) +
+        (LaunchCost{.read = array_bytes(logits, N, V) + array_bytes(targets, N) +
                             array_bytes(vocab.parts, vocab.ranks, N, classifier_part_floats),
                     .written = (want_gradient ? array_bytes(logits, N, Vp) : 0) + array_bytes(losses, N)}),
         classifier_cpu(logits, losses, targets, dloss, N, V, Vp, want_gradient, vocab),
@@ -268,7 +268,7 @@ inline void classifier_part(float* part /* (N, 3) */, const floatX* logits /* (N
                             const int* targets /* (N) */, int first_token, int N, int V, int Vp,
                             cudaStream_t stream) {
     ON_DEVICE(stream,
-              (LaunchCost{.read = array_bytes(logits, N, Vp) + array_bytes(targets, N),
+              (LaunchCost{.read = array_bytes(logits, N, V) + array_bytes(targets, N),
                           .written = array_bytes(part, N, classifier_part_floats)}),
               classifier_part_cpu(part, logits, targets, first_token, N, V, Vp),
               with_vec_width<floatX>(Vp, [=](auto width) {

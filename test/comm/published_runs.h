@@ -99,6 +99,7 @@ inline Machine machine_of_program(Machine machine, const Options& o, const Publi
             bool of_rows = launcher == "residual_norm_forward" || launcher == "norm_backward";
             if (of_rows && run.rows_on_all_ranks) seconds += (o.tp - 1) * time.streams;
             attention += time.attention;
+            if (launcher.starts_with("attention_")) seconds -= time.streams;  // which those do not have
         }
         rate *= attention / seconds;
     };
@@ -137,7 +138,8 @@ inline double predicted_seconds(const PublishedRun& run, const Publication& publ
         double gradients = 4.0 * ((double)of_program.parameters(cut).unit_size(0) +
                                   ceil_div(run.line.options.layers, cut.pp) *
                                       (double)of_program.parameters(cut).unit_size(1));
-        best = std::min(best, step.seconds + sum_seconds(machine, {cut.dp, cut.tp}, gradients));
+        best = std::min(best,
+                        step.seconds + sum_seconds(machine, {.stride = cut.tp, .ranks = cut.dp}, gradients));
     }
     return best;
 }

@@ -249,32 +249,36 @@ TEST_CASE("ranks that wait for each other for ever are named") {
 TEST_CASE("messages take what rings, trees and nodes let them") {
     Machine m = find_machine("h100");
     m.node_bandwidth = 400e9, m.network = 50e9, m.link_latency = 1e-6, m.network_latency = 1e-5;
+    auto group = [](int ranks, int stride) { return GroupOfRanks{.stride = stride, .ranks = ranks}; };
     double bytes = 8e9;
-    CHECK(gather_seconds(m, {1, 1}, bytes) == 0);
-    CHECK(gather_seconds(m, {8, 1}, bytes) == doctest::Approx(7.0 / 8 * bytes / 400e9 + 7e-6));
+    CHECK(gather_seconds(m, group(1, 1), bytes) == 0);
+    CHECK(gather_seconds(m, group(8, 1), bytes) == doctest::Approx(7.0 / 8 * bytes / 400e9 + 7e-6));
     // One rank of each node has one card's network, and eight of them have that of eight.
-    CHECK(gather_seconds(m, {8, 8}, bytes) == doctest::Approx(7.0 / 8 * bytes / 50e9 + 7e-5).epsilon(1e-9));
-    CHECK(gather_seconds(m, {64, 1}, bytes) == doctest::Approx(63.0 / 64 * bytes / 400e9 + 8e-5 + 55e-6));
-    CHECK(RankGroup{8, 2}.in_node(m) == 4);
-    CHECK(RankGroup{8, 2}.nodes(m) == 2);
-    CHECK(!RankGroup{2, 4}.crosses_nodes(m));
-    CHECK(RankGroup{2, 8}.crosses_nodes(m));
-    CHECK(RankGroup{16, 1}.in_node(m) == 8);
+    CHECK(gather_seconds(m, group(8, 8), bytes) ==
+          doctest::Approx(7.0 / 8 * bytes / 50e9 + 7e-5).epsilon(1e-9));
+    CHECK(gather_seconds(m, group(64, 1), bytes) ==
+          doctest::Approx(63.0 / 64 * bytes / 400e9 + 8e-5 + 55e-6));
+    CHECK(in_nodes(m, group(8, 2)).in_node == 4);
+    CHECK(in_nodes(m, group(8, 2)).nodes == 2);
+    CHECK(in_nodes(m, group(2, 4)).nodes == 1);
+    CHECK(in_nodes(m, group(2, 8)).nodes == 2);
+    CHECK(in_nodes(m, group(16, 1)).in_node == 8);
     // 0 ... 5, 6 ... 11 and so on: two of the second are in the first node.
-    CHECK(RankGroup{6, 1}.in_node(m) == 2);
-    CHECK(RankGroup{6, 1}.nodes(m) == 2);
-    CHECK(RankGroup{3, 2}.in_node(m) == 1);
-    CHECK(RankGroup{12, 1}.in_node(m) == 4);
-    CHECK(RankGroup{10, 1}.nodes(m) == 2);
-    CHECK(RankGroup{11, 1}.nodes(m) == 3);
+    CHECK(in_nodes(m, group(6, 1)).in_node == 2);
+    CHECK(in_nodes(m, group(6, 1)).nodes == 2);
+    CHECK(in_nodes(m, group(3, 2)).in_node == 1);
+    CHECK(in_nodes(m, group(12, 1)).in_node == 4);
+    CHECK(in_nodes(m, group(10, 1)).nodes == 2);
+    CHECK(in_nodes(m, group(11, 1)).nodes == 3);
     // Small sums go by trees, large ones by rings.
-    CHECK(sum_seconds(m, {1024, 8}, 16) < 100 * m.network_latency);
-    CHECK(sum_seconds(m, {2, 8}, bytes) == doctest::Approx(bytes / 50e9 + 2e-5).epsilon(1e-9));
+    CHECK(sum_seconds(m, group(1024, 8), 16) < 100 * m.network_latency);
+    CHECK(sum_seconds(m, group(2, 8), bytes) == doctest::Approx(bytes / 50e9 + 2e-5).epsilon(1e-9));
     // What goes straight from rank to rank has one card's network, and the links of its node besides.
-    CHECK(exchange_seconds(m, {1, 1}, bytes) == 0);
-    CHECK(exchange_seconds(m, {8, 1}, bytes) == doctest::Approx(7.0 / 8 * bytes / 400e9 + 7e-6));
-    CHECK(exchange_seconds(m, {8, 8}, bytes) == doctest::Approx(7.0 / 8 * bytes / 50e9 + 1e-5).epsilon(1e-9));
-    CHECK(exchange_seconds(m, {64, 1}, bytes) == doctest::Approx(56.0 / 64 * bytes / 50e9 + 17e-6));
+    CHECK(exchange_seconds(m, group(1, 1), bytes) == 0);
+    CHECK(exchange_seconds(m, group(8, 1), bytes) == doctest::Approx(7.0 / 8 * bytes / 400e9 + 7e-6));
+    CHECK(exchange_seconds(m, group(8, 8), bytes) ==
+          doctest::Approx(7.0 / 8 * bytes / 50e9 + 1e-5).epsilon(1e-9));
+    CHECK(exchange_seconds(m, group(64, 1), bytes) == doctest::Approx(56.0 / 64 * bytes / 50e9 + 17e-6));
 }
 
 TEST_CASE("what a layer takes is in the passes, with what tensor ranks wait for") {

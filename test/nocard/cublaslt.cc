@@ -305,7 +305,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
     product.splits = algorithms()[row].splits;
     if (product.splits > 1) product.workspace = (float*)workspace;
     report_work("products");
-    record_kernel(stream);
+    record_kernel(stream,
+                  text(" %lu x %lu x %lu%s%s", product.n, product.m, product.k,
+                       is_fp8(problem.a.type) ? " fp8" : "", has_aux(product.epilogue) ? " gelu" : ""));
     bool given = enqueue(stream, product_operation(product, algorithms()[row].share)) == cudaSuccess;
     return given ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -39,8 +39,10 @@ KernelFacts facts(const PtxModule& module, const std::string& kernel) {
     return facts;
 }
 
-void run_grid(const GridCall& call) {
-    ptx::GridRun(call, call.module->kernel(call.kernel), call.seed).run();
+TouchedBytes run_grid(const GridCall& call) {
+    ptx::GridRun run(call, call.module->kernel(call.kernel), call.seed);
+    run.run();
+    return run.touched();
 }
 
 }  // namespace nocard

@@ -79,10 +79,17 @@ struct GridCall {
     CardLimits card;
     uint64_t seed =
         0;  // draws what a card leaves open: orders of blocks and warps, when copies and products happen
+    bool counts = false;
+};
+
+// Bytes of global memory that a grid touches, each once.
+struct TouchedBytes {
+    size_t read = 0, written = 0;
 };
 
 // Runs the grid to its end on the calling thread. Throws a Fault; memory is then as the kernel left it.
-void run_grid(const GridCall&);
+// Returns zeros where the call does not ask for counts.
+TouchedBytes run_grid(const GridCall&);
 
 // ----------------------------------------------------------------------------
 // memory, as the runtime half knows it

@@ -211,15 +211,17 @@ cudaError_t launch(const char* call, const void* function, dim3 grid, dim3 block
     grid_call.dynamic_shared = shared;
     grid_call.card = limits();
     report_launch(short_name(grid_call.kernel));
-    record_kernel(stream);
+    const RecordedPlace place = record_kernel(stream);
+    grid_call.counts = place.lines > 0;
 
     Operation operation;
     operation.call = short_name(grid_call.kernel);
     operation.touched = pointed_to(grid_call.parameters);
-    operation.begin = [grid_call]() -> Advance {
-        return [grid_call, seed = next_seed()]() mutable {
+    operation.begin = [grid_call, place]() -> Advance {
+        return [grid_call, place, seed = next_seed()]() mutable {
             grid_call.seed = seed;
-            run_grid(grid_call);
+            TouchedBytes touched = run_grid(grid_call);
+            if (grid_call.counts) record_touched(place, touched.read, touched.written);
             return true;
         };
     };

@@ -58,6 +58,8 @@ public:
         }
     }
 
+    TouchedBytes touched() const { return {grid_.touched.count(false), grid_.touched.count(true)}; }
+
 private:
     // ------------------------------------------------------------------------
     // a card refuses these

@@ -3,9 +3,11 @@ The machine: a grid's blocks, their warps, registers, shared memory and barriers
 */
 #pragma once
 
+#include <bitset>
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <random>
 #include <unordered_map>
 
@@ -202,6 +204,23 @@ struct Block {
 
 struct GlobalShadow;
 
+// The bytes of global memory that are touched, as bits.
+class TouchedMemory {
+public:
+    void note(uint64_t address, uint32_t bytes, bool writes) {
+        for (uint64_t at = address; at < address + bytes; at++) pages_[{at / page, writes}].set(at % page);
+    }
+    size_t count(bool writes) const {
+        size_t count = 0;
+        for (auto& [key, bits] : pages_) count += key.second == writes ? bits.count() : 0;
+        return count;
+    }
+
+private:
+    static constexpr size_t page = 4096;
+    std::map<std::pair<uint64_t, bool>, std::bitset<page>> pages_;
+};
+
 struct Grid {
     const GridCall* call = nullptr;
     const Kernel* kernel = nullptr;
@@ -214,6 +233,7 @@ struct Grid {
     std::vector<Allocation> allocations;  // the last one that each instruction touched
     std::map<uint64_t, View> published;   // by strong writes to global memory
     std::unique_ptr<GlobalShadow> global;
+    TouchedMemory touched;  // if the call counts
 
     uint64_t draw(uint64_t below) { return random() % below; }
 };

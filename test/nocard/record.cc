@@ -88,8 +88,12 @@ private:
 void record(cudaStream_t stream, const std::string& what) {
     Record::record().add(stream, what);
 }
-void record_kernel(cudaStream_t stream) {
-    Record::record().add(stream, "kernel " + (ranges.empty() ? "-" : ranges[0]));
+RecordedPlace record_kernel(cudaStream_t stream, const std::string& product) {
+    Record::record().add(stream, "kernel " + (ranges.empty() ? "-" : ranges[0]) + product);
+    return recorded_place(stream);
+}
+void record_touched(const RecordedPlace& kernel, size_t read, size_t written) {
+    Record::record().add(kernel.stream, text("touched %zu %zu %zu", kernel.lines, read, written), false);
 }
 void record_outside_of_launchers(cudaStream_t stream, const std::string& what) {
     if (ranges.empty()) Record::record().add(stream, what);

@@ -141,7 +141,7 @@ L
     checked_defect 'fence.proxy.async.shared::cta;' '' 'no fence.proxy.async since'
 }
 
-nocard_soak_checks=126
+nocard_soak_checks=132
 # The others: a card of Ampere, every recomputation and optimizer, shapes of other models, schedules. The program's own test of
 # a card is for cards: its products and its memory are too large here.
 nocard_soak() {
@@ -190,6 +190,9 @@ nocard_soak() {
 2 --recompute none --tp 2 --block parallel --qk-norm on --kv-heads 1
 4 --recompute none --tp 2 --pp 2
 4 --recompute mlp --tp 2 --zero 1 --optimizer muon
+1 --recompute none --context 320 --channels 192 --global-batch 640
+1 --recompute block --context 320 --channels 80 --global-batch 640 --window 100 --bias on --mlp gelu --norm layernorm
+1 --recompute none --context 160 --channels 384 --kv-heads 1 --global-batch 640
 L
     done
     unset NOCARD

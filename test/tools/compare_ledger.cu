@@ -1,8 +1,9 @@
 /*
 Compares a step by the ledger of a rank (kernels/ledger.h) with what the program, as nvcc makes it, gave to
-streams (NOCARD_RECORD, test/nocard/record.h): the same kernels, fills, copies and calls of NCCL with their
-bytes, on each stream in the same order, and the same waits between streams. Single numbers are left out, and
-what goes to and from the host.
+streams (NOCARD_RECORD, test/nocard/record.h): the same kernels, products with their shapes, fills, copies and
+calls of NCCL with their bytes, on each stream in the same order, and the same waits between streams; and by
+launcher the bytes of memory that kernels read and write, within 2%, as the interpreter of PTX counted them.
+Single numbers are left out, and what goes to and from the host.
 
     compare_ledger RECORD CAPABILITY RANK RANKS OPTIONS...
 
@@ -20,7 +21,15 @@ namespace {
 
 // What a stream does, in the order in which it does it.
 using Lines = std::vector<std::string>;
-using Step = std::vector<Lines>;
+
+struct Bytes {
+    double read = 0, written = 0;
+    int launches = 0;
+};
+struct Step {
+    std::vector<Lines> streams = {};
+    std::map<std::string, Bytes> touched = {};  // by kernels of a launcher
+};
 
 // Lines of both sides become those of the second step: from one clip_scale to the next. Streams are numbered
 // in the order in which they come, and places on them are counted from there.
@@ -34,6 +43,7 @@ public:
             if (steps_ == 0) before_[stream] = line;
             return;
         }
+        if (what.starts_with("kernel ")) kernels_[{stream, line}] = what.substr(strlen("kernel "));
         at(stream).push_back(what);
     }
     // Until the other stream has done so many lines. Waits for what was before the step are left out.
@@ -41,19 +51,27 @@ public:
         if (steps_ == 1 && lines > before_[other])
             at(stream).push_back(text("wait %d %zu", number(other), lines - before_[other]));
     }
+    // The kernel that a launcher gave as that line of a stream, or as its last one.
+    void touch(int stream, size_t line, double read, double written) {
+        auto kernel = kernels_.find({stream, line ? line : lines_[stream]});
+        if (kernel == kernels_.end()) return;
+        Bytes& bytes = step_.touched[kernel->second];
+        bytes.read += read, bytes.written += written, bytes.launches++;
+    }
     const Step& step() const { return step_; }
 
 private:
     int number(int stream) { return numbers_.try_emplace(stream, (int)numbers_.size()).first->second; }
     Lines& at(int stream) {
         size_t place = (size_t)number(stream);
-        if (step_.size() <= place) step_.resize(place + 1);
-        return step_[place];
+        if (step_.streams.size() <= place) step_.streams.resize(place + 1);
+        return step_.streams[place];
     }
 
     int steps_ = 0;
     std::map<int, int> numbers_;
     std::map<int, size_t> lines_, before_;
+    std::map<std::pair<int, size_t>, std::string> kernels_;
     Step step_;
 };
 
@@ -72,6 +90,10 @@ Step recorded_step(const std::string& path) {
             size_t place;
             std::istringstream(rest) >> other >> place;
             lines.wait(stream, other, place);
+        } else if (what == "touched") {
+            size_t at, read, written;
+            std::istringstream(rest) >> at >> read >> written;
+            lines.touch(stream, at, (double)read, (double)written);
         } else {
             lines.add(stream, what + " " + rest);
         }
@@ -126,7 +148,14 @@ Step ledger_step(const Options& o, int capability, int rank) {
             std::string what = entry.launcher
                                    ? text("kernel %s", entry.launcher)
                                    : text("%s %.0f", cost.read > 0 ? "copy" : "fill", cost.written);
-            for (int i = 0; i < cost.launches; i++) add(stream, what);
+            if (const ProductShape& p = cost.product; p.sums > 0)
+                what += text(" %.0f x %.0f x %.0f%s%s", p.rows, p.columns, p.sums, p.fp8 ? " fp8" : "",
+                             p.gelu ? " gelu" : "");
+            for (int i = 0; i < cost.launches; i++) {
+                add(stream, what);
+                if (cost.product.sums == 0)
+                    lines.touch(stream, 0, cost.read / cost.launches, cost.written / cost.launches);
+            }
             break;
         }
         case LedgerEntry::call: {
@@ -152,7 +181,26 @@ Step ledger_step(const Options& o, int capability, int rank) {
     return lines.step();
 }
 
-int compare(const Step& record, const Step& ledger) {
+bool same_bytes(const Step& step, const Step& by_ledger) {
+    constexpr double within = 0.02, single_numbers = 512;  // bytes of a launch
+    bool same = true;
+    for (auto& [launcher, was] : step.touched) {
+        if (launcher.starts_with("embedding_")) continue;  // a ledger has tokens that are all different
+        auto found = by_ledger.touched.find(launcher);
+        const Bytes says = found == by_ledger.touched.end() ? Bytes() : found->second;
+        auto close = [&](double bytes, double want) {
+            return std::abs(bytes - want) <= within * want + single_numbers * was.launches;
+        };
+        if (close(says.read, was.read) && close(says.written, was.written)) continue;
+        printf("%s, %d kernels: read %.0f bytes and wrote %.0f; its ledger has %.0f and %.0f\n",
+               launcher.c_str(), was.launches, was.read, was.written, says.read, says.written);
+        same = false;
+    }
+    return same;
+}
+
+int compare(const Step& record_step, const Step& ledger_step) {
+    const std::vector<Lines>&record = record_step.streams, &ledger = ledger_step.streams;
     size_t all = 0;
     for (size_t stream = 0; stream < std::max(record.size(), ledger.size()); stream++) {
         const Lines none, &a = stream < record.size() ? record[stream] : none,
@@ -168,8 +216,9 @@ int compare(const Step& record, const Step& ledger) {
             return 1;
         }
     }
-    printf("%zu streams with %zu pieces of work are alike\n", record.size(), all);
-    return 0;
+    printf("%zu streams with %zu pieces of work are alike, and kernels of %zu launchers\n", record.size(),
+           all, record_step.touched.size());
+    return same_bytes(record_step, ledger_step) ? 0 : 1;
 }
 
 }  // namespace
