@@ -869,7 +869,7 @@ TEST_CASE("published step times are predicted, but for a factor of each publicat
 }
 
 TEST_CASE("absurd sizes are planned or refused, soon" * doctest::test_suite("long")) {
-    for (const char* line : {"--model gpt3-175B --machine h100 --gpus 1048576 --global-batch 256M",
+    for (const char* line : {"--model gpt3-175B --machine h100 --gpus 1048576 --global-batch 256M --tp 8",
                              "--model gpt2-124M --machine h100 --gpus 1 --global-batch 900G",
                              "--model gpt2-124M --machine h100 --gpus 64 --global-batch 8M --layers 1500",
                              "--model tiny --machine cpu --gpus 3 --global-batch 256"}) {

@@ -34,7 +34,7 @@ ended() {
     return $late
 }
 job_is_over() { ! kill -0 "$job" 2>/dev/null; }
-nothing_left() { wait_for 2 has_ranks "$1" 0 && [ -z "$(launcher_pid "$1")" ]; }
+nothing_left() { wait_for 20 has_ranks "$1" 0 && [ -z "$(launcher_pid "$1")" ]; }
 one_line() { [ "$(grep -c '^train_gpt: ' "$1.err")" = 1 ]; }
 
 # start_stopped PHASE RANK NAME RANKS COMMAND...    starts a job, of which this rank stops (SIGSTOP) in the named phase: start
