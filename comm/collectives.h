@@ -363,14 +363,15 @@ private:
         nccl_check(when_over(result, shared_->comm), call, __FILE__, line, shared_->comm);
     }
 
-    // other: the rank that it is sent to or received from; in a larger group both are a pair of their own.
+    // other: the rank at the far end of a send or a receive. In a group of more than two, the two are written
+    // down as a pair.
     template <typename T>
     void write_down(Operation operation, Traffic kind, const T* data, size_t count, cudaStream_t stream,
                     int other = -1) const {
         const auto& before = ledger->entries;
         GroupOfRanks group = shared_->members;
         bool is_pair = other >= 0 && group.ranks > 2;
-        bool joins = ledger->grouped && !before.empty() && before.back().kind == LedgerEntry::call &&
+        bool joins = before.size() > ledger->together_from && before.back().kind == LedgerEntry::call &&
                      (is_pair || before.back().call_of.group == group);
         if (is_pair) group = group.pair(rank(), other);
         ledger->add({.kind = LedgerEntry::call,
@@ -408,9 +409,9 @@ private:
 template <typename Work>
 void grouped(std::initializer_list<Communicator> groups, Work&& work) {
     if (ledger) {
-        ledger->grouped = true;
+        ledger->together_from = ledger->entries.size();
         work();
-        ledger->grouped = false;
+        ledger->together_from = SIZE_MAX;
         return;
     }
     TraceGroup one_entry;

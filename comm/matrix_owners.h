@@ -42,7 +42,7 @@ struct HeldPart {
     size_t arrives = 0;  // its place among the parts of the matrix, where those arrive
 };
 
-// A matrix of a block and its parts, by holder. Blocks that are alike share it.
+// A matrix of a block, and its parts sorted by holder. Blocks that are alike share one.
 struct BlockMatrix {
     size_t rows, cols;
     std::vector<HeldPart> parts = {};
@@ -111,6 +111,7 @@ matrices_of(const std::vector<ParameterLayout>& layouts, int unit, const MeshSha
 inline void choose_owners(MatrixRound& round, int ranks) {
     using Load = std::pair<double, int>;  // a rank and its load: least load first, then lowest rank
     std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
+    ranks = std::min(ranks, (int)round.matrices.size());  // the others get none
     for (int rank = 0; rank < ranks; rank++) loads.push({0, rank});
     std::vector<size_t> room(ranks);
     std::vector<OwnedMatrix*> by_cost;

@@ -18,6 +18,7 @@ Parameters and gradients share their way, one behind another, in the order in wh
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <unordered_map>
 #include <utility>
@@ -47,8 +48,8 @@ struct MessagesTaken {
 
 // Bytes that a rank sends in a step, but for what goes between tensor ranks and what is small.
 struct BytesSent {
-    double pipeline = 0, parameters = 0, gradients = 0;
-    double all() const { return pipeline + parameters + gradients; }
+    double pipeline = 0, parameters = 0, gradients = 0, updates = 0;
+    double all() const { return pipeline + parameters + gradients + updates; }
 
     void add(const GroupCall& call) {
         double bytes = bytes_of_rank(call);
@@ -56,24 +57,29 @@ struct BytesSent {
         if (purpose == Traffic::pipeline) pipeline += bytes;
         if (purpose == Traffic::parameters) parameters += bytes;
         if (purpose == Traffic::gradients) gradients += bytes;
+        if (purpose == Traffic::updates) updates += bytes;
     }
 };
-
-using CallCounts = std::map<GroupCall, int>;
 
 struct SimulatedStep {
     double seconds = 0;
     std::vector<double> busy;  // (ranks) the launches of the passes
     // The most of any rank: launches beside the passes and, where no messages are taken, waits for the host.
     double optimizer = 0;
-    std::vector<BytesSent> sent;    // (ranks)
-    std::vector<CallCounts> calls;  // (ranks)
+    std::vector<BytesSent> sent;  // (ranks)
     // The ranks wait for so long, as a share of the time that they compute.
     double bubble() const {
         double idle = 0, work = 0;
         for (double rank : busy) idle += seconds - rank, work += rank;
         return idle / work;
     }
+};
+
+// A message that the ranks of a group send each other again and again.
+struct PlannedMessage {
+    GroupCall call;
+    int nodes;       // in which its ranks are
+    double seconds;  // each time
 };
 
 class StepPlayer {
@@ -91,6 +97,17 @@ public:
     std::vector<SimulatedStep> play(const MessagesTaken& taken = {},
                                     std::vector<double>* sections = nullptr) const;
 
+    // The kinds of messages: one of each, with the size and the nodes that most of them have.
+    std::vector<PlannedMessage> messages() const {
+        std::vector<PlannedMessage> all;
+        for (auto& [kind, sizes] : calls_) {
+            auto most = std::ranges::max_element(sizes, {}, [](auto& size) { return size.second.first; });
+            const GroupCall& call = most->second.second;
+            all.push_back({call, most->first.second, call_seconds(machine_, call)});
+        }
+        return all;
+    }
+
 private:
     // A piece of work of a stream. which: of a record and a hold, the record's number among the rank's; of a
     // meeting, its number among all.
@@ -105,16 +122,16 @@ private:
     struct Prepared {
         Piece piece;
         int stream = 0, event = 0;
-        int here = 0;  // how many of the ranks here are in the group of a call
+        int here = 0;   // how many of the ranks here are in the group of a call
+        int nodes = 0;  // in which that group is
         bool shares_way = false;
     };
     struct Rank {
         std::vector<std::vector<Piece>> streams;
-        int compute = 0;                       // its stream
-        std::vector<int> recorded_on;          // (records) stream
-        std::vector<char> is_link;             // (streams) it has messages between stages
-        std::vector<BytesSent> sent = {{}};    // in steps, and before the first
-        std::vector<CallCounts> calls = {{}};  // likewise
+        int compute = 0;                     // its stream
+        std::vector<int> recorded_on;        // (records) stream
+        std::vector<char> is_link;           // (streams) it has messages between stages
+        std::vector<BytesSent> sent = {{}};  // in steps, and before the first
     };
     // A call on which ranks that are here meet.
     struct Meeting {
@@ -125,6 +142,7 @@ private:
 
     std::vector<Prepared> prepared(const Ledger& book, Rank& rank, size_t& events) const;
     int meeting(const GroupCall& call, int number, int here);
+    void count(const GroupCall& call, int nodes);
     [[noreturn]] void refuse_deadlock(const std::vector<Came>& came) const;
 
     const Machine machine_;
@@ -134,6 +152,8 @@ private:
     std::vector<Rank> ranks_;
     std::vector<Meeting> meetings_;
     std::map<GroupOfRanks, std::vector<int>> meetings_of_;  // a group's, in order
+    // by kind, and then by bytes and nodes: how many such calls there are, and one of them
+    std::map<std::array<int, 3>, std::map<std::pair<double, int>, std::pair<int, GroupCall>>> calls_;
 };
 
 // ----------------------------------------------------------------------------
@@ -169,9 +189,10 @@ inline std::vector<StepPlayer::Prepared> StepPlayer::prepared(const Ledger& book
         if (!entry.call_of.joins) sent = received = 0;
         double before = std::max(sent, received);
         (entry.call_of.operation == (int)Operation::receive ? received : sent) +=
-            entry.seconds > 0 ? entry.seconds : call_seconds(machine_, entry.call_of);
+            call_seconds(machine_, entry.call_of);
         one.piece.seconds = std::max(sent, received) - before;
-        one.piece.crosses = in_nodes(machine_, group).nodes > 1;
+        one.nodes = in_nodes(machine_, group).nodes;
+        one.piece.crosses = one.nodes > 1;
     }
     rank.streams.resize(streams.size()), rank.is_link.resize(streams.size());
     events = known_events.size();
@@ -185,6 +206,15 @@ inline int StepPlayer::meeting(const GroupCall& call, int number, int here) {
         meetings_.push_back({call, number, here});
     }
     return of_group[number];
+}
+
+// Receives are left out, which are sends of others; and statistics, which are small.
+inline void StepPlayer::count(const GroupCall& call, int nodes) {
+    if (call.operation == (int)Operation::receive || call.purpose == (int)Traffic::statistics) return;
+    const int links = mesh_groups.size();  // all have numbers from here on
+    auto& sizes = calls_[{call.purpose, call.operation, std::min(call.group.number, links)}];
+    auto& [count, one] = sizes.try_emplace({call.bytes, nodes}, 0, call).first->second;
+    count++, one.joins = false;
 }
 
 inline void StepPlayer::add(const Ledger& book) {
@@ -233,7 +263,7 @@ inline void StepPlayer::add(const Ledger& book) {
             break;
         case LedgerEntry::call:
             rank.sent.back().add(entry.call_of);
-            rank.calls.back()[entry.call_of]++;
+            count(entry.call_of, one.nodes);
             if (one.shares_way) hold(one, last_on_way);
             if (one.here > 1) {
                 piece.which = meeting(entry.call_of, calls[entry.call_of.group]++, one.here);
@@ -244,7 +274,7 @@ inline void StepPlayer::add(const Ledger& book) {
             break;
         case LedgerEntry::step:
             stream.push_back(piece);
-            if (++steps < marks) rank.sent.emplace_back(), rank.calls.emplace_back();
+            if (++steps < marks) rank.sent.emplace_back();
             break;
         case LedgerEntry::repeat:
             break;  // each() visits what it repeats
@@ -366,7 +396,6 @@ inline std::vector<SimulatedStep> StepPlayer::play(const MessagesTaken& taken,
             step.busy.push_back(here.busy);
             step.optimizer = std::max(step.optimizer, here.beside);
             step.sent.push_back(ranks_[rank].sent[i + 1]);
-            step.calls.push_back(ranks_[rank].calls[i + 1]);
         }
         step.seconds = std::max(end - begin, network);  // no rank sends more at once than its network takes
     }

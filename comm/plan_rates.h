@@ -30,8 +30,8 @@ attention, kernels that read and write, launches and calls.
 
 // The ranks of a group in nodes, which are filled in the order of ranks. Pairs of ranks of two stages are
 // where they are: if one of those side by side crosses nodes, the others wait for it. Where other groups do
-// not divide the places of nodes, some begin within a node and end within another: the fewest ranks that any
-// of them has in a node, and the most nodes that any is in.
+// not divide the places of nodes, some begin within a node and end within another. Then in_node is the fewest
+// ranks that any of them has in a node, and nodes the most that any is in.
 struct InNodes {
     int in_node, nodes;
 };
@@ -193,7 +193,6 @@ struct StepTime {
 
 inline StepTime launch_time(const Machine& machine, const LedgerEntry& entry) {
     const LaunchCost& cost = entry.cost;
-    if (entry.seconds > 0) return {.streams = entry.seconds};
     if (cost.place == LaunchCost::host)
         return {.streams = (cost.read + cost.written) / machine.host_bandwidth};
     if (cost.place == LaunchCost::host_link) return {.streams = cost.read / machine.host_link};

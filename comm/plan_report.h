@@ -40,6 +40,10 @@ struct PlanFigures {
 inline std::string name_of(const GroupCall& call) {
     return text("%s, %s", traffic_names[call.purpose], name_of((Operation)call.operation));
 }
+inline const char* group_of(const GroupCall& call) {
+    auto number = (size_t)call.group.number;
+    return number < mesh_groups.size() ? mesh_groups[number].name : "link";
+}
 inline const char* numbers_of(const GroupCall& call) {
     return call.number_bytes == 4 ? "fp32" : call.number_bytes == 2 ? "bf16" : "fp8";
 }
@@ -109,9 +113,9 @@ inline std::vector<std::string> plan_warnings(const Planner& planner, const Mach
                  size_text(planner.available()).c_str()));
     const MeshShape shape = mesh_shape(planner.options_of(cut));
     auto crosses_nodes = [&](MeshGroup group) {
-        return in_nodes(machine, line_of((size_t)group, {}, shape)).nodes > 1;
+        return cut.ranks() > machine.node && in_nodes(machine, line_of((size_t)group, {}, shape)).nodes > 1;
     };
-    if (crosses_nodes(MeshGroup::tensor) && cut.ranks() > machine.node)
+    if (crosses_nodes(MeshGroup::tensor))
         warnings.push_back(text("tensor groups of %d cross nodes of %d devices", cut.tp, machine.node));
     if (cut.zero >= 2 && crosses_nodes(MeshGroup::shard))
         warnings.push_back(text("shard groups of %d cross nodes, and --zero %d sends over them for every "
@@ -288,13 +292,17 @@ inline nlohmann::ordered_json layout_to_json(Planner& planner, const PlanLine& l
         {"host_bytes", planner.pinned(f.step.memory)},
         {"memory", memory},
         {"sent_bytes",
-         {{"pipeline", sent.pipeline}, {"parameters", sent.parameters}, {"gradients", sent.gradients}}},
+         {{"pipeline", sent.pipeline},
+          {"parameters", sent.parameters},
+          {"gradients", sent.gradients},
+          {"updates", sent.updates}}},
         {"messages", nlohmann::ordered_json::array()}};
     for (const PlannedMessage& one : planner.messages(cut)) {
         json["messages"].push_back({{"what", name_of(one.call)},
+                                    {"group", group_of(one.call)},
                                     {"numbers", numbers_of(one.call)},
                                     {"ranks", one.call.group.ranks},
-                                    {"nodes", in_nodes(machine, one.call.group).nodes},
+                                    {"nodes", one.nodes},
                                     {"bytes", one.call.bytes},
                                     {"seconds", one.seconds}});
     }
@@ -434,15 +442,16 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
                                 cut.pp > 1 ? " of the stage that takes most" : ""));
     const char* head = "messages";
     for (const PlannedMessage& one : planner.messages(cut)) {
-        int nodes = in_nodes(machine, one.call.group).nodes;
-        say(head, text("%s: %s of %s in %.3g ms, between %d ranks %s", name_of(one.call).c_str(),
-                       size_text((size_t)one.call.bytes).c_str(), numbers_of(one.call), 1e3 * one.seconds,
-                       one.call.group.ranks, nodes == 1 ? "of a node" : text("in %d nodes", nodes).c_str()));
+        say(head, text("%s (%s): %s of %s in %.3g ms, between %d ranks %s", name_of(one.call).c_str(),
+                       group_of(one.call), size_text((size_t)one.call.bytes).c_str(), numbers_of(one.call),
+                       1e3 * one.seconds, one.call.group.ranks,
+                       one.nodes == 1 ? "of a node" : text("in %d nodes", one.nodes).c_str()));
         head = "";
     }
     if (BytesSent sent = planner.sent(cut); sent.all() > 0)
-        say("", text("a rank sends in a step: %s of parameters, %s of gradients, %s to other stages",
+        say("", text("a rank sends in a step: %s of parameters, %s of gradients, %s%s to other stages",
                      size_text((size_t)sent.parameters).c_str(), size_text((size_t)sent.gradients).c_str(),
+                     sent.updates > 0 ? (size_text((size_t)sent.updates) + " of updates, ").c_str() : "",
                      size_text((size_t)sent.pipeline).c_str()));
     if (double seconds = best.seconds_with_bf16_gradients;
         0 < seconds && seconds < worth_saying * best.step.seconds)

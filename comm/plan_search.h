@@ -52,7 +52,7 @@ public:
     // The task must outlive this.
     explicit Planner(const PlanTask& task)
         : task_(task),
-          machine_(task.machine),
+          machine_(in_world(task.machine, task.devices)),
           element_bytes_((size_t)task.machine.element_bytes),
           sequences_(task.options.global_batch / task.options.sequence_length) {}
 
@@ -152,7 +152,7 @@ public:
         }
         double longest = 0, of_all = (double)micro_batches(cut);
         for (auto [work, before] : stages) longest = std::max(longest, before + of_all * work);
-        return longest;
+        return longest + largest_transform();
     }
 
     // One layout, whether it fits or not.
@@ -187,6 +187,7 @@ public:
             go_on(sent.pipeline, before.pipeline);
             go_on(sent.parameters, before.parameters);
             go_on(sent.gradients, before.gradients);
+            go_on(sent.updates, before.updates);
         }
         return step;
     }
@@ -236,22 +237,9 @@ public:
         return times(cut).flops * (double)(sequences_ / cut.micro_batch) * cut.tp;
     }
 
-    // The kinds of messages that ranks send in a step, each with the size that most of them have.
     std::vector<PlannedMessage> messages(const Cut& cut) {
-        std::map<std::tuple<int, int, int>, std::pair<const GroupCall*, int>> most;
-        const std::vector<CallCounts> calls = simulated(cut, {}).calls;
-        for (const CallCounts& of_rank : calls) {
-            for (auto& [call, count] : of_rank) {
-                if (call.operation == (int)Operation::receive || call.purpose == (int)Traffic::statistics)
-                    continue;
-                int group = std::min(call.group.number, (int)mesh_groups.size());
-                auto& [known, times] = most[{call.purpose, call.operation, group}];
-                if (count > times) known = &call, times = count;
-            }
-        }
-        std::vector<PlannedMessage> all;
-        for (auto& [kind, one] : most) all.push_back({*one.first, call_seconds(machine_, *one.first)});
-        return all;
+        simulated(cut, {});
+        return player_->messages();
     }
 
     Options options_of(const Cut& cut) const {
@@ -280,6 +268,34 @@ private:
         auto operator<=>(const Point&) const = default;
     };
     using Division = std::tuple<int, int, int>;  // tp, pp, dp
+
+    // Fewer devices than a node has are all in one.
+    static Machine in_world(Machine machine, int devices) {
+        machine.node = std::min(machine.node, devices);
+        return machine;
+    }
+
+    // Seconds in which the optimizer transforms the largest matrix of a block, as a rank of each stage does.
+    double largest_transform() {
+        const Options& o = task_.options;
+        Optimizer optimizer = make_optimizer(o, 0);
+        if (largest_transform_ >= 0 || !optimizer.transform) return std::max(largest_transform_, 0.0);
+        for (const TensorRow& row : tensor_table(o)) {
+            for (const Section& section : row.all_sections()) {
+                if (!row.is_block_matrix()) continue;
+                auto [less, more] = std::minmax(section.rows, row.cols);
+                Ledger book({element_bytes_, machine_.capability});
+                Arena memory;
+                memory.of("whole matrices");
+                size_t scratch =
+                    zero_settings(o, element_bytes_).transform_scratch(less, more, element_bytes_);
+                optimizer.transform(memory.take_elements(less * more), (int)less, (int)more,
+                                    memory.take_elements(scratch), nullptr);
+                largest_transform_ = std::max(largest_transform_, seconds_of(machine_, book));
+            }
+        }
+        return largest_transform_;
+    }
 
     // ---- all layouts
 
@@ -582,7 +598,7 @@ private:
     }
 
     const PlanTask& task_;
-    const Machine& machine_;
+    const Machine machine_;
     const size_t element_bytes_;
     const long long sequences_;           // sequences in a step
     std::unique_ptr<StepPlayer> player_;  // has the ledgers of the last cut
@@ -591,6 +607,7 @@ private:
     std::map<std::tuple<int, int, bool>, int>
         row_chunks_;  // by tensor ranks, micro-batch and whether stages send
     std::map<std::pair<int, int>, std::unique_ptr<ParameterLayout>> parameters_;
+    double largest_transform_ = -1;           // unknown
     std::map<Cut, int> too_large_;            // micro-batches; by the rest of the cut
     std::map<int, std::vector<int>> splits_;  // by the number of parts
     std::map<std::tuple<int, int, PipelineSchedule, int, int>, std::vector<std::unique_ptr<Stage>>> stages_;

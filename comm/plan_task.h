@@ -11,7 +11,6 @@ and the parts of a step's time.
 #include "comm/pipeline_schedule.h"  // PipelineSchedule
 #include "comm/zero_arrays.h"        // Overlap
 #include "data/options/options.h"    // Options, Exposed
-#include "kernels/ledger.h"          // GroupCall
 
 // Those options with the cut of a run of one rank, which each way to cut it begins with.
 inline Cut on_one_rank(Cut cut) {
@@ -45,12 +44,6 @@ struct StepBreakdown {
     double bubble = 0;                          // the stages wait for each other
     double tensor = 0, pipeline = 0, data = 0;  // without these messages the step would be so much shorter
     double together = 0;                        // and without all of them, by so much more
-};
-
-// A message that the ranks of a group send each other again and again.
-struct PlannedMessage {
-    GroupCall call;
-    double seconds;  // each time
 };
 
 struct PlannedStep {

@@ -119,7 +119,8 @@ inline LaunchCost attention_forward_cost(const floatX* out, const float* lse, co
 
 // First a pass over out and dout for statistics of the rows; then the gradients. Hopper's kernel sums dq in
 // scratch where queries see keys of more than one tile, and leaves column sums of every 16 rows for the bias.
-// That of other cards sums all of dq there, and kernels after it read dq and the bias's gradient from sums.
+// On other cards all of dq is summed there; one more kernel reads dq from the sums, and the bias's gradient
+// is summed from dqkv.
 inline std::vector<LaunchCost> attention_backward_costs(const floatX* dqkv, const float* scratch,
                                                         const floatX* dout, const float* lse,
                                                         const AttentionShape& s, const float* dbias) {

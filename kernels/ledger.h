@@ -51,13 +51,15 @@ struct LaunchCost {
     double flops() const { return attention.flops + product.flops(); }
 };
 
-// The card that a ledger is for, as far as launchers ask.
+// Launchers ask this about the card that a ledger is for.
 struct LedgerCard {
-    size_t element_bytes;          // a parameter's or an activation's
-    int capability = 90;           // see capability_of; 0: the host
-    bool gelu_in_products = true;  // cuBLASLt does GELU as an epilogue: timing found that to be faster
+    size_t element_bytes;  // a parameter's or an activation's
+    int capability = 90;   // see capability_of; 0: the host
 
-    bool has_wgmma() const { return element_bytes == 2 && capability / 10 == 9; }
+    bool is_hopper() const { return capability / 10 == 9; }
+    bool has_wgmma() const { return element_bytes == 2 && is_hopper(); }
+    // Elsewhere cuBLASLt starts a second, slow kernel for GELU (see EpilogueRow).
+    bool has_gelu_in_products() const { return is_hopper(); }
 };
 
 // A group of ranks, known by its number among the groups of the mesh: `ranks` of them, `stride` apart, from
@@ -83,10 +85,8 @@ struct GroupCall {
     int operation, purpose;
     GroupOfRanks group;
     double bytes;        // the parts of all ranks together; of sums, broadcasts and messages, a rank's
-    int number_bytes;    // a number's that travels
+    int number_bytes;    // each number that travels has so many
     bool joins = false;  // it begins together with the call before it, and so has no latency of its own
-
-    auto operator<=>(const GroupCall&) const = default;
 };
 
 struct LedgerEntry {
@@ -95,7 +95,6 @@ struct LedgerEntry {
     int section = 0;                 // its place in the ledger's list
     const char* launcher = nullptr;  // launch: the function of kernels/; null: a fill or a copy by the driver
     LaunchCost cost = {};            // launch
-    double seconds = 0;              // launch, call: if above 0 it takes so long, whatever its cost is
     const void* event = nullptr;     // record, hold
     GroupCall call_of = {};          // call
     size_t begin = 0, end = 0;       // repeat: the range of entries to repeat
@@ -122,7 +121,7 @@ public:
 
     const LedgerCard card;
     const int T, V;
-    bool grouped = false;  // calls of a group begin together
+    size_t together_from = SIZE_MAX;  // the entry from which on calls begin together
     std::vector<LedgerEntry> entries;
     std::vector<Section> sections = {beside_passes};
 

@@ -125,7 +125,7 @@ constexpr bool gelu_may_ride(Gelu form, int width, size_t element_bytes) {
 
 // A product with GELU or its gradient, which reads or writes `size` bytes more: an epilogue, or a kernel.
 inline std::vector<LaunchCost> gelu_costs(LaunchCost product, double size, bool gradient) {
-    if (!ledger->card.gelu_in_products)
+    if (!ledger->card.has_gelu_in_products())
         return {product, {.read = gradient ? 2 * size : size, .written = size}};
     product.product.gelu = true;
     return {gradient ? product.plus(size, 0) : product.plus(0, size)};

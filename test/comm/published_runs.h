@@ -99,7 +99,8 @@ inline Machine machine_of_program(Machine machine, const Options& o, const Publi
             bool of_rows = launcher == "residual_norm_forward" || launcher == "norm_backward";
             if (of_rows && run.rows_on_all_ranks) seconds += (o.tp - 1) * time.streams;
             attention += time.attention;
-            if (launcher.starts_with("attention_")) seconds -= time.streams;  // which those do not have
+            if (launcher.starts_with("attention_"))
+                seconds -= time.streams;  // which those programs do not run
         }
         rate *= attention / seconds;
     };

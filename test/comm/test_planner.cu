@@ -636,7 +636,11 @@ TEST_CASE("messages are told with the numbers that travel") {
                 : message["what"] == "activations, all-gather"   ? 2
                 : message["what"] == "pipeline, send"            ? 3
                                                                  : -1;
+        bool is_summed =
+            message["what"] == "gradients, all-reduce" || message["what"] == "activations, reduce-scatter";
+        REQUIRE((i >= 0 || is_summed));
         if (i < 0) continue;
+        CHECK(bytes[i] == 0);
         bytes[i] = message["bytes"];
         CHECK(message["numbers"] == (i == 1 ? "fp32" : "bf16"));
     }

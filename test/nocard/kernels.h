@@ -82,7 +82,7 @@ struct GridCall {
     bool counts = false;
 };
 
-// Bytes of global memory that a grid touches, each once.
+// Bytes of global memory that a grid touches, each counted once.
 struct TouchedBytes {
     size_t read = 0, written = 0;
 };

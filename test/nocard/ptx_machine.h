@@ -208,7 +208,10 @@ struct GlobalShadow;
 class TouchedMemory {
 public:
     void note(uint64_t address, uint32_t bytes, bool writes) {
-        for (uint64_t at = address; at < address + bytes; at++) pages_[{at / page, writes}].set(at % page);
+        for (uint64_t at = address, end = address + bytes; at < end;) {
+            std::bitset<page>& bits = pages_[{at / page, writes}];
+            for (uint64_t stop = std::min(end, (at / page + 1) * page); at < stop; at++) bits.set(at % page);
+        }
     }
     size_t count(bool writes) const {
         size_t count = 0;

@@ -2,13 +2,13 @@
 Where NOCARD_RECORD names a file, all that a rank gives to streams is written there, `.RANK` behind the name:
 a line for each piece of work, in the order of the calls, as "STREAM WHAT".
 
-    kernel LAUNCHER       the outermost range of NVTX in which it is given, or -; and behind it, of a product,
+    kernel LAUNCHER       the outermost range of NVTX in which it is given, or -; followed, for a product, by
                           " ROWS x COLUMNS x SUMS", " fp8" and " gelu"
     fill BYTES, copy BYTES    on the card, outside of any range
     all_gather BYTES RANKS    a call of NCCL: the bytes that it is given, as ncclAllGather() counts them
     wait STREAM LINES     it waits until another stream has done so many lines, waits not counted
     touched LINE READ WRITTEN    the kernel of that line is over: bytes of global memory that it read and
-                          wrote, each counted once; this is no line itself
+                          wrote, each counted once; it does not count as a line itself
 */
 #pragma once
 
