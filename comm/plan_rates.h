@@ -193,6 +193,7 @@ struct StepTime {
 
 inline StepTime launch_time(const Machine& machine, const LedgerEntry& entry) {
     const LaunchCost& cost = entry.cost;
+    if (entry.seconds > 0) return {.streams = entry.seconds};
     if (cost.place == LaunchCost::host)
         return {.streams = (cost.read + cost.written) / machine.host_bandwidth};
     if (cost.place == LaunchCost::host_link) return {.streams = cost.read / machine.host_link};

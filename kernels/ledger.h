@@ -95,6 +95,7 @@ struct LedgerEntry {
     int section = 0;                 // its place in the ledger's list
     const char* launcher = nullptr;  // launch: the function of kernels/; null: a fill or a copy by the driver
     LaunchCost cost = {};            // launch
+    double seconds = 0;              // launch: if above 0 it takes so long, whatever its cost is
     const void* event = nullptr;     // record, hold
     GroupCall call_of = {};          // call
     size_t begin = 0, end = 0;       // repeat: the range of entries to repeat
