@@ -30,6 +30,12 @@ Parameters and gradients share their way, one behind another, in the order in wh
 #include "data/run/flight_record.h"  // Operation, Traffic
 #include "kernels/ledger.h"          // Ledger
 
+// Pairs of stages have numbers behind those of the table.
+inline const char* group_name(const GroupCall& call) {
+    auto number = (size_t)call.group.number;
+    return number < mesh_groups.size() ? mesh_groups[number].name : "link";
+}
+
 // Sums of what tensor ranks have copies of count as theirs, and not as data ranks'.
 inline Traffic purpose_of(const GroupCall& call) {
     auto group = (MeshGroup)call.group.number;
@@ -288,11 +294,11 @@ inline void StepPlayer::add(const Ledger& book) {
 inline std::vector<SimulatedStep> StepPlayer::play(const MessagesTaken& taken,
                                                    std::vector<double>* sections) const {
     constexpr double never = -1;
-    constexpr int nobody = -1;
+    constexpr int none = -1;
     struct Stream {
         size_t next = 0;
         double clock = 0;
-        int next_waiting = nobody;  // the next stream that waits for the same record
+        int next_waiting = none;  // another stream, which waits for the same record
     };
     struct InStep {
         double end = 0, busy = 0, beside = 0, network = 0;
@@ -310,7 +316,7 @@ inline std::vector<SimulatedStep> StepPlayer::play(const MessagesTaken& taken,
             ready.push_back({(int)ranks.size(), stream});
         ranks.push_back(
             {std::vector<Stream>(rank.streams.size()), std::vector<double>(rank.recorded_on.size(), never),
-             std::vector<int>(rank.recorded_on.size(), nobody), std::vector<InStep>(rank.sent.size())});
+             std::vector<int>(rank.recorded_on.size(), none), std::vector<InStep>(rank.sent.size())});
     }
     std::vector<Came> came(meetings_.size());
     std::vector<double> latest(meetings_.size());
@@ -352,9 +358,9 @@ inline std::vector<SimulatedStep> StepPlayer::play(const MessagesTaken& taken,
                 break;
             case Piece::record:
                 playing.reached[piece.which] = stream.clock;
-                for (int& other = playing.waiting[piece.which]; other != nobody;) {
+                for (int& other = playing.waiting[piece.which]; other != none;) {
                     ready.push_back({number, other});
-                    other = std::exchange(playing.streams[other].next_waiting, nobody);
+                    other = std::exchange(playing.streams[other].next_waiting, none);
                 }
                 break;
             case Piece::hold: {
@@ -411,10 +417,9 @@ inline void StepPlayer::refuse_deadlock(const std::vector<Came>& came) const {
             return call.group.has(rank) &&
                    std::ranges::none_of(came[i], [&](auto& one) { return numbers_[one.first] == rank; });
         };
-        bool is_link = call.group.number >= (int)mesh_groups.size();
         fail("a step never ends: rank %d waits in call %d of the group \"%s\", and rank %d does not come to "
              "it; make the calls of both in one order",
-             numbers_[came[i][0].first], number, is_link ? "link" : mesh_groups[call.group.number].name,
+             numbers_[came[i][0].first], number, group_name(call),
              *std::ranges::find_if(numbers_, is_missing));
     }
     fail("a step never ends: a stream waits for an event that no other comes to; see the order of its work");

@@ -40,10 +40,6 @@ struct PlanFigures {
 inline std::string name_of(const GroupCall& call) {
     return text("%s, %s", traffic_names[call.purpose], name_of((Operation)call.operation));
 }
-inline const char* group_of(const GroupCall& call) {
-    auto number = (size_t)call.group.number;
-    return number < mesh_groups.size() ? mesh_groups[number].name : "link";
-}
 inline const char* numbers_of(const GroupCall& call) {
     return call.number_bytes == 4 ? "fp32" : call.number_bytes == 2 ? "bf16" : "fp8";
 }
@@ -299,7 +295,7 @@ inline nlohmann::ordered_json layout_to_json(Planner& planner, const PlanLine& l
         {"messages", nlohmann::ordered_json::array()}};
     for (const PlannedMessage& one : planner.messages(cut)) {
         json["messages"].push_back({{"what", name_of(one.call)},
-                                    {"group", group_of(one.call)},
+                                    {"group", group_name(one.call)},
                                     {"numbers", numbers_of(one.call)},
                                     {"ranks", one.call.group.ranks},
                                     {"nodes", one.nodes},
@@ -443,7 +439,7 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
     const char* head = "messages";
     for (const PlannedMessage& one : planner.messages(cut)) {
         say(head, text("%s (%s): %s of %s in %.3g ms, between %d ranks %s", name_of(one.call).c_str(),
-                       group_of(one.call), size_text((size_t)one.call.bytes).c_str(), numbers_of(one.call),
+                       group_name(one.call), size_text((size_t)one.call.bytes).c_str(), numbers_of(one.call),
                        1e3 * one.seconds, one.call.group.ranks,
                        one.nodes == 1 ? "of a node" : text("in %d nodes", one.nodes).c_str()));
         head = "";

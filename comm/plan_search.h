@@ -277,24 +277,24 @@ private:
 
     // Seconds in which the optimizer transforms the largest matrix of a block, as a rank of each stage does.
     double largest_transform() {
-        const Options& o = task_.options;
-        Optimizer optimizer = make_optimizer(o, 0);
-        if (largest_transform_ >= 0 || !optimizer.transform) return std::max(largest_transform_, 0.0);
-        for (const TensorRow& row : tensor_table(o)) {
+        if (largest_transform_) return *largest_transform_;
+        const Optimizer optimizer = make_optimizer(task_.options, 0);
+        const TransformScratch scratch_of = zero_settings(task_.options, element_bytes_).transform_scratch;
+        double most = 0;
+        for (const TensorRow& row : tensor_table(task_.options)) {
+            if (!optimizer.transform || !row.is_block_matrix()) continue;
             for (const Section& section : row.all_sections()) {
-                if (!row.is_block_matrix()) continue;
                 auto [less, more] = std::minmax(section.rows, row.cols);
-                Ledger book({element_bytes_, machine_.capability});
+                Ledger book(machine_.ledger_card());
                 Arena memory;
                 memory.of("whole matrices");
-                size_t scratch =
-                    zero_settings(o, element_bytes_).transform_scratch(less, more, element_bytes_);
                 optimizer.transform(memory.take_elements(less * more), (int)less, (int)more,
-                                    memory.take_elements(scratch), nullptr);
-                largest_transform_ = std::max(largest_transform_, seconds_of(machine_, book));
+                                    memory.take_elements(scratch_of(less, more, element_bytes_)), nullptr);
+                most = std::max(most, seconds_of(machine_, book));
             }
         }
-        return largest_transform_;
+        largest_transform_ = most;
+        return most;
     }
 
     // ---- all layouts
@@ -492,7 +492,7 @@ private:
             MeshShape shape = {.tp = cut.tp, .pp = cut.pp, .dp = cut.dp, .shard = (int)*shard};
             const size_t part = ceil_div(size, (size_t)*shard);
             double seconds = step * (double)part;
-            Ledger book({element_bytes_, machine_.capability});
+            Ledger book(machine_.ledger_card());
             const Mesh mesh(shape, {});
             Arena memory;
             const GradientSums sums(GradientSumArrays(memory, layout, shape, settings));
@@ -563,7 +563,7 @@ private:
         auto player = std::make_unique<StepPlayer>(machine_without(machine_, held), numbers);
         for (int stage = 0; stage < cut.pp; stage++) {
             const MeshPosition position = first_of_stage(stage);
-            Ledger book({w.element_bytes, machine_.capability}, w.T, o.vocab_size);
+            Ledger book(machine_.ledger_card(), w.T, o.vocab_size);
             record_steps(o, w, settings, make_optimizer(o, 0), cut_layout, position, micro_batches);
             player->add(book);
         }
@@ -607,7 +607,7 @@ private:
     std::map<std::tuple<int, int, bool>, int>
         row_chunks_;  // by tensor ranks, micro-batch and whether stages send
     std::map<std::pair<int, int>, std::unique_ptr<ParameterLayout>> parameters_;
-    double largest_transform_ = -1;           // unknown
+    std::optional<double> largest_transform_;
     std::map<Cut, int> too_large_;            // micro-batches; by the rest of the cut
     std::map<int, std::vector<int>> splits_;  // by the number of parts
     std::map<std::tuple<int, int, PipelineSchedule, int, int>, std::vector<std::unique_ptr<Stage>>> stages_;

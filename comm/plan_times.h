@@ -74,7 +74,7 @@ inline MicroBatchTime micro_batch_time(const Options& o, const Workload& workloa
     }
     // The first micro-batch finds what all of a step use, copies of weights in fp8; another one does not.
     const int micro_batch = workload.fp8 ? 1 : 0;
-    Ledger book({workload.element_bytes, machine.capability}, workload.T, o.vocab_size);
+    Ledger book(machine.ledger_card(), workload.T, o.vocab_size);
     record_steps(few, workload, {.overlap = overlap}, make_optimizer(Options(), 0),
                  {.mesh = {.tp = layout.mesh.tp, .copies = layout.mesh.copies},
                   .row_chunks = layout.row_chunks,
@@ -136,7 +136,7 @@ inline std::string prediction_text(const Machine& machine, double peak, bool tak
     bool known_step = sizeof(floatX) == 2 && o.optimizer != OptimizerKind::muon && o.offload == Offload::none;
     if (!known_machine || !known_step) return "";
     int micro_batches = micro_batches_of_rank(o, 0), steps = 0;
-    Ledger book({workload.element_bytes, machine.capability}, workload.T, o.vocab_size);
+    Ledger book(machine.ledger_card(), workload.T, o.vocab_size);
     record_steps(o, workload, zero_settings(o), make_optimizer(o, 0),
                  {.pipeline = {PipelineSchedule::one_f_one_b, 1, micro_batches}}, {}, {micro_batches});
     StepTime time;

@@ -149,6 +149,8 @@ struct Machine {
     double storage = 2e9;   // bytes/s that a node writes to the disk of its runs
     bool measured = false;  // by --measure, on such devices
 
+    LedgerCard ledger_card() const { return {(size_t)element_bytes, capability}; }
+
     void set_gemm_flops(double rate, const AttentionShare& attention) {
         gemm_flops = rate;
         attention_forward = attention.forward * rate, attention_backward = attention.backward * rate;

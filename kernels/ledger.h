@@ -85,7 +85,7 @@ struct GroupCall {
     int operation, purpose;
     GroupOfRanks group;
     double bytes;        // the parts of all ranks together; of sums, broadcasts and messages, a rank's
-    int number_bytes;    // each number that travels has so many
+    int number_bytes;    // the size of one number in it
     bool joins = false;  // it begins together with the call before it, and so has no latency of its own
 };
 

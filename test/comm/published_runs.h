@@ -86,7 +86,7 @@ inline Machine machine_of_program(Machine machine, const Options& o, const Publi
     Workload w = training_workload(o, Recompute::none, (size_t)machine.element_bytes);
     ModelConfig two = o;  // layers: no pass over the first is the head's
     two.layers = 2;
-    Ledger book({w.element_bytes, machine.capability}, w.T, o.vocab_size);
+    Ledger book(machine.ledger_card(), w.T, o.vocab_size);
     record_steps(two, w, {}, make_optimizer(Options(), 0),
                  {.mesh = {.tp = o.tp, .copies = mesh_shape(o).copies}}, {}, {1});
     auto take = [&](PipelineWork pass, double seconds, double& rate) {

@@ -161,7 +161,7 @@ TEST_CASE("the rows that a switch adds to the tables are in every plan") {
         for (const MemoryClass& one : step.memory) f.memory[one.name] += (double)one.bytes;
         for (const ActivationRow& row : activation_table(o, w, stage))
             f.activations += (double)(row.stride() * row.instances(stage));
-        Ledger book({w.element_bytes, p.machine.capability}, w.T, o.vocab_size);
+        Ledger book(p.machine.ledger_card(), w.T, o.vocab_size);
         record_steps(o, w, {}, make_optimizer(Options(), 0), {.mesh = {.tp = 2}}, {}, {1});
         for (const LedgerEntry& entry : book.entries)
             if (book.sections[entry.section].work >= 0)
