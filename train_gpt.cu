@@ -111,6 +111,16 @@ struct Gpt {
     Tensor classifier_weight() const { return config.tie_embeddings ? wte : headw; }
     int local_vocab() const { return padded_vocab(config, rows.ranks()); }
 
+    // Multiprocessors that products of this pass leave to messages. From level 2 of ZeRO on, gradients are
+    // sent beside each backward pass, and at level 3 parameters beside all.
+    int spared(const PassOfStep& pass, const DataMessages& under_way) const {
+        int level = state.settings().level;
+        return spared_by_products(
+            mesh.shape, rows.chunks(),
+            {.parameters = level == 3 || (pass.forward && under_way.parameters),
+             .gradients = !pass.forward && (level >= 2 || pass.last || under_way.gradients)});
+    }
+
     // Points acts to what is kept for this task.
     void bind_activations(const PipelineTask& task) {
         activations.bind(task);
@@ -187,15 +197,17 @@ struct BlockArrays {
     Activations& a;
     UnitTensors<floatX> w;
     UnitTensors<float> dw;
+    const bool overwrites;  // the gradients of matrices, which hold nothing yet
 
-    BlockArrays(Gpt& g, int number, const Batch& batch)
+    BlockArrays(Gpt& g, int number, const Batch& batch, bool overwrites)
         : g(g),
           batch(batch),
           kind(layer_kind(g.config, number)),
           d(g.dims(batch)),
           a(g.acts[number]),
           w(g.weights(number + 1)),
-          dw(g.gradients(number + 1)) {}
+          dw(g.gradients(number + 1)),
+          overwrites(overwrites) {}
 
     // The linear layer with this matrix and bias, cut as the matrix's row in the table of tensors says, and
     // with these operands.
@@ -204,7 +216,7 @@ struct BlockArrays {
         operands.parallel = shape.shard == Shard::columns ? Parallel::row : Parallel::column;
         operands.N = d.N, operands.C = (int)shape.cols, operands.OC = (int)shape.rows;
         operands.weight = w[weight], operands.bias = w[bias];
-        operands.dweight = dw[weight], operands.dbias = dw[bias];
+        operands.dweight = dw[weight], operands.dbias = dw[bias], operands.overwrites = overwrites;
         return operands;
     }
 
@@ -385,36 +397,38 @@ struct Mlp : Sublayer {
 
     void recompute(Recompute kind) const override {
         if (!is_recomputed(SublayerKind::mlp, kind)) {
-            if (!g.workload.fp8) recompute_activation();
+            // A fused GELU was kept (gelu_is_fused in comm/activations.h).
+            if (!g.workload.fp8 && !g.swiglu && !gelu_is_fused(g.config, g.workload, d.F))
+                gelu_forward(fc.gelu, a.act, a.fc, (size_t)d.N * d.F, g.stream);
             return;
         }
         // attention, the first of a parallel block, gathers the rows if it is recomputed
         bool gathered = begins(side) || is_recomputed(SublayerKind::attention, kind);
         if (!gathered) g.rows.gather(inp.own, inp.all, d.N, d.C);
-        hidden();
+        hidden(!backward_makes_act());
         keep_input(g.tp, fcproj);
     }
 
     void backward(WeightGradients weights) const override {
-        row_parallel_backward(g.tp, fcproj, a.dresidual, g.swiglu ? a.dact : a.dfc, side, weights, fc);
-        if (g.swiglu) swiglu_backward(a.dfc, a.dact, a.fc, d.N, d.F, g.stream, dfc8.amax());
+        row_parallel_backward(g.tp, fcproj, a.dresidual, g.swiglu ? a.dact : a.dfc, side, weights, fc, [&] {
+            floatX* act = backward_makes_act() ? a.act : nullptr;
+            if (g.swiglu) swiglu_backward(a.dfc, a.dact, a.fc, d.N, d.F, g.stream, dfc8.amax(), act);
+        });
         column_parallel_backward(g.tp, fc, a.dnorm, side, weights);
     }
 
     std::vector<const Linear*> linears() const override { return {&fcproj, &fc}; }
 
     // Writes fc and act.
-    void hidden() const {
+    void hidden(bool act = true) const {
         column_parallel(g.tp, fc, a.fc, side);  // applies the GELU too
-        if (g.swiglu) swiglu_forward(a.act, a.fc, d.N, d.F, g.stream, act8.amax());
+        if (g.swiglu && act) swiglu_forward(a.act, a.fc, d.N, d.F, g.stream, act8.amax());
     }
 
-    // Makes act of an fc that was kept. A fused GELU was kept too (gelu_is_fused in comm/activations.h).
-    void recompute_activation() const {
-        if (g.swiglu)
-            swiglu_forward(a.act, a.fc, d.N, d.F, g.stream);
-        else if (!gelu_is_fused(g.config, g.workload, d.F))
-            gelu_forward(fc.gelu, a.act, a.fc, (size_t)d.N * d.F, g.stream);
+    // An act that is recomputed is needed for the gradient of fcproj's weight alone, and the backward pass of
+    // SwiGLU has all that it is made of at hand. In fp8 a copy of it is made first.
+    bool backward_makes_act() const {
+        return g.swiglu && !g.workload.fp8 && g.workload.recompute != Recompute::none;
     }
 };
 
@@ -515,7 +529,8 @@ struct Block : BlockArrays {
     };
     std::vector<Group> groups;
 
-    Block(Gpt& g, int number, const Batch& batch) : BlockArrays(g, number, batch) {
+    Block(Gpt& g, int number, const Batch& batch, bool overwrites = false)
+        : BlockArrays(g, number, batch, overwrites) {
         Fp8Operand norm1_8 = in_fp8(a.norm1_fp8, d.C, has_all_rows()),
                    norm2_8 = in_fp8(a.norm2_fp8, d.C, has_all_rows());
         floatX* all_norm2 = a.all_norm2 ? a.all_norm2 : a.all_norm1;
@@ -701,12 +716,12 @@ inline void classify(Gpt& g, const Batch& batch, float dloss, bool want_gradient
 
 // Computes dresidual from dnorm, as classify() leaves it. The gradients of the norm, which lies in the last
 // block's unit, are reduced with those of that block.
-inline void head_backward(Gpt& g, const Batch& batch) {
+inline void head_backward(Gpt& g, const Batch& batch, Matrices matrices) {
     int unit = g.last_norm_unit();
     Dims d = g.dims(batch);
     auto& a = g.acts[0];
     g.state.acquire(unit, -1);
-    g.state.begin_gradients(unit);
+    g.state.begin_gradients(unit, matrices);
     zero_async(a.dresidual, (size_t)d.n * d.C, g.stream);
     stream_norm_backward(g, head_norm(g), a.dresidual, a, d.n);
     g.state.release(unit);
@@ -753,14 +768,15 @@ inline void measure_stream_gradient(Gpt& g, const floatX* gradient, const Dims& 
 // the last micro-batch of a step the gradients of each unit are summed over the ranks as soon as they are
 // there.
 inline void stage_backward(Gpt& g, const Batch& batch, const PipelineTask& task, float dloss,
-                           bool last_micro_batch) {
-    bool now = task.work == PipelineWork::backward;
+                           const PassOfStep& pass) {
+    bool now = task.work == PipelineWork::backward, overwrites = g.state.overwrites(pass.first);
+    Matrices matrices = now && overwrites ? Matrices::overwritten : Matrices::added_to;
     if (task.part == g.stage.last_part()) {
         classify(g, batch, dloss, true);
         // embed_backward() adds to tied embeddings that are on this stage
         bool used_again = g.config.tie_embeddings && g.stage.has_embedding();
-        if (!used_again) g.state.reduce_gradients(g.classifier_unit(), last_micro_batch);
-        head_backward(g, batch);
+        if (!used_again) g.state.reduce_gradients(g.classifier_unit(), pass.last);
+        head_backward(g, batch, matrices);
     } else {
         measure_stream_gradient(g, task.gradient, g.dims(batch));
     }
@@ -768,24 +784,25 @@ inline void stage_backward(Gpt& g, const Batch& batch, const PipelineTask& task,
     for (int number = end - 1; number >= begin; number--) {
         LaunchGuard::tick();
         g.state.acquire(number + 1, -1);
-        g.state.begin_gradients(number + 1);
-        block_backward(g, Block(g, number, batch), now ? WeightGradients::now : WeightGradients::later);
+        g.state.begin_gradients(number + 1, matrices);
+        block_backward(g, Block(g, number, batch, overwrites),
+                       now ? WeightGradients::now : WeightGradients::later);
         g.state.release(number + 1);
-        g.state.reduce_gradients(number + 1, last_micro_batch && now);
+        g.state.reduce_gradients(number + 1, pass.last && now);
     }
-    if (task.part == 0) embed_backward(g, batch, last_micro_batch);
+    if (task.part == 0) embed_backward(g, batch, pass.last);
 }
 
 // Makes the gradients of the blocks' matrices that stage_backward() deferred, from activations alone.
 inline void stage_weight_gradients(Gpt& g, const Batch& batch, const PipelineTask& task,
-                                   bool last_micro_batch) {
+                                   const PassOfStep& pass) {
     for (int number = g.stage.end_layer(task.chunk) - 1; number >= g.stage.first_layer(task.chunk);
          number--) {
         LaunchGuard::tick();
-        g.state.begin_gradients(number + 1);
-        Block l(g, number, batch);
+        g.state.begin_gradients(number + 1, Matrices::overwritten);
+        Block l(g, number, batch, g.state.overwrites(pass.first));
         weight_gradients(g.tp, l.linears());
-        g.state.reduce_gradients(number + 1, last_micro_batch);
+        g.state.reduce_gradients(number + 1, pass.last);
     }
 }
 
@@ -828,28 +845,34 @@ inline void forward(Gpt& g, const Batch& batch) {
 template <typename Load>
 void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, bool ends_step = true) {
     auto actions = pipeline_actions(g.stage.pipeline(micro_batches), g.stage.number());
+    DataMessages under_way = {.parameters = true};
     run_micro_batches(g, actions, g.workload.B * g.workload.T, load,
                       [&](const Batch& batch, const PipelineTask& task) {
-                          bool last = ends_step && task.micro_batch == micro_batches - 1;
-                          auto key = [&] { return task_key(batch, task, last, dloss, g.acts); };
+                          PassOfStep pass = {task.work == PipelineWork::forward, task.micro_batch == 0,
+                                             ends_step && task.micro_batch == micro_batches - 1};
+                          SparedMultiprocessors spared(g.spared(pass, under_way));
+                          auto key = [&] { return task_key(batch, task, pass, dloss, g.acts); };
                           TracePause in_a_graph(g.graphs.on);
                           g.graphs.run(key, g.stream, [&] {
                               switch (task.work) {
                               case PipelineWork::forward:
                                   return stage_forward(g, batch, task);
                               case PipelineWork::weight_gradient:
-                                  return stage_weight_gradients(g, batch, task, last);
+                                  return stage_weight_gradients(g, batch, task, pass);
                               case PipelineWork::backward:
                               case PipelineWork::input_gradient:
-                                  return stage_backward(g, batch, task, dloss, last);
+                                  return stage_backward(g, batch, task, dloss, pass);
                               }
                           });
+                          bool last_chunk = task.chunk == g.stage.chunks() - 1;
+                          if (pass.forward && pass.first && last_chunk) under_way.parameters = false;
+                          if (!pass.forward && pass.last) under_way.gradients = true;
                       });
 }
 
 // Starts a step: no gradient, no loss.
 inline void zero_gradients(Gpt& g) {
-    g.state.zero_gradients();
+    g.state.zero_gradients(Matrices::overwritten);
     g.stats.clear(g.stream);
 }
 

@@ -271,7 +271,8 @@ inline std::unique_ptr<TrainedModel> open_model(const std::string& run, const st
 struct CutModel {
     InferencePlan plan;
     Mesh mesh;
-    const SparedMultiprocessors spared{spared_by_products(plan.layout, plan.options.zero)};
+    const SparedMultiprocessors spared{
+        spared_by_products(plan.layout.mesh, plan.layout.row_chunks, {.parameters = plan.options.zero == 3})};
     std::shared_ptr<ModelPasses> passes;
 
     CutModel(const TrainedModel& model, const InferenceCut& asked, const World& world,

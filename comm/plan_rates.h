@@ -10,6 +10,7 @@ attention, kernels that read and write, launches and calls.
 #include <numeric>
 #include <string_view>
 
+#include "comm/mesh_shape.h"         // block_bandwidth
 #include "data/base/error.h"         // fail
 #include "data/run/flight_record.h"  // Operation
 #include "kernels/cards.h"           // Machine
@@ -88,10 +89,12 @@ inline double exchange_seconds(const Machine& machine, const GroupOfRanks& group
            std::max(near * part / machine.node_bandwidth, far * part / machine.network);
 }
 
-// A message from one rank to another.
-inline double message_seconds(const Machine& machine, bool same_node, double bytes) {
-    return same_node ? machine.link_latency + bytes / machine.node_bandwidth
-                     : machine.network_latency + bytes / machine.network;
+// A message from one rank to another. On cards, thread blocks move it.
+inline double message_seconds(const Machine& machine, const GroupOfRanks& pair, double bytes) {
+    bool same_node = in_nodes(machine, pair).nodes == 1;
+    double rate = same_node ? machine.node_bandwidth : machine.network;
+    if (pair.blocks > 0 && machine.capability > 0) rate = std::min(rate, pair.blocks * block_bandwidth);
+    return (same_node ? machine.link_latency : machine.network_latency) + bytes / rate;
 }
 
 // ----------------------------------------------------------------------------
@@ -181,6 +184,15 @@ inline double expected_stream_share(std::string_view launcher) {
 // ----------------------------------------------------------------------------
 // launches
 
+// Multiprocessors that communication holds are not there for other work.
+inline Machine machine_without(Machine machine, int multiprocessors) {
+    double rest = machine.multiprocessors - std::min(multiprocessors, machine.multiprocessors / 2);
+    for (double* rate : {&machine.gemm_flops, &machine.attention_forward, &machine.attention_backward})
+        *rate *= rest / machine.multiprocessors;
+    machine.multiprocessors = (int)rest;
+    return machine;
+}
+
 struct StepTime {
     double products = 0, attention = 0, streams = 0;  // seconds
     double all() const { return products + attention + streams; }
@@ -200,13 +212,14 @@ inline StepTime launch_time(const Machine& machine, const LedgerEntry& entry) {
     std::string_view launcher = entry.launcher ? entry.launcher : "";
     double memory = (cost.read + cost.written) / machine.memory_bandwidth,
            launches = cost.launches * machine.launch;
+    const Machine rest = machine_without(machine, entry.spared);
     if (cost.product.sums > 0) {
         double fused = !cost.product.gelu ? 1 : launcher == "matmul_gelu_forward" ? 0.88 : 0.85;
-        double seconds = cost.flops() / (fused * expected_product_rate(machine, cost.product));
+        double seconds = cost.flops() / (fused * expected_product_rate(rest, cost.product));
         return {.products = std::max(seconds, memory / 0.95) + launches};
     }
     if (cost.attention.flops > 0)
-        return {.attention = cost.flops() / expected_attention_rate(machine, cost.attention) + launches};
+        return {.attention = cost.flops() / expected_attention_rate(rest, cost.attention) + launches};
     return {.streams = memory / expected_stream_share(launcher) + launches};
 }
 
@@ -244,7 +257,7 @@ inline double call_seconds(const Machine& machine, const GroupCall& call) {
         return exchange_seconds(machine, group, call.bytes);
     case Operation::send:
     case Operation::receive:
-        return message_seconds(machine, in_nodes(machine, group).nodes == 1, call.bytes);
+        return message_seconds(machine, group, call.bytes);
     default:
         fail("plan: a call of kind %d has no price; see call_seconds", call.operation);
     }

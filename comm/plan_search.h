@@ -130,28 +130,45 @@ public:
 
     // No step is shorter.
     double bound(const Cut& cut) {
-        const MicroBatchTime& t = times(cut);
+        // passes beside messages of data ranks, and others
+        const MicroBatchTime &beside = times(cut, cut.dp > 1), &alone = times(cut);
+        bool always = cut.zero == 3, backward_always = cut.zero >= 2;
+        const long long all = micro_batches(cut), first = std::min<long long>(all, cut.pp),
+                        last = (all - 1) % cut.pp + 1;
         const std::vector<int>& split = this->split(cut);
         bool drains = cut.pp_schedule != PipelineSchedule::zero_bubble;  // the last work may be put off there
         struct OfStage {
             double work = 0;    // on one micro-batch
+            double more = 0;    // on the first and the last
             double before = 0;  // on the stages before, ahead of its first and behind its last work
         };
         std::vector<OfStage> stages((size_t)cut.pp);
         double before = 0;
         for (int part = 0, layer = 0; part < (int)split.size(); part++) {
-            LayerTime chunk = t.chunk(layer, layer + split[part]);
+            auto time = [&](const MicroBatchTime& t) {
+                LayerTime time = t.chunk(layer, layer + split[part]);
+                if (part == 0) time += t.embedding;
+                if (part == (int)split.size() - 1) time += t.head;
+                return time;
+            };
+            LayerTime slow = time(beside), fast = time(alone);
             layer += split[part];
-            double forward = chunk.forward, backward = chunk.backward;
-            if (part == 0) forward += t.embedding.forward, backward += t.embedding.backward;
-            if (part == (int)split.size() - 1) forward += t.head.forward, backward += t.head.backward;
-            stages[part % cut.pp].work += forward + backward;
+            double forward = always ? slow.forward : fast.forward,
+                   backward = backward_always ? slow.backward : fast.backward;
+            OfStage& stage = stages[part % cut.pp];
+            stage.work += forward + backward;
+            // Until the first micro-batch comes round to the last chunk, others of its group are in between,
+            // and so they are from when the last has been there.
+            bool comes_round = part + cut.pp < (int)split.size();
+            if (cut.shard_group > 1) stage.more += (comes_round ? first : 1) * (slow.forward - forward);
+            stage.more += (comes_round ? last : 1) * (slow.backward - backward);
             if (part >= cut.pp) continue;
             stages[part].before = before;
             before += forward + (drains ? backward : 0);
         }
-        double longest = 0, of_all = (double)micro_batches(cut);
-        for (auto [work, before] : stages) longest = std::max(longest, before + of_all * work);
+        double longest = 0;
+        for (auto [work, more, before] : stages)
+            longest = std::max(longest, before + (double)all * work + more);
         return longest + largest_transform();
     }
 
@@ -535,10 +552,15 @@ private:
             mesh_shape(o), o.tp_overlap, {cut.pp_schedule, cut.pp, micro_batches, cut.pp_chunks}, split(cut)};
     }
 
-    const MicroBatchTime& times(const Cut& cut) {
+    // beside_data: beside messages of data ranks.
+    const MicroBatchTime& times(const Cut& cut, bool beside_data = false) {
         Options o = options_of(cut);
         Layout tensor = {.mesh = mesh_shape(o), .row_chunks = o.tp_overlap};
-        int held = element_bytes_ == 2 ? held_multiprocessors(tensor, cut.zero) : 0;
+        auto all = [&](const MeshShape& mesh) {
+            return held_multiprocessors(mesh, o.tp_overlap, {.gradients = beside_data});
+        };
+        // the ledger has those that tensor ranks hold
+        int held = machine_.capability > 0 ? all(tensor.mesh) - all({.tp = cut.tp}) : 0;
         auto key = std::tuple(cut.tp, cut.micro_batch, cut.recompute, cut.tp_overlap, held);
         auto known = times_.find(key);
         if (known == times_.end()) {
@@ -556,11 +578,10 @@ private:
         const Layout cut_layout = layout(cut, std::ranges::max(micro_batches));
         ZeroSettings settings = zero_settings(o, element_bytes_);
         settings.overlap = task_.overlap();
-        int held = element_bytes_ == 2 ? held_multiprocessors(cut_layout, cut.zero) : 0;
         std::vector<int> numbers;
         for (int stage = 0; stage < cut.pp; stage++)
             numbers.push_back(rank_of(first_of_stage(stage), cut_layout.mesh));
-        auto player = std::make_unique<StepPlayer>(machine_without(machine_, held), numbers);
+        auto player = std::make_unique<StepPlayer>(machine_, numbers);
         for (int stage = 0; stage < cut.pp; stage++) {
             const MeshPosition position = first_of_stage(stage);
             Ledger book(machine_.ledger_card(), w.T, o.vocab_size);

@@ -35,6 +35,10 @@ void record_steps(const ModelConfig& config, const Workload& workload, const Zer
 // Seconds of the passes over a layer or several, with the time that tensor ranks wait for each other.
 struct LayerTime {
     double forward = 0, backward = 0;
+    LayerTime& operator+=(const LayerTime& other) {
+        forward += other.forward, backward += other.backward;
+        return *this;
+    }
 };
 
 struct MicroBatchTime {
@@ -113,15 +117,6 @@ inline MicroBatchTime micro_batch_time(const Options& o, const Workload& workloa
         result.flops += entry.cost.flops() * times[entry.section];
     });
     return result;
-}
-
-// Multiprocessors that communication holds are not there for other work.
-inline Machine machine_without(Machine machine, int multiprocessors) {
-    double rest = machine.multiprocessors - std::min(multiprocessors, machine.multiprocessors / 2);
-    for (double* rate : {&machine.gemm_flops, &machine.attention_forward, &machine.attention_backward})
-        *rate *= rest / machine.multiprocessors;
-    machine.multiprocessors = (int)rest;
-    return machine;
 }
 
 // ----------------------------------------------------------------------------

@@ -163,14 +163,15 @@ inline void check_build(const Options& o) {
 // Only the passes of a process that is alone with its device go through graphs: what is sent to other ranks,
 // or to the state of the optimizer on the host, has streams of its own, whose events lie outside.
 
-// Names the work on a task: all that its kernels are made from, but for what is in memory. Its place in the
-// list of micro-batches does not matter, but for the last one's. more: what the caller adds. A ledger does
-// not see where arrays lie; but the first micro-batch waits for new weights, and others do not.
+// Names the work on a task: all that its kernels are made from, but for what is in memory. Of its place in
+// the step it matters whether a backward pass is the first or the last. more: what the caller adds. A ledger
+// does not see where arrays lie; but the first forward pass waits for new weights, and others do not.
 template <typename... More>
-std::string task_key(const Batch& b, const PipelineTask& task, bool last, const More&... more) {
-    if (ledger) return graph_key(task.work, task.chunk, task.micro_batch == 0, last);
-    return graph_key(task.work, last, task.chunk, task.input, task.output, task.gradient, b.B, b.T, b.tokens,
-                     b.targets, b.doc_start, b.positions, b.by_token, b.by_position, b.past, b.row, more...);
+std::string task_key(const Batch& b, const PipelineTask& task, const PassOfStep& pass, const More&... more) {
+    if (ledger) return graph_key(task.work, task.chunk, pass.first, pass.last, spared_multiprocessors);
+    return graph_key(task.work, !pass.forward && pass.first, pass.last, task.chunk, task.input, task.output,
+                     task.gradient, b.B, b.T, b.tokens, b.targets, b.doc_start, b.positions, b.by_token,
+                     b.by_position, b.past, b.row, more...);
 }
 
 // ----------------------------------------------------------------------------

@@ -175,25 +175,26 @@ inline Fp8Sizes fp8_sizes(const ModelConfig& config, const Workload& w, const St
 // ----------------------------------------------------------------------------
 // multiprocessors
 
-// Multiprocessors that NCCL's kernels are expected to hold while products run: those of two receives from the
-// stages beside, which are there as soon as they can be and wait; and of one group, where tensor ranks send
-// beside products, or data ranks in every micro-batch. It follows from the layout alone: algorithms depend on
+// Multiprocessors that NCCL's kernels are expected to hold while the products of a pass run: those of two
+// receives from the stages beside, which are there as soon as they can be and wait; and of one group, where
+// tensor ranks send beside products, or data ranks do. It follows from the layout alone: algorithms depend on
 // it, and the bits are the same without overlap.
-inline int held_multiprocessors(const Layout& layout, int zero) {
-    const MeshShape& mesh = layout.mesh;
-    bool tensor_ranks_send = mesh.tp > 1 && layout.row_chunks > 1;
-    bool data_ranks_send = mesh.shard > 1 && zero >= 2;
-    return (mesh.pp > 1 ? 2 * blocks_of_links : 0) +
-           (tensor_ranks_send || data_ranks_send ? blocks_of_groups : 0);
+inline int held_multiprocessors(const MeshShape& mesh, int row_chunks, const DataMessages& data) {
+    bool tensor_ranks_send = mesh.tp > 1 && row_chunks > 1;
+    bool gathers = data.parameters && mesh.shard > 1, reduces = data.gradients && mesh.dp > 1;
+    return (mesh.pp > 1 ? 2 * mesh.link_blocks : 0) +
+           (tensor_ranks_send || gathers || reduces ? blocks_of_groups : 0);
 }
 
 // Products spare these, but where ranks talk by something else than kernels: there they spare none.
-inline int spared_by_products([[maybe_unused]] const Layout& layout, [[maybe_unused]] int zero) {
+inline int spared_by_products(const MeshShape& mesh, int row_chunks, const DataMessages& data) {
 #ifdef RANKS_USE_NCCL
-    return held_multiprocessors(layout, zero);
+    bool by_kernels = true;
 #else
-    return 0;
+    bool by_kernels = false;
 #endif
+    if (ledger) by_kernels = ledger->card.capability > 0;
+    return by_kernels ? held_multiprocessors(mesh, row_chunks, data) : 0;
 }
 
 // ----------------------------------------------------------------------------
@@ -247,10 +248,10 @@ inline bool wants_graphs(const Options& o, double gemm_rate) {
 
 // Bytes that the driver may take for the graphs of a run, before the rate is measured: up to version 550 it
 // took 64 KiB for each kernel (says PyTorch's guide to its CUDAGraph trees), and less since. A pass backward
-// is there twice, for the one that ends a step is another.
+// is there three times, for those that begin and end a step are others.
 inline size_t graph_memory(const Options& o) {
     constexpr double fastest_card = 3e15;
     constexpr size_t of_kernel = 64 << 10;
     bool takes = has_own_memory && wants_graphs(o, fastest_card);
-    return takes ? of_kernel * 2 * kernels_of_layer * o.layers : 0;
+    return takes ? of_kernel * 3 * kernels_of_layer * o.layers : 0;
 }

@@ -228,6 +228,7 @@ struct Linear {
     const floatX* weight = nullptr;  // (OC, C)
     const floatX* bias = nullptr;    // (OC) or null
     float *dweight = nullptr, *dbias = nullptr;  // their gradients, added to; null if nothing is trained
+    bool overwrites = false;                     // dweight holds nothing yet
     LinearInput inp = {};                        // (N, C)
     floatX* dout = nullptr;                      // (N, OC) all rows of the gradient of the output
     // A GELU that is made in the same pass as the product.
@@ -354,7 +355,8 @@ inline void row_parallel(const TensorParallel& tp, const Linear& l, floatX* own_
 inline void weight_gradient(const TensorParallel& tp, const Linear& l) {
     bool bias_is_done = l.conv.products || l.parallel == Parallel::row;
     tp.products.backward_weight(l.dweight, l.product_gradient(), l.inp.all, l.inp.fp8, l.N, l.C,
-                                l.product_width(), bias_is_done ? nullptr : l.dbias, tp.scratch);
+                                l.product_width(), bias_is_done ? nullptr : l.dbias, tp.scratch,
+                                !l.overwrites);
 }
 
 // All rows of an input that are not in place come together again for the weight's gradient, while other work
@@ -404,9 +406,11 @@ inline void column_parallel_backward(const TensorParallel& tp, const Linear& l, 
 
 // dinp (N, C): the gradient of the input, or of gelu_inp where there is one, from the gradient of this rank's
 // rows of the output, own_dout (own rows, OC), which come together in dout. The column-parallel layer whose
-// backward pass is next has its input come together again meanwhile.
-inline void row_parallel_backward(const TensorParallel& tp, const Linear& l, const floatX* own_dout,
-                                  floatX* dinp, Side side, WeightGradients weights, const Linear& next) {
+// backward pass is next has its input come together again meanwhile. with_dinp() puts on the compute stream
+// what is made of dinp before the gradient of the weight, which may read what it makes.
+template <typename WithInput>
+void row_parallel_backward(const TensorParallel& tp, const Linear& l, const floatX* own_dout, floatX* dinp,
+                           Side side, WeightGradients weights, const Linear& next, WithInput&& with_dinp) {
     bool alone = tp.rows.ranks() == 1;
     auto product = [&](int first, int rows) { linear_rows_backward(tp, l, dinp, first, rows, false); };
     // The gradient of a row's first taps is in the row after it, so the rows before these are complete now.
@@ -427,7 +431,13 @@ inline void row_parallel_backward(const TensorParallel& tp, const Linear& l, con
         copy_async(l.dout, own_dout, (size_t)l.N * l.OC, tp.stream);
     }
     alone || gathered ? work(0, l.N) : tp.rows.gather(own_dout, l.dout, l.N, l.OC, work);
+    with_dinp();
     if (weights == WeightGradients::later) return;
     if (begins(side) && !next.inp.in_place) start_regather(tp, next);
     weight_gradient(tp, l);
+}
+
+inline void row_parallel_backward(const TensorParallel& tp, const Linear& l, const floatX* own_dout,
+                                  floatX* dinp, Side side, WeightGradients weights, const Linear& next) {
+    row_parallel_backward(tp, l, own_dout, dinp, side, weights, next, [] {});
 }

@@ -92,7 +92,8 @@ struct TrainingRun {
     const TrainingPlan& plan;
     ModelInTraining& model;
     GemmRate gemm{model.stream};
-    const SparedMultiprocessors spared{spared_by_products(plan.memory->layout, o.zero)};
+    const SparedMultiprocessors spared{spared_by_products(
+        plan.memory->layout.mesh, plan.memory->layout.row_chunks, {.parameters = o.zero == 3})};
     Meter meter{o, o.sequence_length, peak_rate(o), gemm.rate, world.size()};
     NotedError error;  // this rank's, raised when all ranks can hear of it
     StatusLine status{screen, o.steps, [] { return recorder.progress(); }};

@@ -60,6 +60,10 @@ are in comm/zero_arrays.h.
 #include "kernels/optimizer.h"      // Optimizer, OptimizerPass, OptimizerPart, OptimizerArrays
 #include "kernels/random.cuh"       // name_hash
 
+// The first work on gradients of matrices that comes after others have begun may add to them, as all that
+// comes later does, and then they must be zero; or overwrite them.
+enum class Matrices { added_to, overwritten };
+
 class ZeroState {
 public:
     // The memory must outlive the state.
@@ -84,11 +88,13 @@ public:
 
     // Data ranks next to each other that all reduce with every micro-batch, and so need equally many; or 1.
     int ranks_in_step() const { return arrays_.cut_grads ? shards_ : 1; }
-    // Starts a step: all gradients are zero.
-    void zero_gradients();
-    // The compute stream's next work adds to grads(unit), until reduce_gradients(unit). The second call in a
-    // micro-batch does nothing.
-    void begin_gradients(int unit);
+    // Starts a step: all gradients are zero, but for those of matrices if work overwrites them.
+    void zero_gradients(Matrices matrices = Matrices::added_to);
+    // The compute stream's next work adds to grads(unit), until reduce_gradients(unit); or overwrites the
+    // gradients of matrices where overwrites() tells it to. The second call in a micro-batch does nothing.
+    void begin_gradients(int unit, Matrices matrices = Matrices::added_to);
+    // Gradients that stay whole begin anew in each step, and cut ones in each micro-batch.
+    bool overwrites(bool first_micro_batch) const { return arrays_.cut_grads || first_micro_batch; }
     void reduce_gradients(int unit, bool last_micro_batch);
     // Calls made(unit) from now on where the compute stream has added to a unit's gradients and no rank has
     // seen them; null: no more.
@@ -478,19 +484,25 @@ inline void ZeroState::release(int unit) {
 // ----------------------------------------------------------------------------
 // gradients
 
-inline void ZeroState::zero_gradients() {
+inline void ZeroState::zero_gradients(Matrices matrices) {
     gradients_copied_.hold(compute_);  // offload has read the last ones
-    zero_async(arrays_.grads, arrays_.cut_grads ? shard_size() : layout_.size(), compute_);
+    bool all = arrays_.cut_grads || matrices == Matrices::added_to;
+    if (all) return zero_async(arrays_.grads, arrays_.cut_grads ? shard_size() : layout_.size(), compute_);
+    for (int unit : layout_.held()) zero_async(grads(unit), layout_.before_matrices(unit), compute_);
 }
 
-inline void ZeroState::begin_gradients(int unit) {
+inline void ZeroState::begin_gradients(int unit, Matrices matrices) {
     if (ledger) ledger->enter(unit);
     if (!arrays_.cut_grads) return;
     Place& place = grad_at_[grad_places_.place(unit)];
     if (place.in_use) return;
     place.in_use = true;
     wait(Traffic::gradients, place.free);
-    zero_async(grads(unit), layout_.unit_size(unit), compute_);
+    // between the same matrices as before there are zeros
+    bool known = place.unit >= 0 && layout_.are_alike(place.unit, unit);
+    place.unit = unit;
+    bool all = !known || matrices == Matrices::added_to;
+    zero_async(grads(unit), all ? layout_.unit_size(unit) : layout_.before_matrices(unit), compute_);
 }
 
 // Gradients that stay whole are summed over the ranks once, when the last micro-batch has added to them. A

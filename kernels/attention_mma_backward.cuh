@@ -265,17 +265,6 @@ __global__ void attention_dq_kernel(floatX* dqkv, BackwardScratch scratch, Atten
 // ----------------------------------------------------------------------------
 // launching
 
-// The properties of a card that matter here.
-struct AttentionCard {
-    size_t shared_bytes;  // a block's
-    int multiprocessors;
-};
-
-inline AttentionCard attention_card() {
-    const cudaDeviceProp& device = device_properties();
-    return {device.sharedMemPerBlockOptin, device.multiProcessorCount};
-}
-
 inline void attention_mma_backward(floatX* dqkv, float* scratch_data, const floatX* dout, const floatX* qkv,
                                    const floatX* out, const float* lse, const AttentionShape& s,
                                    cudaStream_t stream, const AttentionCard& card = attention_card()) {
@@ -292,11 +281,8 @@ inline void attention_mma_backward(floatX* dqkv, float* scratch_data, const floa
                    Tiles::threads, Tiles::shared_bytes, stream, dqkv, scratch, dout, qkv, s,
                    s.scale() * log2_e, backward_section(s, card.multiprocessors));
         };
-        constexpr size_t large = 163 * 1024;  // an A100 and up; others of its time and later have the least
-        if (card.shared_bytes >= large)
-            with(BackwardTilesFor<HSP, large>{});
-        else
-            with(BackwardTilesFor<HSP, least_shared_bytes>{});
+        constexpr int width = HSP;
+        card.with_shared_bytes([&](auto bytes) { with(BackwardTilesFor<width, decltype(bytes)::value>{}); });
         constexpr int block = 256, part = 8;  // floats that a thread takes
         launch(attention_dq_kernel, dim3(scratch.rows * HSP / part / block, s.NH, s.B), block, 0, stream,
                dqkv, scratch, s);

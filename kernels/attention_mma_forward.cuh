@@ -16,25 +16,38 @@ leave the registers: where a product leaves its result is where the next one tak
 // Each warp owns 32 queries, or 16 where the sums of 32 would not fit in its registers. Two blocks share a
 // multiprocessor: one multiplies while the other takes exponentials. Wide heads of float have small tiles,
 // which leave registers for addresses and need no more shared memory than every card has.
-template <int HSP>
+template <int width, int tile_keys>
 struct ForwardTiles {
+    static constexpr int HSP = width, keys = tile_keys;
     static constexpr bool wide = HSP > 128;
     static constexpr int warps = tensor_cores || !wide ? 4 : 2, threads = warps * warp_size;
     static constexpr int warp_queries = tensor_cores && !wide ? 32 : 16, queries = warps * warp_queries;
-    static constexpr int keys = tensor_cores ? (HSP > 192 ? 32 : HSP > 64 ? 64 : 128) : wide ? 16 : 32;
     static constexpr size_t shared_bytes =
         sizeof(floatX) * ((queries + 2 * keys) * HSP + (tensor_cores ? 0 : queries * keys));
     static_assert(shared_bytes <= least_shared_bytes);
 };
 
+// The tiles for a card where a block may have these bytes of shared memory: the largest that leave room for
+// two blocks, or the smallest.
+template <int HSP, size_t most_bytes>
+constexpr auto forward_tiles() {
+    if constexpr (!tensor_cores) {
+        return ForwardTiles < HSP, (HSP > 128) ? 16 : 32 > ();
+    } else {
+        using Large = ForwardTiles<HSP, (HSP > 192) ? 32 : (HSP > 64) ? 64 : 128>;
+        constexpr bool two_fit =
+            2 * (Large::shared_bytes + reserved_shared_bytes) <= most_bytes + reserved_shared_bytes;
+        return std::conditional_t<two_fit, Large, ForwardTiles<HSP, 32>>();
+    }
+}
+
 // Grid (tiles of queries, NH, B); `scale` makes powers of two of scores. Keys arrive under the product with
 // the values of the tile before, values under the product with the keys.
-template <int HSP>
-__global__ void __launch_bounds__(ForwardTiles<HSP>::threads, 2)
+template <typename Tiles>
+__global__ void __launch_bounds__(Tiles::threads, 2)
     attention_forward_kernel(floatX* out, float* lse, float* amax, const floatX* qkv, AttentionShape s,
                              float scale) {
-    using Tiles = ForwardTiles<HSP>;
-    constexpr int queries = Tiles::queries, keys = Tiles::keys, threads = Tiles::threads;
+    constexpr int HSP = Tiles::HSP, queries = Tiles::queries, keys = Tiles::keys, threads = Tiles::threads;
     Tile<HSP> q{dynamic_shared<floatX>()};  // (queries, HSP)
     Tile<HSP> k{q.data + queries * HSP};    // (keys, HSP)
     Tile<HSP> v{k.data + keys * HSP};       // (keys, HSP)
@@ -135,11 +148,15 @@ __global__ void __launch_bounds__(ForwardTiles<HSP>::threads, 2)
 }
 
 inline void attention_mma_forward(floatX* out, float* lse, float* amax, const floatX* qkv,
-                                  const AttentionShape& s, cudaStream_t stream) {
+                                  const AttentionShape& s, cudaStream_t stream,
+                                  const AttentionCard& card = attention_card()) {
     with_head_width(s.HS, [&](auto HSP) {
-        using Tiles = ForwardTiles<HSP>;
-        launch(attention_forward_kernel<HSP>, dim3(ceil_div(s.Tq, Tiles::queries), s.NH, s.B), Tiles::threads,
-               Tiles::shared_bytes, stream, out, lse, amax, qkv, s, s.scale() * log2_e);
+        constexpr int width = HSP;
+        card.with_shared_bytes([&](auto bytes) {
+            using Tiles = decltype(forward_tiles<width, decltype(bytes)::value>());
+            launch(attention_forward_kernel<Tiles>, dim3(ceil_div(s.Tq, Tiles::queries), s.NH, s.B),
+                   Tiles::threads, Tiles::shared_bytes, stream, out, lse, amax, qkv, s, s.scale() * log2_e);
+        });
     });
 }
 

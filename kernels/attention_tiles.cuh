@@ -42,8 +42,31 @@ inline bool hopper_attention_fits(const AttentionShape& shape) {
 
 constexpr float log2_e = 1.44269504f;
 
-// The shared memory that a block may have on the cards with the least.
-constexpr size_t least_shared_bytes = 99 * 1024;
+// The shared memory that a block may have on the cards with the least, and on an A100 and up. A
+// multiprocessor has 1 KiB more, and keeps as much for each block.
+constexpr size_t least_shared_bytes = 99 * 1024, large_shared_bytes = 163 * 1024,
+                 reserved_shared_bytes = 1024;
+
+// The properties of a card that matter here.
+struct AttentionCard {
+    size_t shared_bytes;  // a block's
+    int multiprocessors;
+
+    // Calls f with the shared memory that a block may have on all cards like this one, as
+    // std::integral_constant.
+    template <typename F>
+    void with_shared_bytes(F&& f) const {
+        if (shared_bytes >= large_shared_bytes)
+            f(std::integral_constant<size_t, large_shared_bytes>());
+        else
+            f(std::integral_constant<size_t, least_shared_bytes>());
+    }
+};
+
+inline AttentionCard attention_card() {
+    const cudaDeviceProp& device = device_properties();
+    return {device.sharedMemPerBlockOptin, device.multiProcessorCount};
+}
 
 __device__ inline int lane_id() {
     return threadIdx.x % warp_size;

@@ -74,10 +74,6 @@ private:
     std::map<std::pair<cudaStream_t, size_t>, void*> made_;
 };
 
-// Multiprocessors of the GPU that products leave to kernels of communication which run beside them. A product
-// of as many blocks as there are multiprocessors would have to wait for the last of them until those end.
-inline int spared_multiprocessors = 0;
-
 template <typename T>
 constexpr cudaDataType cuda_type = sizeof(T) == 2 ? CUDA_R_16BF : CUDA_R_32F;
 

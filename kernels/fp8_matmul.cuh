@@ -4,7 +4,7 @@ and in fp32 for the weights' gradient. As in matmul.cuh:
 
     forward      out (N, OC) = inp (N, C) weight (OC, C)^T + bias        of inp8, weight8
     backward     dinp (N, C) = dout (N, OC) weight                       of dout8, the transpose of weight8
-                 dweight += dout^T inp                                   of the transposes of dout8 and inp8
+                 dweight += or = dout^T inp                              of the transposes of dout8 and inp8
 
 BlockProducts has these for all matrices of the blocks that a rank holds, or the products of matmul.cuh where
 fp8 is off. A weight is known by where it lies. It is quantised both ways at its first use after it has
@@ -68,14 +68,14 @@ inline void fp8_matmul_backward_input(floatX* dinp, const Fp8Matrix& dout, const
 }
 
 inline void fp8_matmul_backward_weight(float* dweight, const Fp8Matrix& dout, const Fp8Matrix& inp, int N,
-                                       int C, int OC, cudaStream_t stream, bool fast_sums) {
-    ON_DEVICE(stream, product_cost(dweight, dout.transposed, inp.transposed, OC, C, N, true, fast_sums),
+                                       int C, int OC, cudaStream_t stream, bool accumulate, bool fast_sums) {
+    ON_DEVICE(stream, product_cost(dweight, dout.transposed, inp.transposed, OC, C, N, accumulate, fast_sums),
               fail_on_cpu(),
               multiply({.m = C,
                         .n = OC,
                         .k = N,
                         .transpose_a = true,
-                        .accumulate = true,
+                        .accumulate = accumulate,
                         .d_type = CUDA_R_32F,
                         .a_type = CUDA_R_8F_E4M3,
                         .b_type = CUDA_R_8F_E5M2,
@@ -220,9 +220,10 @@ public:
         gelu_backward(form, dpre, dpre, pre, (size_t)N * C, stream_, amax);
     }
 
-    // dout: as it was for the gradient of inp. dbias, scratch: as for matmul_backward_weight().
+    // dout: as it was for the gradient of inp. dbias and what follows: as for matmul_backward_weight().
     void backward_weight(float* dweight, const floatX* dout, const floatX* inp, const Fp8Operand& inp8, int N,
-                         int C, int OC, float* dbias = nullptr, float* scratch = nullptr) {
+                         int C, int OC, float* dbias = nullptr, float* scratch = nullptr,
+                         bool accumulate = true) {
         if (on_) {
             if ((size_t)N != rows_) fail("fp8: the gradient of a weight from %d of %zu rows", N, rows_);
             if (dout != transposed_) {
@@ -234,9 +235,9 @@ public:
             if (dbias) matmul_backward_bias(dbias, scratch, dout, N, OC, stream_);
             return fp8_matmul_backward_weight(dweight, {nullptr, arrays_.dout.transposed, transposed_scale_},
                                               {nullptr, inp8.transposed, inp8.scale}, N, C, OC, stream_,
-                                              fast_gradients_);
+                                              accumulate, fast_gradients_);
         }
-        matmul_backward_weight(dweight, dout, inp, N, C, OC, stream_, dbias, scratch);
+        matmul_backward_weight(dweight, dout, inp, N, C, OC, stream_, dbias, scratch, accumulate);
     }
 
 private:

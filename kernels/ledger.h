@@ -67,6 +67,7 @@ struct LedgerCard {
 struct GroupOfRanks {
     int number = 0, first = 0, stride = 1, ranks = 1;
     int side_by_side = 0;  // the number of such pairs, for a pair of ranks of two stages; else 0
+    int blocks = 0;        // thread blocks that move its messages, for such a pair; 0: as many as it takes
 
     // Two of its ranks, by their places in it.
     GroupOfRanks pair(int one, int other) const {
@@ -89,12 +90,18 @@ struct GroupCall {
     bool joins = false;  // it begins together with the call before it, and so has no latency of its own
 };
 
+// Multiprocessors of the card that what this thread launches leaves to kernels of communication, which run
+// beside it. A product of as many blocks as there are multiprocessors would have to wait for the last of them
+// until those end.
+inline thread_local int spared_multiprocessors = 0;
+
 struct LedgerEntry {
     enum Kind { launch, record, hold, call, repeat, step } kind;
     const void* stream;
     int section = 0;                 // its place in the ledger's list
     const char* launcher = nullptr;  // launch: the function of kernels/; null: a fill or a copy by the driver
     LaunchCost cost = {};            // launch
+    int spared = 0;                  // launch: multiprocessors
     double seconds = 0;              // launch: if above 0 it takes so long, whatever its cost is
     const void* event = nullptr;     // record, hold
     GroupCall call_of = {};          // call
@@ -131,7 +138,11 @@ public:
         entries.push_back(entry);
     }
     void launched(const char* launcher, const void* stream, const LaunchCost& cost) {
-        add({.kind = LedgerEntry::launch, .stream = stream, .launcher = launcher, .cost = cost});
+        add({.kind = LedgerEntry::launch,
+             .stream = stream,
+             .launcher = launcher,
+             .cost = cost,
+             .spared = spared_multiprocessors});
     }
     void launched(const char* launcher, const void* stream, const std::vector<LaunchCost>& costs) {
         for (const LaunchCost& cost : costs) launched(launcher, stream, cost);

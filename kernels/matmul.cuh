@@ -3,7 +3,7 @@ The linear layer, where nearly all the time of training goes:
 
     forward      out (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC)
     backward     dinp (N, C) = dout (N, OC) weight
-                 dweight += dout^T inp
+                 dweight += dout^T inp, or = where it is the first to write it
                  dbias += column sums of dout
 
 The backward pass needs inp and weight. The products are left to the vendor's library, cuBLASLt or oneDNN,
@@ -53,11 +53,11 @@ inline void matmul_backward_input_cpu(floatX* dinp, const floatX* dout, const fl
 }
 
 inline void matmul_backward_weight_cpu(float* dweight, const floatX* dout, const floatX* inp, int N, int C,
-                                       int OC, float* dbias, float* scratch) {
+                                       int OC, float* dbias, float* scratch, bool accumulate) {
     if (dbias) matmul_backward_bias_cpu(dbias, scratch, dout, N, OC);
     if (cpu_products_in_bf16)
-        return multiply_in_bf16(dweight, {dout, 1, OC}, {inp, C, 1}, nullptr, OC, C, N, true);
-    auto status = dnnl_sgemm('T', 'N', OC, C, N, 1, dout, OC, inp, C, 1, dweight, C);
+        return multiply_in_bf16(dweight, {dout, 1, OC}, {inp, C, 1}, nullptr, OC, C, N, accumulate);
+    auto status = dnnl_sgemm('T', 'N', OC, C, N, 1, dout, OC, inp, C, accumulate, dweight, C);
     dnnl::error::wrap_c_api(status, "dnnl_sgemm failed");
 }
 
@@ -196,24 +196,26 @@ inline void matmul_backward_gelu(Gelu form,
                        {.a = weight, .b = dout, .d = dpre, .pre_gelu = (void*)pre}, stream));
 }
 
-// Adds to the gradient of the weight, and to that of the bias unless dbias is null.
-inline void matmul_backward_weight(float* dweight,      // (OC, C) +=
+// Makes the gradient of the weight, and adds to that of the bias unless dbias is null.
+inline void matmul_backward_weight(float* dweight,      // (OC, C) += if it accumulates, else =
                                    const floatX* dout,  // (N, OC)
                                    const floatX* inp,   // (N, C)
                                    int N, int C, int OC, cudaStream_t stream,
-                                   float* dbias = nullptr,      // (OC) +=
-                                   float* scratch = nullptr) {  // (matmul_backward_bias_scratch(OC)) for it
+                                   float* dbias = nullptr,    // (OC) +=
+                                   float* scratch = nullptr,  // (matmul_backward_bias_scratch(OC)) for it
+                                   bool accumulate = true) {
     auto costs = [&] {
-        std::vector<LaunchCost> costs = {product_cost(dweight, dout, inp, OC, C, N, true)};
+        std::vector<LaunchCost> costs = {product_cost(dweight, dout, inp, OC, C, N, accumulate)};
         if (dbias) costs.push_back(column_sums_cost(dbias, scratch, dout, N, OC));
         return costs;
     };
-    ON_DEVICE(stream, costs(), matmul_backward_weight_cpu(dweight, dout, inp, N, C, OC, dbias, scratch),
+    ON_DEVICE(stream, costs(),
+              matmul_backward_weight_cpu(dweight, dout, inp, N, C, OC, dbias, scratch, accumulate),
               multiply({.m = C,
                         .n = OC,
                         .k = N,
                         .transpose_b = true,
-                        .accumulate = true,
+                        .accumulate = accumulate,
                         .epilogue = dbias ? Epilogue::bias_gradient : Epilogue::none,
                         .d_type = CUDA_R_32F},
                        {.a = inp, .b = dout, .d = dweight, .dbias = dbias, .sums = dbias ? scratch : nullptr},
@@ -232,16 +234,10 @@ inline size_t matmul_workspace() {
 
 // Products, while this lives, run beside kernels of others that hold as many multiprocessors of the GPU.
 struct SparedMultiprocessors {
-#ifdef DEVICE_CPU
-    explicit SparedMultiprocessors(int) {}
-#else
     explicit SparedMultiprocessors(int count) : before(std::exchange(spared_multiprocessors, count)) {}
-    ~SparedMultiprocessors() {
-        spared_multiprocessors = before;
-    }
+    ~SparedMultiprocessors() { spared_multiprocessors = before; }
     SparedMultiprocessors(const SparedMultiprocessors&) = delete;
     const int before;
-#endif
 };
 
 // ----------------------------------------------------------------------------

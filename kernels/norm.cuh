@@ -48,24 +48,28 @@ HOST_DEVICE inline bool subtracts_mean(Norm norm) {
     __builtin_unreachable();
 }
 
-// Sets of rows with a partial sum of their own, at most: as many blocks as an H100 runs at once. Each of its
-// 132 multiprocessors has the registers for two, so that one loads while the other adds up, or where rows are
-// long for one.
+// Sets of rows with a partial sum of their own, at most; a block does one. An H100 runs 264 blocks at once,
+// or 132 where rows are long, other cards 216 to 340, and any of them fewer beside communication. So blocks
+// for one turn on one card would take two turns on another, the second nearly empty. There are enough for
+// several turns, of which the last matters little. Where rows are long, it is the partial sums that matter:
+// all of them together take 32 MiB at most.
 inline int norm_partials(int C) {
-    return C <= 4096 ? 264 : 132;
+    constexpr size_t most = 1056, least = 264, bytes = (size_t)32 << 20;
+    return (int)std::clamp(bytes / (3 * sizeof(float) * C), least, most);
 }
 
 constexpr int norm_threads = 1024;  // the most in a block
 
 // The backward pass shares N rows of so many vectors out to blocks, each with a partial sum. A block has
-// `rows` of them at a time, and `threads` for each.
+// `rows` of them at a time, and `threads` for each. Partial sums of fewer than eight rows would take as long
+// as the rows, so few rows are shared out to an H100's blocks of one turn.
 struct NormBackwardBlocks {
     int threads, rows, count;
 
     NormBackwardBlocks(int N, int C, int vectors)
         : threads(row_threads(vectors, norm_threads)),
           rows(std::max(norm_threads / 2 / threads, 1)),
-          count(even_share(ceil_div(N, rows), norm_partials(C))) {}
+          count(even_share(ceil_div(N, rows), std::clamp(N / 8, C <= 4096 ? 264 : 132, norm_partials(C)))) {}
 };
 
 // Floats of scratch that norm_backward needs, whatever N is.

@@ -3,7 +3,8 @@ SwiGLU (Shazeer, "GLU variants improve transformer", 2020): a gated activation.
 
     out[n, f] = silu(gate) * up,   silu(x) = x sigmoid(x),   gate = inp[n, f], up = inp[n, F + f]
 
-inp is (N, 2F): one matrix product makes both halves of a row. out is (N, F); the backward pass needs inp.
+inp is (N, 2F): one matrix product makes both halves of a row. out is (N, F); the backward pass needs inp, of
+which it can make out once more where that was not kept.
 */
 #pragma once
 
@@ -39,17 +40,20 @@ inline void swiglu_forward_cpu(floatX* out, float* amax, const floatX* inp, int 
     keep_amax_cpu(amax, out, (size_t)N * F);
 }
 
-inline void swiglu_backward_cpu(floatX* dinp, float* amax, const floatX* dout, const floatX* inp, int N,
-                                int F) {
+inline void swiglu_backward_cpu(floatX* dinp, floatX* out, float* amax, const floatX* dout, const floatX* inp,
+                                int N, int F) {
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX *gate = inp + (size_t)n * 2 * F, *up = gate + F, *dout_row = dout + (size_t)n * F;
-        floatX *dgate = dinp + (size_t)n * 2 * F, *dup = dgate + F;
+        floatX *dgate = dinp + (size_t)n * 2 * F, *dup = dgate + F,
+               *row = out ? out + (size_t)n * F : nullptr;
 #pragma omp simd
         for (int f = 0; f < F; f++) {
-            SwigluSlope slope = swiglu_slope(float(gate[f]), float(up[f]));
-            dgate[f] = floatX(slope.gate * float(dout_row[f]));
-            dup[f] = floatX(slope.up * float(dout_row[f]));
+            float g = float(gate[f]), u = float(up[f]), d = float(dout_row[f]);
+            SwigluSlope slope = swiglu_slope(g, u);
+            dgate[f] = floatX(slope.gate * d);
+            dup[f] = floatX(slope.up * d);
+            if (row) row[f] = floatX(swiglu(g, u));
         }
     }
     keep_amax_cpu(amax, dinp, (size_t)N * 2 * F);
@@ -77,8 +81,8 @@ __global__ void swiglu_forward_kernel(floatX* out, float* amax, const floatX* in
 }
 
 template <int W>
-__global__ void swiglu_backward_kernel(floatX* dinp, float* amax, const floatX* dout, const floatX* inp,
-                                       int F) {
+__global__ void swiglu_backward_kernel(floatX* dinp, floatX* out, float* amax, const floatX* dout,
+                                       const floatX* inp, int F) {
     size_t row = blockIdx.x;
     int f = (int)(blockIdx.y * blockDim.x + threadIdx.x) * W;
     Amax element;
@@ -86,12 +90,15 @@ __global__ void swiglu_backward_kernel(floatX* dinp, float* amax, const floatX* 
         auto gate = load<W>(inp + row * 2 * F + f), up = load<W>(inp + row * 2 * F + F + f);
         auto d = load<W>(dout + row * F + f);
         for (int k = 0; k < W; k++) {
-            SwigluSlope slope = swiglu_slope(float(gate[k]), float(up[k]));
+            float g = float(gate[k]), u = float(up[k]);
+            SwigluSlope slope = swiglu_slope(g, u);
             gate[k] = floatX(slope.gate * float(d[k]));
             up[k] = floatX(slope.up * float(d[k]));
+            d[k] = floatX(swiglu(g, u));
         }
         element.see(gate);
         element.see(up);
+        if (out) store(out + row * F + f, d);
         store(dinp + row * 2 * F + f, gate);
         store(dinp + row * 2 * F + F + f, up);
     }
@@ -118,19 +125,21 @@ inline void swiglu_forward(floatX* out /* (N, F) */, const floatX* inp /* (N, 2F
               });
 }
 
+// out: becomes what swiglu_forward() makes of inp, to the bit, or is null.
 inline void swiglu_backward(floatX* dinp /* (N, 2F), may be inp */, const floatX* dout /* (N, F) */,
                             const floatX* inp /* (N, 2F) */, int N, int F, cudaStream_t stream,
-                            float* amax = nullptr) {
+                            float* amax = nullptr, floatX* out = nullptr /* (N, F), may be dout */) {
     ON_DEVICE(stream,
               (LaunchCost{.read = array_bytes(dout, N, F) + array_bytes(inp, N, 2, F),
-                          .written = array_bytes(dinp, N, 2, F)}),
-              swiglu_backward_cpu(dinp, amax, dout, inp, N, F), {
+                          .written = array_bytes(dinp, N, 2, F) + array_bytes(out, N, F)}),
+              swiglu_backward_cpu(dinp, out, amax, dout, inp, N, F), {
                   begin_amax(amax, stream);
                   with_vec_width<floatX>(F, [=](auto width) {
                       constexpr int W = width;
                       int threads = row_threads(F / W, swiglu_block);
                       dim3 grid(N, ceil_div(F, threads * W));
-                      launch(swiglu_backward_kernel<W>, grid, threads, 0, stream, dinp, amax, dout, inp, F);
+                      launch(swiglu_backward_kernel<W>, grid, threads, 0, stream, dinp, out, amax, dout, inp,
+                             F);
                   });
               });
 }

@@ -54,6 +54,8 @@ TEST_CASE("cards by the names that drivers give") {
                  {"NVIDIA H20", 148, 4000},
                  {"NVIDIA B200", 2250, 7670},
                  {"NVIDIA GB200", 2500, 8000},
+                 {"NVIDIA B300 SXM6 AC", 2250, 8000},
+                 {"NVIDIA RTX PRO 6000 Blackwell Server Edition", 503.8, 1792},
                  {"NVIDIA L40S", 362, 864},
                  {"NVIDIA GeForce RTX 4090", 165.2, 1008}};
     for (auto& card : known) {

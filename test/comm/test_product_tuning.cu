@@ -11,6 +11,7 @@ on its way to a file, to other ranks and back. Runs on any number of ranks.
 
 #include "comm/run_device.h"
 #include "comm/settings.h"
+#include "data/options/presets.h"
 #include "kernels/matmul.cuh"
 
 namespace {
@@ -363,17 +364,39 @@ TEST_CASE("a device has no more multiprocessors to give than it has") {
 }
 
 TEST_CASE("multiprocessors that communication holds") {
-    auto held = [](MeshShape mesh, int row_chunks, int zero) {
-        return held_multiprocessors({.mesh = mesh, .row_chunks = row_chunks}, zero);
+    // beside no messages of data ranks, parameters, and gradients
+    auto held = [](MeshShape mesh, int row_chunks) {
+        std::vector<int> held;
+        for (DataMessages data : {DataMessages(), {.parameters = true}, {.gradients = true}})
+            held.push_back(held_multiprocessors(mesh, row_chunks, data));
+        return held;
     };
-    CHECK(held({}, 1, 3) == 0);
-    CHECK(held({.tp = 8}, 1, 0) == 0);
-    CHECK(held({.tp = 8}, 4, 0) == blocks_of_groups);
-    CHECK(held({.pp = 4}, 1, 0) == 2 * blocks_of_links);
-    CHECK(held({.dp = 8, .shard = 8}, 1, 1) == 0);
-    CHECK(held({.dp = 8, .shard = 8}, 1, 2) == blocks_of_groups);
-    CHECK(held({.dp = 8, .shard = 1}, 1, 3) == 0);
-    CHECK(held({.tp = 2, .pp = 2, .dp = 2, .shard = 2}, 2, 3) == 2 * blocks_of_links + blocks_of_groups);
+    using Held = std::vector<int>;
+    constexpr int group = blocks_of_groups;
+    CHECK(held({}, 1) == Held{0, 0, 0});
+    CHECK(held({.tp = 8}, 1) == Held{0, 0, 0});
+    CHECK(held({.tp = 8}, 4) == Held{group, group, group});
+    CHECK(held({.pp = 4}, 1) == Held{2, 2, 2});
+    CHECK(held({.pp = 4, .link_blocks = 2}, 1) == Held{4, 4, 4});
+    CHECK(held({.dp = 8}, 1) == Held{0, 0, group});
+    CHECK(held({.dp = 8, .shard = 8}, 1) == Held{0, group, group});
+    CHECK(held({.tp = 2, .pp = 2, .dp = 2, .shard = 2}, 2) == Held(3, 2 + group));
+}
+
+TEST_CASE("a link has two blocks where one would take more than half of a pass") {
+    auto blocks = [](const char* model, int pp, int chunks = 1) {
+        Options o;
+        (ModelConfig&)o = find_preset(model)->config;
+        complete(o);
+        o.pp = pp, o.pp_chunks = chunks;
+        return mesh_shape(o).link_blocks;
+    };
+    CHECK(blocks("gpt2-124M", 2) == 2);     // a message of 1,024 tokens takes 79 us, a pass 124
+    CHECK(blocks("gpt2-1558M", 2) == 1);    // 164 of 2,157
+    CHECK(blocks("llama3-8B", 16) == 1);    // 419 of 1,276
+    CHECK(blocks("llama3-8B", 32) == 2);    // 419 of 638
+    CHECK(blocks("llama3-8B", 2, 4) == 2);  // goes round
+    CHECK(blocks("gpt3-175B", 96) == 1);    // 1,258 of 5,303
 }
 
 TEST_CASE("a file of algorithms reads as it was written, or is refused") {

@@ -135,7 +135,9 @@ TEST_CASE("a step waits for the stages as time_pipeline() does") {
             s.change = equal_layers(1, 1.5, 0.5);
             double layers = 24.0 / shape.stages / shape.chunks;
             double bytes = 2.0 * (double)stream_size(c, s.workload(), s.layout);
-            double transfer = message_seconds(s.machine, false, bytes);
+            const MeshShape& mesh = s.layout.mesh;
+            GroupOfRanks link = {(int)mesh_groups.size(), 0, mesh.tp, 2, mesh.tp, mesh.link_blocks};
+            double transfer = message_seconds(s.machine, link, bytes);
             PipelineCosts costs = {layers, 1.5 * layers, 0.5 * layers, transfer, overlap};
             CHECK(s.step({false, true, false}).seconds ==
                   doctest::Approx(time_pipeline(shape, costs).seconds));

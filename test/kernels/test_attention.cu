@@ -83,17 +83,21 @@ TEST_CASE_FIXTURE(EveryCard, "large scores do not overflow") {
 }
 
 #ifndef DEVICE_CPU
-// The gradients on a card of another kind, tiles and the order of blocks being chosen by card.
+// Both passes on a card of another kind, tiles and the order of blocks being chosen by card.
 static void check_on_card(const Case& c, const AttentionCard& card) {
     CAPTURE(c.name());
     CAPTURE(card.shared_bytes);
     std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
     Run run(c, qkv, dout);
-    Buffer<floatX> dqkv(qkv.size());
-    Buffer<float> scratch(run.scratch.size());
-    attention_mma_backward(dqkv, scratch, run.dout, run.qkv, run.out, run.lse, c.shape(run.doc_start),
-                           test_stream(), card);
-    CHECK_CLOSE(dqkv, Reference(c, to_doubles(qkv), to_doubles(dout)).dqkv, tolerance<floatX>);
+    Buffer<floatX> out(run.out.size()), dqkv(qkv.size());
+    Buffer<float> lse(run.lse.size()), scratch(run.scratch.size());
+    AttentionShape shape = c.shape(run.doc_start);
+    attention_mma_forward(out, lse, nullptr, run.qkv, shape, test_stream(), card);
+    attention_mma_backward(dqkv, scratch, run.dout, run.qkv, out, lse, shape, test_stream(), card);
+    Reference want(c, to_doubles(qkv), to_doubles(dout));
+    CHECK_CLOSE(out, want.out, tolerance<floatX>);
+    CHECK_CLOSE(lse, want.lse, tolerance<float>);
+    CHECK_CLOSE(dqkv, want.dqkv, tolerance<floatX>);
 }
 
 TEST_CASE_FIXTURE(EveryCard, "cards with little shared memory") {

@@ -79,8 +79,9 @@ TEST_CASE("swiglu forward and backward") {
         swiglu_backward(dinp, dout, inp, N, F, test_stream());
         CHECK_CLOSE(out, want, tolerance<floatX>);
         CHECK_CLOSE(dinp, want_d, tolerance<floatX>);
-        swiglu_backward(inp, dout, inp, N, F, test_stream());  // in place
+        swiglu_backward(inp, dout, inp, N, F, test_stream(), nullptr, dout);  // in place
         CHECK(inp.doubles() == dinp.doubles());
+        CHECK(dout.doubles() == out.doubles());  // made once more
     }
 }
 

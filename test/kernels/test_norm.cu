@@ -165,6 +165,28 @@ TEST_CASE("norm: more rows than blocks do at once") {
     Layer(Norm::layernorm, true, norm_partials(1030) + 1, 1030).check();
 }
 
+// Blocks of equal work, `slots` of which a card runs at once: a full turn has all of the memory's bandwidth,
+// and one that fills a part of the slots has at most half as much again as its part.
+TEST_CASE("norm: the last turn of the backward pass's blocks costs no card more than a third") {
+    auto seconds = [](int blocks, int slots) {
+        int last = blocks % slots;
+        double rate = std::min(1.5 * last / slots, 1.0);
+        return (blocks / slots * slots + (last ? last / rate : 0)) / blocks;
+    };
+    for (int C : {768, 1600, 4096, 5120, 8192, 12288}) {
+        NormBackwardBlocks blocks(1 << 16, C, C / 8);
+        int beside[] = {132, 116, 124, 108, 114, 128, 148, 170};  // multiprocessors, some beside messages
+        for (int multiprocessors : beside) {
+            int slots =
+                blocks.threads * blocks.rows > norm_threads / 2 ? multiprocessors : 2 * multiprocessors;
+            CAPTURE(C);
+            CAPTURE(slots);
+            CHECK(seconds(blocks.count, slots) < 1.34);
+        }
+    }
+    CHECK(seconds(264, 2 * 116) > 1.4);  // those of an idle H100
+}
+
 TEST_CASE("norm: a large mean does not cancel the variance, and eps counts where the variance is small") {
     Layer(Norm::layernorm, true, 8, 768, 1.0f, 1000.0f).check(1e-3);
     Layer(Norm::layernorm, true, 8, 96, 1e-3f, 0.0f).check();

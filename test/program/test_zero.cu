@@ -90,12 +90,14 @@ TestBatch rows_of(int step, int first, int count, int vocab) {
 
 StepResult step_of(Gpt& g, int step, int micro_batches, OptimizerKind kind = adamw) {
     int ranks = g.mesh.shape.dp, rank = g.mesh.data_rank(), B = sequences / ranks / micro_batches;
+    std::unique_ptr<TestBatch> batch;
+    auto load = [&](int micro, int) {
+        cudaCheck(cudaStreamSynchronize(g.stream));  // the last one ends here
+        batch.reset(new TestBatch(rows_of(step, (micro * ranks + rank) * B, B, g.config.vocab_size)));
+        return **batch;
+    };
     zero_gradients(g);
-    for (int micro = 0; micro < micro_batches; micro++) {
-        TestBatch batch = rows_of(step, (micro * ranks + rank) * B, B, g.config.vocab_size);
-        accumulate_gradients(g, *batch, 1.0f / (sequences * T), micro == micro_batches - 1);
-        cudaCheck(cudaStreamSynchronize(g.stream));  // the batch ends here
-    }
+    accumulate_gradients(g, micro_batches, load, 1.0f / (sequences * T));
     g.state.update(g.stats.data, optimizer_of(kind, {1e-2, 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 0), 0.5f);
     return read_result(g, sequences * T);
 }

@@ -58,7 +58,7 @@ vectors = {
     r'accumulate_kernel<4>': (2, 1),
     r'attention_backward_kernel': (0, 4),
     r'attention_dq_kernel': (2, 1),
-    **{rf'attention_forward_kernel<{width}>': (0, stores)
+    **{rf'attention_forward_kernel<ForwardTiles<{width}, ': (0, stores)
        for width, stores in {32: 4, 64: 8, 96: 12, 128: 16, 192: 12, 256: 16}.items()},
     **{rf'attention_hopper_backward_kernel<{width}>': (0, width // 8) for width in (64, 96, 128)},
     **{rf'attention_hopper_forward_kernel<{width}>': (0, width // 16) for width in (64, 96, 128)},
