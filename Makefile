@@ -13,6 +13,7 @@
 #   make bench-optimizers  AdamW, LAMB and Muon on the same text
 #   make bench-plan        how far steps are from their plans
 #   make bench-timings     what recording the times of ranks costs
+#   make bench-counts      what kernels ask of a GPU's units, without one
 #   make calibrate-planner how far published runs are from their plans
 #   make dist              packs the program to be copied to other machines
 #   make info              shows what was found here, and how to override it
@@ -62,10 +63,14 @@ CXX      := $(if $(filter default,$(origin CXX)),g++,$(CXX))
 dist     := $(filter dist,$(MAKECMDGOALS))# what is packed runs on other machines, and is built apart
 CPU_ARCH ?= $(if $(filter cuda,$(DEVICE))$(dist),x86-64-v3,native)
 GPU_ARCH ?= 80 90a# 90 is taken as 90a: without the a, a Hopper's own instructions are not to be had
-# the architectures of newer cards that are here, and that nvcc knows
-newer_cards = $(filter-out 5% 6% 7% 8% 9%,$(filter \
-    $(shell nvidia-smi --query-gpu=compute_cap --format=csv$(comma)noheader 2>/dev/null | tr -d .), \
-    $(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch 2>/dev/null))))
+# Cards that are newer than all of GPU_ARCH have their drivers compile the PTX of the last that is not bound to one card;
+# for those that are here, and that nvcc knows, it is done now, of the PTX of an Ampere.
+architectures = $(patsubst 90,90a,$(GPU_ARCH))
+portable      = $(lastword $(filter-out %a %f,$(architectures)))
+cards_here    = $(filter $(shell nvidia-smi --query-gpu=compute_cap --format=csv$(comma)noheader 2>/dev/null | tr -d .), \
+                    $(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch 2>/dev/null)))
+newer         = $(if $(dist),,$(if $(filter 8%,$(portable)), \
+                    $(filter-out 5% 6% 7% 8% 9% $(patsubst %f,%,$(architectures:a=)),$(cards_here))))
 MPI      ?= on
 ifeq ($(DEVICE)-$(COMM)-$(MPI),cuda-mpi-off)
 $(error COMM=mpi MPI=off: one excludes the other; leave one out)
@@ -165,16 +170,10 @@ libs    := -ldnnl -lboost_context
 objects := $(shared)/simt.o
 endif
 ifeq ($(DEVICE),cuda)
-# Cards that are newer than all of GPU_ARCH have their drivers compile the PTX of the last that is not bound to one card;
-# for those that are here it is done now.
-architectures := $(patsubst 90,90a,$(GPU_ARCH))
-portable      := $(lastword $(filter-out %a %f,$(architectures)))
-newer         := $(if $(dist),,$(newer_cards))
 compile := $(NVCC) -x cu -std=c++20 -lineinfo --expt-relaxed-constexpr --extended-lambda --threads 0 \
            $(foreach arch,$(architectures),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) \
            $(foreach arch,$(portable),-gencode arch=compute_$(arch)$(comma)code=compute_$(arch)) \
-           $(and $(portable),$(foreach arch,$(filter-out $(patsubst %a,%,$(architectures)),$(newer)), \
-               -gencode arch=compute_$(portable)$(comma)code=sm_$(arch))) \
+           $(foreach arch,$(newer),-gencode arch=compute_$(portable)$(comma)code=sm_$(arch)) \
            $(if $(STRICT),-Werror all-warnings -Xptxas -v) \
            -Xcompiler $(call list,-O3 -march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra -Wno-restrict -Werror=switch $(CXXFLAGS)) $(defines) $(includes)
 link    := $(NVCC) -Xcompiler -fopenmp
@@ -369,7 +368,7 @@ info:
 	$(call show,CPU,$(shell sed -n 's/model name.*: //p;T;q' /proc/cpuinfo)$(comma) $(cores) cores$(comma) code for $(CPU_ARCH),CPU_ARCH=x86-64-v3)
 	$(call show,bf16 on CPU,$(or $(cpu_bf16),no products in bf16 here),--matmul-dtype bf16|auto)
 	$(call show,huge pages,$(or $(huge_pages),none in this kernel),(the system: madvise or always are fine))
-	$(call show,nvcc,$(or $(NVCC),not found)$(if $(NVCC), $(nvcc_release)$(comma) code for sm_$(subst $(empty) $(empty), sm_,$(strip $(GPU_ARCH) $(newer_cards)))),NVCC=path GPU_ARCH="80 90a")
+	$(call show,nvcc,$(or $(NVCC),not found)$(if $(NVCC), $(nvcc_release)$(comma) code for sm_$(subst $(empty) $(empty), sm_,$(strip $(GPU_ARCH) $(newer)))),NVCC=path GPU_ARCH="80 90a")
 	$(call show,GPU,$(or $(shell nvidia-smi --query-gpu=name,driver_version --format=csv$(comma)noheader 2>/dev/null | head -1),none),)
 	$(call show,cuBLASLt,$(call where,cublasLt.h,libcublas-dev),CPPFLAGS=-I... LDFLAGS=-L...)
 	$(call show,NCCL,$(call where,nccl.h,libnccl-dev),CPPFLAGS=-I... LDFLAGS=-L... NCCL=-l:libnccl.so.2)

@@ -111,14 +111,11 @@ struct Gpt {
     Tensor classifier_weight() const { return config.tie_embeddings ? wte : headw; }
     int local_vocab() const { return padded_vocab(config, rows.ranks()); }
 
-    // Multiprocessors that products of this pass leave to messages. From level 2 of ZeRO on, gradients are
-    // sent beside each backward pass, and at level 3 parameters beside all.
-    int spared(const PassOfStep& pass, const DataMessages& under_way) const {
-        int level = state.settings().level;
-        return spared_by_products(
-            mesh.shape, rows.chunks(),
-            {.parameters = level == 3 || (pass.forward && under_way.parameters),
-             .gradients = !pass.forward && (level >= 2 || pass.last || under_way.gradients)});
+    // Multiprocessors that products of this pass leave to messages.
+    int spared(const PassOfStep& pass) const {
+        bool cut_grads = state.ranks_in_step() > 1;
+        return spared_by_products(mesh.shape, rows.chunks(),
+                                  messages_beside(pass, state.cuts_params(), cut_grads));
     }
 
     // Points acts to what is kept for this task.
@@ -426,7 +423,7 @@ struct Mlp : Sublayer {
     }
 
     // An act that is recomputed is needed for the gradient of fcproj's weight alone, and the backward pass of
-    // SwiGLU has all that it is made of at hand. In fp8 a copy of it is made first.
+    // SwiGLU reads all that it is made of. In fp8 it is needed before that, for a copy (keep_input).
     bool backward_makes_act() const {
         return g.swiglu && !g.workload.fp8 && g.workload.recompute != Recompute::none;
     }
@@ -770,7 +767,7 @@ inline void measure_stream_gradient(Gpt& g, const floatX* gradient, const Dims& 
 inline void stage_backward(Gpt& g, const Batch& batch, const PipelineTask& task, float dloss,
                            const PassOfStep& pass) {
     bool now = task.work == PipelineWork::backward, overwrites = g.state.overwrites(pass.first);
-    Matrices matrices = now && overwrites ? Matrices::overwritten : Matrices::added_to;
+    Matrices matrices = now ? Matrices::overwritten : Matrices::added_to;
     if (task.part == g.stage.last_part()) {
         classify(g, batch, dloss, true);
         // embed_backward() adds to tied embeddings that are on this stage
@@ -845,12 +842,11 @@ inline void forward(Gpt& g, const Batch& batch) {
 template <typename Load>
 void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, bool ends_step = true) {
     auto actions = pipeline_actions(g.stage.pipeline(micro_batches), g.stage.number());
-    DataMessages under_way = {.parameters = true};
     run_micro_batches(g, actions, g.workload.B * g.workload.T, load,
                       [&](const Batch& batch, const PipelineTask& task) {
                           PassOfStep pass = {task.work == PipelineWork::forward, task.micro_batch == 0,
                                              ends_step && task.micro_batch == micro_batches - 1};
-                          SparedMultiprocessors spared(g.spared(pass, under_way));
+                          SparedMultiprocessors spared(g.spared(pass));
                           auto key = [&] { return task_key(batch, task, pass, dloss, g.acts); };
                           TracePause in_a_graph(g.graphs.on);
                           g.graphs.run(key, g.stream, [&] {
@@ -864,9 +860,6 @@ void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, b
                                   return stage_backward(g, batch, task, dloss, pass);
                               }
                           });
-                          bool last_chunk = task.chunk == g.stage.chunks() - 1;
-                          if (pass.forward && pass.first && last_chunk) under_way.parameters = false;
-                          if (!pass.forward && pass.last) under_way.gradients = true;
                       });
 }
 
@@ -877,15 +870,14 @@ inline void zero_gradients(Gpt& g) {
 }
 
 // The losses and gradients of `micro_batches` micro-batches on all data ranks, from sample `first` on.
-inline void step_gradients(Gpt& g, DeviceBatches& batches, uint64_t first, int micro_batches,
-                           bool ends_step = true) {
+inline void step_gradients(Gpt& g, DeviceBatches& batches, uint64_t first, int micro_batches) {
     StepShare share{g.mesh.data_ranks(), g.mesh.data_rank(), g.state.ranks_in_step(), first,
                     micro_batches,       g.workload.B};
     zero_gradients(g);
     auto load = [&](int micro, int slot) {
         return batches.load(share.sample(micro), share.samples(micro), slot, share.sample(micro + 1));
     };
-    accumulate_gradients(g, share.joined(), load, share.of_token(g.workload.T), ends_step);
+    accumulate_gradients(g, share.joined(), load, share.of_token(g.workload.T));
 }
 
 // ----------------------------------------------------------------------------
@@ -980,11 +972,13 @@ struct GptPasses final : ModelInTraining {
     }
 
     void try_gradients(DeviceBatches& batches, uint64_t first, int micro_batches) override {
-        step_gradients(g, batches, first, micro_batches, false);
+        step_gradients(g, batches, first, micro_batches);
     }
 
     void gradients_beside(DeviceBatches& batches, uint64_t first) override {
-        zero_gradients(g);
+        // All of them, for what is made is looked at where only some passes over a unit are done.
+        g.state.zero_gradients();
+        g.stats.clear(g.stream);
         float of_token = 1.0f / ((float)g.workload.B * g.workload.T);
         auto load = [&](int, int slot) { return batches.load(first, g.workload.B, slot); };
         accumulate_gradients(g, 1, load, of_token, false);
@@ -1029,7 +1023,8 @@ void record_steps(const ModelConfig& config, const Workload& workload, const Zer
     Mesh mesh(layout.mesh, position);
     Gpt g(config, workload, settings, mesh, layout);
     g.graphs.on = true;  // passes that are alike are written down once
-    ledger->forget();    // making it is no part of a step
+    SparedMultiprocessors spared(g.spared({}));
+    ledger->forget();  // making it is no part of a step
     DeviceArray<int> numbers(batch_ints(workload.B, workload.T));
     Batch batch = {batch_at((const int*)numbers.data, workload.B, workload.T), workload.B, workload.T};
     batch.doc_start = nullptr;

@@ -108,18 +108,6 @@ struct Layout {
     std::vector<int> split = {};  // layers of each part of the pipeline; empty: there is one
 };
 
-// Thread blocks of a message between stages. A stage posts its receives as soon as there is room, so their
-// blocks hold multiprocessors for the whole pass: one each. Two where stages wait for messages: if they come
-// round to the first stage again within a step, or one block would take more than half of the pass that a
-// message is sent behind.
-inline int blocks_of_link(const Options& o) {
-    if (o.pp == 1 || o.pp_chunks > 1) return o.pp == 1 ? 1 : 2;
-    constexpr double element = 2, rate = 7e14;  // bytes and FLOP/s of a card with fast links, an H100
-    double layers = std::max(o.layers / o.pp, 1), message = element * o.channels / block_bandwidth,
-           pass = 2 * layers * (double)block_parameters(o) / rate;  // seconds of a token
-    return message > pass / 2 ? 2 : 1;
-}
-
 inline MeshShape mesh_shape(const Options& o) {
     return {.tp = o.tp,
             .pp = o.pp,
@@ -127,8 +115,7 @@ inline MeshShape mesh_shape(const Options& o) {
             .shard = o.shard_group,
             .copies = std::max(1, o.tp / o.kv_heads),
             .ring = o.pp_chunks > 1,
-            .matrix_owners = o.optimizer == OptimizerKind::muon,
-            .link_blocks = blocks_of_link(o)};
+            .matrix_owners = o.optimizer == OptimizerKind::muon};
 }
 
 // Sequences of the step after `step` steps, on all data ranks.

@@ -68,7 +68,7 @@ inline size_t communicator_memory(const MeshShape& shape, int per_machine) {
         const GroupRow& row = mesh_groups[group];
         if (served_by(group, shape) == group) add(ranks_of(row, shape), span_of(row, shape), row.blocks);
     }
-    for (int link = 0; link < 4 && shape.pp > 1; link++) add(2, shape.along(stage_axes), shape.link_blocks);
+    for (int link = 0; link < 4 && shape.pp > 1; link++) add(2, shape.along(stage_axes), blocks_of_links);
     return bytes;
 }
 

@@ -85,7 +85,7 @@ public:
         constexpr int forward = mesh_groups.size(), backward = forward + 1;
         auto link = [&](int number, int from, int to) {
             return Communicator::imagined(
-                {number, from, to - from, 2, shape.along(stage_axes), shape.link_blocks}, me);
+                {number, from, to - from, 2, shape.along(stage_axes), blocks_of_links}, me);
         };
         if (stage > 0 || shape.ring)
             links_.forward_in = link(forward, before, me), links_.backward_out = link(backward, me, before);
@@ -199,7 +199,7 @@ private:
             int color = begins || ends ? begin : -1;
             auto link = [&](Communicator& in, Communicator& out, bool sends) {
                 int key = sends ? MeshLinks::sender : MeshLinks::receiver;
-                Communicator link = made(world().split(color, key, shape.link_blocks));
+                Communicator link = made(world().split(color, key, blocks_of_links));
                 if (color < 0) return;
                 (sends ? out : in) = link;
                 if (sends)

@@ -35,7 +35,6 @@ struct MeshShape {
     int copies = 1;     // tensor ranks that share a key/value head
     bool ring = false;  // the last pipeline stage is followed by the first, as the interleaved schedule needs
     bool matrix_owners = false;  // all ranks of a stage send each other matrices (comm/matrix_owners.h)
-    int link_blocks = 1;         // thread blocks of messages between stages (comm/layout.h)
 
     int replicas() const { return along(replica_axes); }
     // Ranks along each axis, which is all that numbers them; and along several.
@@ -59,9 +58,13 @@ struct MeshTraffic {
 // Thread blocks that a kernel of NCCL may take on a GPU. Those that wait for another rank hold theirs, so all
 // that can wait at the same time, and a product, must fit: four links, and three groups. All ranks together
 // only add up a few numbers, and more blocks would take memory for each of them.
-constexpr int blocks_of_groups = 16, blocks_of_world = 1;
+//
+// A stage posts its receives as soon as there is room, so blocks of links hold multiprocessors for whole
+// passes. One would do where messages hide behind passes; where they go round from the last stage to the
+// first, stages wait for them.
+constexpr int blocks_of_links = 2, blocks_of_groups = 16, blocks_of_world = 1;
 
-// Bytes that a block moves in a second: an estimate.
+// Bytes that one of them moves in a second: an estimate.
 constexpr double block_bandwidth = 20e9;
 
 // ----------------------------------------------------------------------------

@@ -132,9 +132,9 @@ public:
     double bound(const Cut& cut) {
         // passes beside messages of data ranks, and others
         const MicroBatchTime &beside = times(cut, cut.dp > 1), &alone = times(cut);
-        bool always = cut.zero == 3, backward_always = cut.zero >= 2;
-        const long long all = micro_batches(cut), first = std::min<long long>(all, cut.pp),
-                        last = (all - 1) % cut.pp + 1;
+        bool cut_params = cut.zero == 3 && cut.shard_group > 1,
+             cut_grads = cut.zero >= 2 && cut.shard_group > 1;
+        const double all = (double)micro_batches(cut);
         const std::vector<int>& split = this->split(cut);
         bool drains = cut.pp_schedule != PipelineSchedule::zero_bubble;  // the last work may be put off there
         struct OfStage {
@@ -153,22 +153,18 @@ public:
             };
             LayerTime slow = time(beside), fast = time(alone);
             layer += split[part];
-            double forward = always ? slow.forward : fast.forward,
-                   backward = backward_always ? slow.backward : fast.backward;
+            double forward = cut_params ? slow.forward : fast.forward,
+                   backward = cut_grads ? slow.backward : fast.backward;
             OfStage& stage = stages[part % cut.pp];
             stage.work += forward + backward;
-            // Until the first micro-batch comes round to the last chunk, others of its group are in between,
-            // and so they are from when the last has been there.
-            bool comes_round = part + cut.pp < (int)split.size();
-            if (cut.shard_group > 1) stage.more += (comes_round ? first : 1) * (slow.forward - forward);
-            stage.more += (comes_round ? last : 1) * (slow.backward - backward);
+            if (cut.shard_group > 1) stage.more += slow.forward - forward;
+            stage.more += slow.backward - backward;
             if (part >= cut.pp) continue;
             stages[part].before = before;
             before += forward + (drains ? backward : 0);
         }
         double longest = 0;
-        for (auto [work, more, before] : stages)
-            longest = std::max(longest, before + (double)all * work + more);
+        for (auto [work, more, before] : stages) longest = std::max(longest, before + all * work + more);
         return longest + largest_transform();
     }
 

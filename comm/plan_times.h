@@ -76,7 +76,8 @@ inline MicroBatchTime micro_batch_time(const Options& o, const Workload& workloa
         shown_by[i] = i < L ? i : 1 + (i - 1) % period;
         shown[shown_by[i]]++;
     }
-    // The first micro-batch finds what all of a step use, copies of weights in fp8; another one does not.
+    // The first micro-batch makes copies of weights in fp8, which others find; but it does not read the
+    // gradients of matrices, which it is the first to write.
     const int micro_batch = workload.fp8 ? 1 : 0;
     Ledger book(machine.ledger_card(), workload.T, o.vocab_size);
     record_steps(few, workload, {.overlap = overlap}, make_optimizer(Options(), 0),

@@ -168,8 +168,9 @@ inline void check_build(const Options& o) {
 // does not see where arrays lie; but the first forward pass waits for new weights, and others do not.
 template <typename... More>
 std::string task_key(const Batch& b, const PipelineTask& task, const PassOfStep& pass, const More&... more) {
-    if (ledger) return graph_key(task.work, task.chunk, pass.first, pass.last, spared_multiprocessors);
-    return graph_key(task.work, !pass.forward && pass.first, pass.last, task.chunk, task.input, task.output,
+    bool ends = !pass.forward && pass.last;
+    if (ledger) return graph_key(task.work, task.chunk, pass.first, ends);
+    return graph_key(task.work, !pass.forward && pass.first, ends, task.chunk, task.input, task.output,
                      task.gradient, b.B, b.T, b.tokens, b.targets, b.doc_start, b.positions, b.by_token,
                      b.by_position, b.past, b.row, more...);
 }

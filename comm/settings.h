@@ -175,14 +175,31 @@ inline Fp8Sizes fp8_sizes(const ModelConfig& config, const Workload& w, const St
 // ----------------------------------------------------------------------------
 // multiprocessors
 
-// Multiprocessors that NCCL's kernels are expected to hold while the products of a pass run: those of two
-// receives from the stages beside, which are there as soon as they can be and wait; and of one group, where
-// tensor ranks send beside products, or data ranks do. It follows from the layout alone: algorithms depend on
-// it, and the bits are the same without overlap.
+// A pass over a micro-batch, which may be the step's first or its last.
+struct PassOfStep {
+    bool forward = true, first = false, last = false;
+};
+
+// Messages of data ranks that run beside a pass.
+struct DataMessages {
+    bool parameters = false, gradients = false;
+};
+
+// Parameters are gathered while the first micro-batch goes forward, and gradients are summed while the last
+// one goes backward. Where ranks have parts of them, they are for each micro-batch.
+inline DataMessages messages_beside(const PassOfStep& pass, bool cut_params, bool cut_grads) {
+    return {.parameters = cut_params || (pass.forward && pass.first),
+            .gradients = !pass.forward && (cut_grads || pass.last)};
+}
+
+// Multiprocessors that NCCL's kernels are expected to hold while products run: those of two receives from the
+// stages beside, which are there as soon as they can be and wait; and of one group, where tensor ranks send
+// beside products, or data ranks do. It follows from the layout and the pass alone: algorithms depend on it,
+// and the bits are the same without overlap and with any schedule of the pipeline.
 inline int held_multiprocessors(const MeshShape& mesh, int row_chunks, const DataMessages& data) {
     bool tensor_ranks_send = mesh.tp > 1 && row_chunks > 1;
     bool gathers = data.parameters && mesh.shard > 1, reduces = data.gradients && mesh.dp > 1;
-    return (mesh.pp > 1 ? 2 * mesh.link_blocks : 0) +
+    return (mesh.pp > 1 ? 2 * blocks_of_links : 0) +
            (tensor_ranks_send || gathers || reduces ? blocks_of_groups : 0);
 }
 

@@ -227,8 +227,8 @@ struct Linear {
     int N = 0, C = 0, OC = 0;        // rows of activations; inputs and outputs of this rank's part
     const floatX* weight = nullptr;  // (OC, C)
     const floatX* bias = nullptr;    // (OC) or null
-    float *dweight = nullptr, *dbias = nullptr;  // their gradients, added to; null if nothing is trained
-    bool overwrites = false;                     // dweight holds nothing yet
+    float *dweight = nullptr, *dbias = nullptr;  // their gradients; null if nothing is trained
+    bool overwrites = false;                     // dweight holds nothing yet, and is not added to
     LinearInput inp = {};                        // (N, C)
     floatX* dout = nullptr;                      // (N, OC) all rows of the gradient of the output
     // A GELU that is made in the same pass as the product.
@@ -349,9 +349,9 @@ inline void row_parallel(const TensorParallel& tp, const Linear& l, floatX* own_
     tp.rows.wait();
 }
 
-// Adds to the gradients of weight and bias what follows from inp and dout. The backward pass has already made
-// that of a row-parallel layer's bias, which each of the ranks has, from the rank's own rows; and that of a
-// convolution's.
+// Makes the gradient of the weight, and adds to that of the bias, from inp and dout. The backward pass has
+// already made that of a row-parallel layer's bias, which each of the ranks has, from the rank's own rows;
+// and that of a convolution's.
 inline void weight_gradient(const TensorParallel& tp, const Linear& l) {
     bool bias_is_done = l.conv.products || l.parallel == Parallel::row;
     tp.products.backward_weight(l.dweight, l.product_gradient(), l.inp.all, l.inp.fp8, l.N, l.C,

@@ -203,10 +203,12 @@ struct TrainingRun {
                                                model.slots);
     }
 
-    // Times the matrix products of the first micro-batches, and takes the fastest algorithm for each.
+    // Times the matrix products of the first micro-batches, and takes the fastest algorithm for each. A
+    // rank's first micro-batch, its last one and others have products of different kinds; a batch that grows
+    // has them all in the end.
     void tune() {
         auto first_micro_batches = [&] {
-            int some = std::min(micro_batches_of_step(o, at.step), o.dp * o.pp);
+            int some = std::min(micro_batches_of_step(o, o.steps - 1), o.dp * std::max(o.pp, 3));
             model.try_gradients(*batches, at.samples, some);
             model.state.synchronize();
         };

@@ -60,8 +60,8 @@ are in comm/zero_arrays.h.
 #include "kernels/optimizer.h"      // Optimizer, OptimizerPass, OptimizerPart, OptimizerArrays
 #include "kernels/random.cuh"       // name_hash
 
-// The first work on gradients of matrices that comes after others have begun may add to them, as all that
-// comes later does, and then they must be zero; or overwrite them.
+// The first work on a unit's matrices adds to their gradients, which must then be zero, or overwrites them.
+// Later work adds.
 enum class Matrices { added_to, overwritten };
 
 class ZeroState {
@@ -88,10 +88,11 @@ public:
 
     // Data ranks next to each other that all reduce with every micro-batch, and so need equally many; or 1.
     int ranks_in_step() const { return arrays_.cut_grads ? shards_ : 1; }
-    // Starts a step: all gradients are zero, but for those of matrices if work overwrites them.
+    // Starts a step: gradients are zero, but for those of matrices that are overwritten.
     void zero_gradients(Matrices matrices = Matrices::added_to);
-    // The compute stream's next work adds to grads(unit), until reduce_gradients(unit); or overwrites the
-    // gradients of matrices where overwrites() tells it to. The second call in a micro-batch does nothing.
+    // The compute stream's next work adds to grads(unit), until reduce_gradients(unit). overwritten: it makes
+    // the gradients of matrices, by overwriting them where overwrites() says so. The second call in a
+    // micro-batch does nothing.
     void begin_gradients(int unit, Matrices matrices = Matrices::added_to);
     // Gradients that stay whole begin anew in each step, and cut ones in each micro-batch.
     bool overwrites(bool first_micro_batch) const { return arrays_.cut_grads || first_micro_batch; }

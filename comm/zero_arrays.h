@@ -28,16 +28,6 @@ struct Overlap {
     Overlap(bool all = true) : tensor(all), pipeline(all), data(all) {}
 };
 
-// A pass over a micro-batch, which may be the step's first or its last.
-struct PassOfStep {
-    bool forward = true, first = false, last = false;
-};
-
-// Messages of data ranks that are under way when it begins, or will be before it ends.
-struct DataMessages {
-    bool parameters = false, gradients = false;
-};
-
 struct ZeroSettings {
     int level = 0;
     bool training = true;                          // false: parameters only

@@ -31,14 +31,11 @@ struct ForwardTiles {
 // two blocks, or the smallest.
 template <int HSP, size_t most_bytes>
 constexpr auto forward_tiles() {
-    if constexpr (!tensor_cores) {
-        return ForwardTiles < HSP, (HSP > 128) ? 16 : 32 > ();
-    } else {
-        using Large = ForwardTiles<HSP, (HSP > 192) ? 32 : (HSP > 64) ? 64 : 128>;
-        constexpr bool two_fit =
-            2 * (Large::shared_bytes + reserved_shared_bytes) <= most_bytes + reserved_shared_bytes;
-        return std::conditional_t<two_fit, Large, ForwardTiles<HSP, 32>>();
-    }
+    constexpr int keys = !tensor_cores ? (HSP > 128 ? 16 : 32) : HSP > 192 ? 32 : HSP > 64 ? 64 : 128;
+    using Large = ForwardTiles<HSP, keys>;
+    constexpr size_t of_two = 2 * (Large::shared_bytes + reserved_shared_bytes);
+    constexpr bool fits = !tensor_cores || of_two <= most_bytes + reserved_shared_bytes;
+    return std::conditional_t<fits, Large, ForwardTiles<HSP, 32>>();
 }
 
 // Grid (tiles of queries, NH, B); `scale` makes powers of two of scores. Keys arrive under the product with

@@ -104,10 +104,20 @@ inline void add_partials(float* first, float* second, const float* partials, int
 
 constexpr int bias_warps = 16;
 
+// Vectors of W numbers lie in shared memory element by element: element i of vector v is at i * plane + v.
+// Planes begin in banks that are so far apart that neighbouring threads use different ones, whether each of
+// them has a vector or a number.
+template <int W>
+HOST_DEVICE constexpr int vector_plane(int vectors) {
+    constexpr int apart = warp_size / W;
+    return (vectors + warp_size - apart - 1) / warp_size * warp_size + apart;
+}
+
 // Block (x, y) sums slice y of rows for the 32 W columns from 32 W x on. Its warps take turns at the rows.
 template <int W>
 __global__ void sum_columns_kernel(float* sums, const floatX* dout, int N, int OC) {
-    __shared__ float per_warp[bias_warps][warp_size * W];
+    constexpr int plane = vector_plane<W>(warp_size);
+    __shared__ float per_warp[bias_warps][plane * W];
     int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size, slice = blockIdx.y;
     int first = blockIdx.x * warp_size * W, column = first + lane * W;
     float sum[W] = {};
@@ -118,12 +128,11 @@ __global__ void sum_columns_kernel(float* sums, const floatX* dout, int N, int O
             for (int i = 0; i < W; i++) sum[i] += float(row[i]);
         }
     }
-    // Element i of all lanes lies together, so that neighbours write to different banks.
-    for (int i = 0; i < W; i++) per_warp[warp][i * warp_size + lane] = sum[i];
+    for (int i = 0; i < W; i++) per_warp[warp][i * plane + lane] = sum[i];
     __syncthreads();
     for (int i = threadIdx.x; i < warp_size * W; i += blockDim.x) {
         float total = 0;
-        for (int w = 0; w < bias_warps; w++) total += per_warp[w][i % W * warp_size + i / W];
+        for (int w = 0; w < bias_warps; w++) total += per_warp[w][i % W * plane + i / W];
         if (first + i < OC) sums[(size_t)slice * OC + first + i] = total;
     }
 }

@@ -48,14 +48,20 @@ HOST_DEVICE inline bool subtracts_mean(Norm norm) {
     __builtin_unreachable();
 }
 
-// Sets of rows with a partial sum of their own, at most; a block does one. An H100 runs 264 blocks at once,
-// or 132 where rows are long, other cards 216 to 340, and any of them fewer beside communication. So blocks
-// for one turn on one card would take two turns on another, the second nearly empty. There are enough for
-// several turns, of which the last matters little. Where rows are long, it is the partial sums that matter:
-// all of them together take 32 MiB at most.
+// Blocks that an H100 runs at once: each of its 132 multiprocessors has the registers for two, so that one
+// loads while the other adds up, or where rows are long for one.
+inline int norm_blocks_of_turn(int C) {
+    return C <= 4096 ? 264 : 132;
+}
+
+// Sets of rows with a partial sum of their own, at most; a block does one. Other cards run 216 to 340 blocks
+// at once, and any of them fewer beside communication. So blocks for one turn on one card would take two
+// turns on another, the second nearly empty. There are enough for several turns, of which the last matters
+// little. Where rows are long, it is the partial sums that matter: all of them together take 32 MiB, or are
+// those of a turn.
 inline int norm_partials(int C) {
-    constexpr size_t most = 1056, least = 264, bytes = (size_t)32 << 20;
-    return (int)std::clamp(bytes / (3 * sizeof(float) * C), least, most);
+    constexpr size_t most = 1056, bytes = (size_t)32 << 20;
+    return (int)std::clamp(bytes / (3 * sizeof(float) * C), (size_t)norm_blocks_of_turn(C), most);
 }
 
 constexpr int norm_threads = 1024;  // the most in a block
@@ -69,7 +75,7 @@ struct NormBackwardBlocks {
     NormBackwardBlocks(int N, int C, int vectors)
         : threads(row_threads(vectors, norm_threads)),
           rows(std::max(norm_threads / 2 / threads, 1)),
-          count(even_share(ceil_div(N, rows), std::clamp(N / 8, C <= 4096 ? 264 : 132, norm_partials(C)))) {}
+          count(even_share(ceil_div(N, rows), std::clamp(N / 8, norm_blocks_of_turn(C), norm_partials(C)))) {}
 };
 
 // Floats of scratch that norm_backward needs, whatever N is.
@@ -238,23 +244,25 @@ __device__ inline TwoSums row_sums(TwoSums sums, int turn) {
 // A block does blockDim.y rows at a time and writes one partial sum (planes, C) of all it does. A thread owns
 // the same columns of all its rows. If these are one vector (`once`), they and their sums stay in registers.
 // Longer rows, of which a block does one at a time, are read again for the gradient, from the first-level
-// cache, and their sums lie in shared memory, where element i of vector c / W is at i * (C / W) + c / W:
-// neighbouring threads then use neighbouring banks.
+// cache, and their sums lie in shared memory, as vector_plane has them.
 //
 // dinp_column_sums: the kernel also sums the columns of dinp. No registers are left for these sums. They lie
 // in shared memory after the others, in groups of four elements for each thread. Where rows are too long for
 // that, they lie where the block writes its partial sum at the end.
+constexpr int norm_sums_gap = 4;  // threads for which there would be room behind each group, see vector_plane
+
 template <int W, bool once, bool dinp_column_sums>
 __global__ void __launch_bounds__(norm_threads)
     norm_backward_kernel(Norm norm, floatX* dinp, float* partials, float* amax, const floatX* dout,
                          const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                          int C) {
-    constexpr int planes = dinp_column_sums ? 3 : 2, part = W < 4 ? W : 4;
-    float* sums = dynamic_shared<float>();  // (blockDim.y, 2, C)
-    float* own = sums + threadIdx.y * 2 * C;
-    float* thread_sums = sums + blockDim.y * 2 * C;  // (W / part, blockDim.y, blockDim.x, part)
+    constexpr int planes = dinp_column_sums ? 3 : 2, part = W < 4 ? W : 4, gap = norm_sums_gap;
+    const int plane = vector_plane<W>(C / W);
+    float* sums = dynamic_shared<float>();  // (blockDim.y, 2, W, plane)
+    float* own = sums + threadIdx.y * 2 * W * plane;
+    float* thread_sums = sums + blockDim.y * 2 * W * plane;  // (W / part, blockDim.y, blockDim.x, part)
     partials += (size_t)blockIdx.x * planes * C;
-    int first = threadIdx.x * W, step = blockDim.x * W, plane = C / W, turn = 0;
+    int first = threadIdx.x * W, step = blockDim.x * W, turn = 0;
     Vec<floatX, W> dyc, xc, w, dxc;
     float dweight[W] = {}, dbias[W] = {};
     Amax element;
@@ -268,14 +276,14 @@ __global__ void __launch_bounds__(norm_threads)
     auto keep_sums = [&](int c) {
         for (int i = 0; i < W; i++) {
             own[i * plane + c / W] = dweight[i];
-            own[C + i * plane + c / W] = dbias[i];
+            own[(W + i) * plane + c / W] = dbias[i];
         }
     };
     // Adds to the sums of dinp, or begins them. The thread's number is found out again each time.
     auto sum_dinp = [&](int c, bool begin) {
         for (int i = 0; i < W; i += part) {
             int thread = pinned(threadIdx.y) * blockDim.x + threadIdx.x, all = blockDim.y * blockDim.x;
-            float* at = once ? thread_sums + i * all + thread * part : partials + 2 * C + c + i;
+            float* at = once ? thread_sums + i * (all + gap) + thread * part : partials + 2 * C + c + i;
             Vec<float, part> sum = {};
             if (!begin) sum = load<part>(at);
             for (int k = 0; k < part && !begin; k++) sum[k] += float(dxc[i + k]);
@@ -313,7 +321,7 @@ __global__ void __launch_bounds__(norm_threads)
                 dyc = load<W>(dy + c), xc = load<W>(x + c), w = load<W>(weight + c), dxc = load<W>(dx + c);
                 for (int i = 0; i < W; i++) {
                     dweight[i] = own[i * plane + c / W];
-                    dbias[i] = own[C + i * plane + c / W];
+                    dbias[i] = own[(W + i) * plane + c / W];
                 }
             }
             for (int i = 0; i < W; i++) {
@@ -339,14 +347,16 @@ __global__ void __launch_bounds__(norm_threads)
     for (int c = threadIdx.y * blockDim.x + threadIdx.x; c < C; c += blockDim.x * blockDim.y) {
         const float* at = sums + c % W * plane + c / W;
         float sum_weight = 0, sum_bias = 0;
-        for (int y = 0; y < (int)blockDim.y; y++, at += 2 * C) sum_weight += at[0], sum_bias += at[C];
+        for (int y = 0; y < (int)blockDim.y; y++, at += 2 * W * plane)
+            sum_weight += at[0], sum_bias += at[W * plane];
         partials[c] = sum_weight;
         partials[C + c] = sum_bias;
         if (!once || !dinp_column_sums) continue;
         int all = blockDim.y * blockDim.x;
         float sum_dinp = 0;
         for (int y = 0; y < (int)blockDim.y; y++)
-            sum_dinp += thread_sums[c % W / part * part * all + (y * blockDim.x + c / W) * part + c % part];
+            sum_dinp +=
+                thread_sums[c % W / part * part * (all + gap) + (y * blockDim.x + c / W) * part + c % part];
         partials[2 * C + c] = sum_dinp;
     }
 }
@@ -436,9 +446,10 @@ inline void norm_backward(Norm norm,
                 int vectors = C / width(), planes = dinp_column_sums ? 3 : 2;
                 bool once = vectors <= norm_threads;
                 NormBackwardBlocks blocks(N, C, vectors);
+                size_t floats = (size_t)blocks.rows * 2 * width() * vector_plane<width()>(vectors);
+                if (once && dinp_column_sums)
+                    floats += ((size_t)blocks.rows * blocks.threads + norm_sums_gap) * width();
                 auto start = [&](auto* kernel) {
-                    size_t floats = (size_t)blocks.rows * 2 * C;
-                    if (once && dinp_column_sums) floats += (size_t)blocks.rows * blocks.threads * width();
                     launch(kernel, blocks.count, dim3(blocks.threads, blocks.rows), floats * sizeof(float),
                            stream, norm, dinp, scratch, amax, dout, inp, weight, mean, rstd, N, C);
                 };

@@ -3,8 +3,8 @@ SwiGLU (Shazeer, "GLU variants improve transformer", 2020): a gated activation.
 
     out[n, f] = silu(gate) * up,   silu(x) = x sigmoid(x),   gate = inp[n, f], up = inp[n, F + f]
 
-inp is (N, 2F): one matrix product makes both halves of a row. out is (N, F); the backward pass needs inp, of
-which it can make out once more where that was not kept.
+inp is (N, 2F): one matrix product makes both halves of a row. out is (N, F). The backward pass needs inp,
+from which it can also make `out` again where that was not kept.
 */
 #pragma once
 

@@ -110,6 +110,12 @@ bench-plan:
 	@$(MAKE) --no-print-directory $(BUILD)/bench_plan
 	test/bench/bench_plan.sh $(BUILD)
 
+# The work of kernels for a card's units, without a card (NOCARD=a100: another than an H100)
+.PHONY: bench-counts
+bench-counts:
+	@$(MAKE) --no-print-directory DEVICE=cuda build/nocard/train_gpt
+	test/bench/bench_counts.sh build/nocard/train_gpt $(COUNTED)
+
 # measures what recording the times of steps costs
 .PHONY: bench-timings
 bench-timings:

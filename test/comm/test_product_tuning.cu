@@ -11,7 +11,6 @@ on its way to a file, to other ranks and back. Runs on any number of ranks.
 
 #include "comm/run_device.h"
 #include "comm/settings.h"
-#include "data/options/presets.h"
 #include "kernels/matmul.cuh"
 
 namespace {
@@ -372,31 +371,32 @@ TEST_CASE("multiprocessors that communication holds") {
         return held;
     };
     using Held = std::vector<int>;
-    constexpr int group = blocks_of_groups;
+    constexpr int group = blocks_of_groups, links = 2 * blocks_of_links;
     CHECK(held({}, 1) == Held{0, 0, 0});
     CHECK(held({.tp = 8}, 1) == Held{0, 0, 0});
     CHECK(held({.tp = 8}, 4) == Held{group, group, group});
-    CHECK(held({.pp = 4}, 1) == Held{2, 2, 2});
-    CHECK(held({.pp = 4, .link_blocks = 2}, 1) == Held{4, 4, 4});
+    CHECK(held({.pp = 4}, 1) == Held{links, links, links});
     CHECK(held({.dp = 8}, 1) == Held{0, 0, group});
     CHECK(held({.dp = 8, .shard = 8}, 1) == Held{0, group, group});
-    CHECK(held({.tp = 2, .pp = 2, .dp = 2, .shard = 2}, 2) == Held(3, 2 + group));
+    CHECK(held({.tp = 2, .pp = 2, .dp = 2, .shard = 2}, 2) == Held(3, links + group));
 }
 
-TEST_CASE("a link has two blocks where one would take more than half of a pass") {
-    auto blocks = [](const char* model, int pp, int chunks = 1) {
-        Options o;
-        (ModelConfig&)o = find_preset(model)->config;
-        complete(o);
-        o.pp = pp, o.pp_chunks = chunks;
-        return mesh_shape(o).link_blocks;
+TEST_CASE("messages of data ranks beside the passes of a step") {
+    // p: of parameters, g: of gradients; whole ones, cut gradients, and both cut
+    auto beside = [](const PassOfStep& pass) {
+        std::string text;
+        for (auto [cut_params, cut_grads] : {std::pair{false, false}, {false, true}, {true, true}}) {
+            DataMessages data = messages_beside(pass, cut_params, cut_grads);
+            text += data.parameters ? "p" : "-";
+            text += data.gradients ? "g " : "- ";
+        }
+        return text;
     };
-    CHECK(blocks("gpt2-124M", 2) == 2);     // a message of 1,024 tokens takes 79 us, a pass 124
-    CHECK(blocks("gpt2-1558M", 2) == 1);    // 164 of 2,157
-    CHECK(blocks("llama3-8B", 16) == 1);    // 419 of 1,276
-    CHECK(blocks("llama3-8B", 32) == 2);    // 419 of 638
-    CHECK(blocks("llama3-8B", 2, 4) == 2);  // goes round
-    CHECK(blocks("gpt3-175B", 96) == 1);    // 1,258 of 5,303
+    CHECK(beside({.forward = true, .first = true}) == "p- p- p- ");
+    CHECK(beside({.forward = true}) == "-- -- p- ");
+    CHECK(beside({.forward = true, .last = true}) == "-- -- p- ");
+    CHECK(beside({.forward = false, .first = true}) == "-- -g pg ");
+    CHECK(beside({.forward = false, .last = true}) == "-g -g pg ");
 }
 
 TEST_CASE("a file of algorithms reads as it was written, or is refused") {

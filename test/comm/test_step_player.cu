@@ -136,7 +136,7 @@ TEST_CASE("a step waits for the stages as time_pipeline() does") {
             double layers = 24.0 / shape.stages / shape.chunks;
             double bytes = 2.0 * (double)stream_size(c, s.workload(), s.layout);
             const MeshShape& mesh = s.layout.mesh;
-            GroupOfRanks link = {(int)mesh_groups.size(), 0, mesh.tp, 2, mesh.tp, mesh.link_blocks};
+            GroupOfRanks link = {(int)mesh_groups.size(), 0, mesh.tp, 2, mesh.tp, blocks_of_links};
             double transfer = message_seconds(s.machine, link, bytes);
             PipelineCosts costs = {layers, 1.5 * layers, 0.5 * layers, transfer, overlap};
             CHECK(s.step({false, true, false}).seconds ==

@@ -268,6 +268,11 @@ TEST_CASE("matmul_backward_weight") {
         }
         CHECK_CLOSE(dweight, want, tolerance<float>);  // float in every build
         CHECK(dweight.doubles() == again.doubles());
+        // the first to write it overwrites what is there
+        Buffer<float> poisoned(std::vector<float>((size_t)OC * C, NAN));
+        matmul_backward_weight(poisoned, layer.dout_device, layer.inp_device, N, C, OC, test_stream(),
+                               nullptr, nullptr, false);
+        CHECK_CLOSE(poisoned, layer.backward_weight(std::vector<float>((size_t)OC * C)), tolerance<float>);
     });
 }
 

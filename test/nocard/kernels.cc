@@ -39,10 +39,10 @@ KernelFacts facts(const PtxModule& module, const std::string& kernel) {
     return facts;
 }
 
-TouchedBytes run_grid(const GridCall& call) {
+GridCounts run_grid(const GridCall& call) {
     ptx::GridRun run(call, call.module->kernel(call.kernel), call.seed);
     run.run();
-    return run.touched();
+    return run.counts();
 }
 
 }  // namespace nocard

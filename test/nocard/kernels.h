@@ -79,17 +79,31 @@ struct GridCall {
     CardLimits card;
     uint64_t seed =
         0;  // draws what a card leaves open: orders of blocks and warps, when copies and products happen
-    bool counts = false;
+    bool counts_bytes = false, counts_units = false;
 };
 
-// Bytes of global memory that a grid touches, each counted once.
-struct TouchedBytes {
+// The work of multiprocessors for a grid (ptx_counts.h). Instructions are counted for each warp, and `lanes`
+// are those that were on. Tensor cores make `multiply_adds`, which warps ask for by themselves or (by_warps
+// is false) as a warpgroup. Shared memory takes `passes`, of which all but least_passes are conflicts of
+// banks. Global memory moves sectors of 32 bytes for the bytes that were asked for. A multiprocessor has
+// room for `blocks` at once.
+struct UnitCounts {
+    uint64_t issued = 0, fp32 = 0, integer = 0, special = 0, lanes = 0;
+    double multiply_adds = 0;
+    bool by_warps = false;
+    uint64_t passes = 0, least_passes = 0, sectors = 0, asked = 0;
+    int blocks = 0;
+};
+
+// Bytes of global memory that a grid touches, each counted once; and the work of units.
+struct GridCounts {
     size_t read = 0, written = 0;
+    UnitCounts units = {};
 };
 
 // Runs the grid to its end on the calling thread. Throws a Fault; memory is then as the kernel left it.
 // Returns zeros where the call does not ask for counts.
-TouchedBytes run_grid(const GridCall&);
+GridCounts run_grid(const GridCall&);
 
 // ----------------------------------------------------------------------------
 // memory, as the runtime half knows it

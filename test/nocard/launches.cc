@@ -16,6 +16,7 @@ host. The PTX is decoded at the first launch.
 #include <mutex>
 
 #include "test/nocard/cards.h"
+#include "test/nocard/counts.h"
 #include "test/nocard/device_memory.h"
 #include "test/nocard/errors.h"
 #include "test/nocard/fat_binary.h"
@@ -212,7 +213,8 @@ cudaError_t launch(const char* call, const void* function, dim3 grid, dim3 block
     grid_call.card = limits();
     report_launch(short_name(grid_call.kernel));
     const RecordedPlace place = record_kernel(stream);
-    grid_call.counts = place.lines > 0;
+    grid_call.counts_units = counts_units();
+    grid_call.counts_bytes = place.lines > 0 || grid_call.counts_units;
 
     Operation operation;
     operation.call = short_name(grid_call.kernel);
@@ -220,8 +222,9 @@ cudaError_t launch(const char* call, const void* function, dim3 grid, dim3 block
     operation.begin = [grid_call, place]() -> Advance {
         return [grid_call, place, seed = next_seed()]() mutable {
             grid_call.seed = seed;
-            TouchedBytes touched = run_grid(grid_call);
-            if (grid_call.counts) record_touched(place, touched.read, touched.written);
+            GridCounts counts = run_grid(grid_call);
+            if (place.lines > 0) record_touched(place, counts.read, counts.written);
+            if (grid_call.counts_units) report_counts(short_name(grid_call.kernel), counts);
             return true;
         };
     };

@@ -311,7 +311,7 @@ inline void note_global(const Toucher& who, uint64_t address, uint32_t bytes, Ac
                           "nobody wrote",
                           verb(access), bytes, address, offset, known.bytes));
     }
-    if (w.grid->call->counts) {
+    if (w.grid->call->counts_bytes) {
         if (access != Access::write) w.grid->touched.note(address, bytes, false);
         if (access != Access::read) w.grid->touched.note(address, bytes, true);
     }

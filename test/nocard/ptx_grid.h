@@ -23,6 +23,9 @@ public:
         grid_.checks = !checks || std::string_view(checks) != "off";
         grid_.global = std::make_unique<GlobalShadow>();
         grid_.allocations.resize(kernel.code.size());
+        if (call.counts_units) grid_.counted.resize(kernel.code.size());
+        for (size_t n = 0; n < grid_.counted.size(); n++)
+            grid_.counted[n].accesses = moves_memory(kernel.code[n]);
         grid_.parameters.assign(kernel.parameter_bytes + 128, 0);
         auto address = (uintptr_t)grid_.parameters.data();
         grid_.parameter_bytes = grid_.parameters.data() + (128 - address % 128) % 128;
@@ -58,7 +61,13 @@ public:
         }
     }
 
-    TouchedBytes touched() const { return {grid_.touched.count(false), grid_.touched.count(true)}; }
+    GridCounts counts() const {
+        GridCounts counts = {grid_.touched.count(false), grid_.touched.count(true)};
+        for (size_t n = 0; n < grid_.counted.size(); n++)
+            add_to_units(counts.units, kernel_.code[n], grid_.counted[n]);
+        counts.units.blocks = (int)(capacity_ / (uint64_t)std::max(grid_.call->card.multiprocessors, 1));
+        return counts;
+    }
 
 private:
     // ------------------------------------------------------------------------

@@ -224,6 +224,12 @@ private:
     std::map<std::pair<uint64_t, bool>, std::bitset<page>> pages_;
 };
 
+// How often warps ran an instruction, and with how many lanes; and of those that move memory, what for.
+struct InstructionCount {
+    uint64_t warps = 0, lanes = 0, passes = 0, least_passes = 0, sectors = 0, asked = 0;
+    bool accesses = false;
+};
+
 struct Grid {
     const GridCall* call = nullptr;
     const Kernel* kernel = nullptr;
@@ -236,7 +242,8 @@ struct Grid {
     std::vector<Allocation> allocations;  // the last one that each instruction touched
     std::map<uint64_t, View> published;   // by strong writes to global memory
     std::unique_ptr<GlobalShadow> global;
-    TouchedMemory touched;  // if the call counts
+    TouchedMemory touched;                  // if the call counts
+    std::vector<InstructionCount> counted;  // likewise, for each instruction
 
     uint64_t draw(uint64_t below) { return random() % below; }
 };

@@ -299,6 +299,7 @@ inline void decode_atomic(Decoding& x, bool has_result) {
     size_t at = has_result ? 1 : 0;
     x.address(x.operand(at), space_of(x));
     std::string_view type = x.type(), operation;
+    i.access_bytes = (uint8_t)bytes_of(type);
     for (size_t k = 1; k + 1 < x.words.size(); k++) {
         if (!is_advice(x.words[k])) operation = x.words[k];
     }
@@ -306,6 +307,7 @@ inline void decode_atomic(Decoding& x, bool has_result) {
         if (has_result || operation != "add" || type != "f32") x.unknown();
         for (std::string_view member : members(x.operand(at + 1)))
             i.list.push_back(x.source(member, Width::word));
+        i.vector = (uint8_t)i.list.size();
         i.run = add_vector;
         return;
     }

@@ -9,6 +9,7 @@ other.
 
 #include <cxxabi.h>
 
+#include "test/nocard/ptx_counts.h"
 #include "test/nocard/ptx_matrix.h"
 #include "test/nocard/ptx_warp.h"
 
@@ -177,6 +178,7 @@ private:
             if (i.guard != no_operand)
                 on &= i.guard_negated ? ~predicate(w_, i.guard) : predicate(w_, i.guard);
             if (i.role == Role::plain) {
+                count_instruction(w_, i, on);
                 if (on) {
                     if (products) check_registers(w_, i);
                     i.run(w_, i, on);
@@ -185,6 +187,7 @@ private:
                 pc_++;
                 if (w_.yielded || pc_ == join_) break;
             } else if (i.role == Role::branch) {
+                count_instruction(w_, i, on);
                 uint32_t off = lanes_ & ~on;
                 if (on && off) {
                     stop_at(on, (uint32_t)i.target);
@@ -234,6 +237,7 @@ private:
 
     void execute(const Instruction& i, uint32_t lanes) {
         check_aligned(w_, i);
+        count_instruction(w_, i, lanes);
         bool products = w_.kernel->has_products && w_.grid->checks;
         if (products) check_registers(w_, i);
         i.run(w_, i, lanes);

@@ -114,6 +114,7 @@ neutral='
 --pp 2 --pp-schedule interleaved | --overlap off --recompute block
 --zero 2                   | --check-replicas 2 --check-replay 3
 --pp 2 --zero 3            | --check-replicas 1 --check-replay 2 --overlap off
+--pp 2 --zero 1            | --check-replay 2 --pp-schedule zero-bubble
 '
 more_neutral='
 --zero 0                   | --offload optimizer
