@@ -257,10 +257,12 @@ __global__ void __launch_bounds__(norm_threads)
                          const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                          int C) {
     constexpr int planes = dinp_column_sums ? 3 : 2, part = W < 4 ? W : 4, gap = norm_sums_gap;
-    const int plane = vector_plane<W>(C / W);
+    // Registers are short: the places of sums are found out again where they are used.
     float* sums = dynamic_shared<float>();  // (blockDim.y, 2, W, plane)
-    float* own = sums + threadIdx.y * 2 * W * plane;
-    float* thread_sums = sums + blockDim.y * 2 * W * plane;  // (W / part, blockDim.y, blockDim.x, part)
+    auto plane_of = [&] { return vector_plane<W>(pinned(C) / W); };
+    auto own_of = [&](int plane) { return sums + pinned(threadIdx.y) * 2 * W * plane; };
+    float* thread_sums =
+        sums + blockDim.y * 2 * W * vector_plane<W>(C / W);  // (W / part, blockDim.y, blockDim.x, part)
     partials += (size_t)blockIdx.x * planes * C;
     int first = threadIdx.x * W, step = blockDim.x * W, turn = 0;
     Vec<floatX, W> dyc, xc, w, dxc;
@@ -274,6 +276,8 @@ __global__ void __launch_bounds__(norm_threads)
         }
     };
     auto keep_sums = [&](int c) {
+        int plane = plane_of();
+        float* own = own_of(plane);
         for (int i = 0; i < W; i++) {
             own[i * plane + c / W] = dweight[i];
             own[(W + i) * plane + c / W] = dbias[i];
@@ -319,6 +323,8 @@ __global__ void __launch_bounds__(norm_threads)
         each_vector(columns, [&](int c) {
             if (!once) {
                 dyc = load<W>(dy + c), xc = load<W>(x + c), w = load<W>(weight + c), dxc = load<W>(dx + c);
+                int plane = plane_of();
+                const float* own = own_of(plane);
                 for (int i = 0; i < W; i++) {
                     dweight[i] = own[i * plane + c / W];
                     dbias[i] = own[(W + i) * plane + c / W];
@@ -344,6 +350,7 @@ __global__ void __launch_bounds__(norm_threads)
     element.keep(amax);
     if (once) each_vector(C, keep_sums);
     __syncthreads();
+    const int plane = plane_of();
     for (int c = threadIdx.y * blockDim.x + threadIdx.x; c < C; c += blockDim.x * blockDim.y) {
         const float* at = sums + c % W * plane + c / W;
         float sum_weight = 0, sum_bias = 0;
