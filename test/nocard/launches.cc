@@ -66,6 +66,7 @@ struct Kernel {
     Module* module = nullptr;
     std::string name;
     int most_dynamic_shared = -1;  // somebody asked for so much; -1: nobody has
+    bool loaded = false;           // launched before, or asked about
     // found at the first use
     KernelResources resources;
     KernelFacts facts;
@@ -198,6 +199,12 @@ cudaError_t launch(const char* call, const void* function, dim3 grid, dim3 block
         Kernel& kernel = kernels().require(call, function);
         if (!kernel.module->runs_here()) return noted(cudaErrorNoKernelImageForDevice);
         prepare(kernel);
+        if (is_capturing(stream) && !kernel.loaded)
+            fault(call,
+                  text("the first launch of %s is in a capture, in which a driver that loads code when it is "
+                       "needed may not do so",
+                       short_name(kernel.name).c_str()));
+        kernel.loaded = true;
         if (cudaError_t error = check_sizes(call, kernel, grid, block, shared)) return error;
         grid_call.module = kernel.module->ptx.get();
         grid_call.kernel = kernel.name;

@@ -90,7 +90,14 @@ private:
             return who_.is_warp() && before.epoch == w.epoch && before.lane != me.lane &&
                    before.lane != unknown_lanes;
         }
-        return !seen.has((uint32_t)me.block, before) || missing_fence(before);
+        return !seen.has((uint32_t)me.block, before) || missing_fence(before) || missing_global_fence(before);
+    }
+
+    // What another block did to global memory, which the copy engine may not know of yet.
+    bool missing_global_fence(Stamp before) const {
+        const Warp& w = who_.warp;
+        return who_.by_async_proxy && before.block != w.block->serial &&
+               !w.knowledge.across.has(w.block->serial, before);
     }
 
     // An ordinary write that products and the copy engine may not see yet.
@@ -145,6 +152,11 @@ private:
         std::string whose = describe_agent(w.block->agents, (unsigned)other.agent);
         const char* did = wrote ? "wrote" : "read";
         std::string me = who_.is_warp() ? "" : describe_agent(w.block->agents, who_.agent) + ": ";
+        if (w.knowledge.seen.has((uint32_t)me_.block, other) && missing_global_fence(other)) {
+            fault(who_.lane, me + format("%s %s memory at %#lx that another block %s, with no "
+                                         "fence.proxy.async.global since",
+                                         verb(access_), memory_, address, did));
+        }
         if (other.block != w.block->serial) {
             const Dim3& grid = w.grid->call->grid;
             unsigned n = (unsigned)other.block - 1;
@@ -329,7 +341,11 @@ inline void note_global(const Toucher& who, uint64_t address, uint32_t bytes, Ac
 // A strong write hands on what the warp's last fence covers, or with release all that the warp knows.
 inline void publish(Warp& w, uint64_t address, bool releases) {
     Knowledge& k = w.knowledge;
-    const View& handed_on = releases ? k.seen : k.published;
+    View handed_on = releases ? k.seen : k.published;
+    const Agents& agents = w.block->agents;
+    // What this block's bulk stores wrote is for ordinary access elsewhere only behind a fence.
+    for (size_t a = agents.store_writes_of(0); a < agents.of_mbarrier(0) && a < handed_on.clock.size(); a++)
+        handed_on.clock[a] = std::min(handed_on.clock[a], a < k.across.clock.size() ? k.across.clock[a] : 0);
     if (handed_on.clock.empty() && !handed_on.foreign) return;
     w.grid->published[address].join(handed_on.as_foreign(w.block->serial));
     if (releases) w.next_epoch();

@@ -368,15 +368,21 @@ inline void do_nothing(Warp&, const Instruction&, uint32_t) {}
 inline void decode_fence(Decoding& x) {
     Instruction& i = x.to;
     if (x.has("async") || x.word(2).starts_with("async")) {
-        // Products and copies may now read what the warp knows to have been written.
-        if (x.has("global")) {
-            i.run = do_nothing;
-            return;
-        }
-        i.run = [](Warp& w, const Instruction&, uint32_t) {
-            join(w.knowledge.async_proxy, w.knowledge.seen.clock);
-            w.next_epoch();
-        };
+        // Products and copies may now read what the warp knows to have been written, and others what copies wrote.
+        bool in_shared = !x.has("global"), in_global = !x.has("shared::cta");
+        if (in_global)
+            i.run = [](Warp& w, const Instruction&, uint32_t) { w.knowledge.across.join(w.knowledge.seen); };
+        if (in_shared)
+            i.run = [](Warp& w, const Instruction&, uint32_t) {
+                join(w.knowledge.async_proxy, w.knowledge.seen.clock);
+                w.next_epoch();
+            };
+        if (in_shared && in_global)
+            i.run = [](Warp& w, const Instruction&, uint32_t) {
+                w.knowledge.across.join(w.knowledge.seen);
+                join(w.knowledge.async_proxy, w.knowledge.seen.clock);
+                w.next_epoch();
+            };
         return;
     }
     bool gpu = x.has("gpu") || x.has("gl") || x.has("sys") || x.has("cluster");

@@ -96,12 +96,14 @@ struct View {
 struct Knowledge {
     View seen;          // it happened before
     Clock async_proxy;  // a fence.proxy.async made so much of it, in this block, known to copies and products
+    View across;        // a fence.proxy.async made it known between those and ordinary access, in all memory
     View published;     // a fence made it known to readers of what this warp writes from now on
     View unfenced;      // this warp would know it after a fence, from relaxed loads
 
     void join(const Knowledge& other) {
         seen.join(other.seen);
         ptx::join(async_proxy, other.async_proxy);
+        across.join(other.across);
         published.join(other.published);
         unfenced.join_foreign(other.unfenced.foreign);
     }

@@ -199,6 +199,17 @@ const std::map<std::string, Planted>& planted() {
               test.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, card_memory(4096) + 8);
               test.run(0);
           }}},
+        {"the first launch of a kernel, in a capture",
+         {"the first launch of double_kernel is in a capture",
+          [] {
+              float* data = (float*)card_memory(16);
+              cudaStream_t stream;
+              require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+              require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+              int count = 4;
+              void* arguments[] = {&data, &count};
+              cudaLaunchKernel((const void*)double_kernel, 1, 64, arguments, 0, stream);
+          }}},
         {"a pointer less aligned than promised",
          {"is not aligned to", [] { leaked_product(usual_product).run(0, nullptr, 2); }}},
         {"a workspace that is too small",

@@ -264,6 +264,59 @@ TEST_CASE("The copy engine's copies: what is not waited for, fenced or counted")
                 "where an mbarrier is");
 }
 
+namespace {
+
+// Block 0 stores 128 bytes by the copy engine and raises a flag; block 1 waits for that, adds to them by the
+// copy engine, and reads them.
+const char* handed_on = R"(
+    setp.ne.u32 %p1, %r1, 0;
+    mov.u32 %r3, dynamic;
+    shl.b32 %r5, %r1, 2;
+    add.s32 %r5, %r5, %r3;
+    st.shared.f32 [%r5], 0f3F800000;
+    fence.proxy.async.shared::cta;
+    bar.sync 0;
+    @%p1 ret;
+    mov.u32 %r2, %ctaid.x;
+    setp.ne.u32 %p2, %r2, 0;
+    @%p2 bra second;
+    cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r3], 128;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+    fence.proxy.async.global;  // before the flag
+    red.release.gpu.global.add.u32 [%rd1+256], 1;
+    ret;
+    second:
+    ld.acquire.gpu.global.u32 %r4, [%rd1+256];
+    and.b32 %r4, %r4, 1;
+    setp.eq.u32 %p3, %r4, 0;
+    @%p3 bra second;
+    ld.global.f32 %f1, [%rd1];
+    fence.proxy.async.global;  // after it
+    cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%rd1], [%r3], 128;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+    red.release.gpu.global.add.u32 [%rd1+256], 1;
+)";
+
+std::string handed_on_fault(const std::string& from, const std::string& to) {
+    return fault_in(changed(handed_on, from, to), with_shared(128, 32, 2));
+}
+
+}  // namespace
+
+TEST_CASE("The copy engine's stores, for others and for its own sums") {
+    CHECK(handed_on_fault("ret;", "ret;") == "none");
+    CHECK_FAULT(handed_on_fault("fence.proxy.async.global;  // before the flag", ""), "race");
+    CHECK_FAULT(handed_on_fault("fence.proxy.async.global;  // after it", ""),
+                "that another block wrote, with no fence.proxy.async.global since");
+    CHECK(handed_on_fault("fence.proxy.async.global;  // after it", "fence.proxy.async;") == "none");
+    CHECK_FAULT(handed_on_fault("cp.async.bulk.wait_group 0;\n    fence.proxy",
+                                "cp.async.bulk.wait_group.read 0;\n    fence.proxy"),
+                "race");
+    CHECK_FAULT(handed_on_fault("red.release.gpu", "red.relaxed.gpu"), "race");
+}
+
 TEST_CASE("cp.async: what is not waited for, or by others") {
     std::string body = R"(
         shl.b32 %r2, %r1, 4;

@@ -100,7 +100,7 @@ text_of_numbers() { seq 4000 >"$work/numbers.txt" && "$cpu" tokenize "$work/numb
 
 interpreter_units() {
     local unit
-    for unit in machine faults triton; do
+    for unit in machine faults counts triton; do
         make -s --no-print-directory DEVICE=cuda CPU_ARCH=native "build/nocard/test_ptx_$unit" && "build/nocard/test_ptx_$unit" || return
     done
 }
@@ -141,7 +141,7 @@ L
     checked_defect 'fence.proxy.async.shared::cta;' '' 'no fence.proxy.async since'
 }
 
-nocard_soak_checks=132
+nocard_soak_checks=133
 # The others: a card of Ampere, every recomputation and optimizer, shapes of other models, schedules. The program's own test of
 # a card is for cards: its products and its memory are too large here.
 nocard_soak() {
@@ -201,6 +201,7 @@ L
     checked_defect 'st.release.gpu.global.u32' 'st.relaxed.gpu.global.u32' 'race'
     checked_defect 'cp.async.bulk.wait_group 0;' 'cp.async.bulk.wait_group 1;' 'race'
     checked_defect 'bar.sync 0;' '' 'race'
+    checked_defect 'fence.proxy.async.global;' '' 'race|fence.proxy.async.global'
     checked_numbers ', p, 1, 1, 1, 1;' ', p, 1, 1, 0, 1;'
     checked_numbers 'setp.ne.b32 p,' 'setp.eq.b32 p,'
     checked_numbers 'm64n64k16.f32.bf16.bf16' 'm64n64k16.f32.f16.f16'
