@@ -93,7 +93,7 @@ private:
         return !seen.has((uint32_t)me.block, before) || missing_fence(before) || missing_global_fence(before);
     }
 
-    // What another block did to global memory, which the copy engine may not know of yet.
+    // The copy engine may not know yet of all that other blocks did to global memory.
     bool missing_global_fence(Stamp before) const {
         const Warp& w = who_.warp;
         return who_.by_async_proxy && before.block != w.block->serial &&
@@ -343,7 +343,7 @@ inline void publish(Warp& w, uint64_t address, bool releases) {
     Knowledge& k = w.knowledge;
     View handed_on = releases ? k.seen : k.published;
     const Agents& agents = w.block->agents;
-    // What this block's bulk stores wrote is for ordinary access elsewhere only behind a fence.
+    // Ordinary access elsewhere may see what this block's bulk stores wrote only behind a fence.
     for (size_t a = agents.store_writes_of(0); a < agents.of_mbarrier(0) && a < handed_on.clock.size(); a++)
         handed_on.clock[a] = std::min(handed_on.clock[a], a < k.across.clock.size() ? k.across.clock[a] : 0);
     if (handed_on.clock.empty() && !handed_on.foreign) return;

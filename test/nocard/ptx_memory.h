@@ -368,7 +368,8 @@ inline void do_nothing(Warp&, const Instruction&, uint32_t) {}
 inline void decode_fence(Decoding& x) {
     Instruction& i = x.to;
     if (x.has("async") || x.word(2).starts_with("async")) {
-        // Products and copies may now read what the warp knows to have been written, and others what copies wrote.
+        // Products and copies may now read all that the warp knows to have been written, and others all that
+        // copies wrote.
         bool in_shared = !x.has("global"), in_global = !x.has("shared::cta");
         if (in_global)
             i.run = [](Warp& w, const Instruction&, uint32_t) { w.knowledge.across.join(w.knowledge.seen); };
