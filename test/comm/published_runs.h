@@ -72,10 +72,14 @@ inline PublishedRuns published_runs(const std::string& path = "test/golden/publi
 constexpr double bytes_of_score = 16.3;  // fitted: 13 are counted
 constexpr double backward_bytes = 1.3;
 
+// Thread blocks that hold multiprocessors for each link between stages: fitted.
+constexpr int blocks_of_their_links = 4;
+
 // The machine as it seems to a program with these ways: what they take in a layer is told as the time of
 // attention, which each layer has once in every pass over it.
 inline Machine machine_of_program(Machine machine, const Options& o, const Publication& publication,
                                   const PublishedRun& run, double score_bytes) {
+    if (o.pp > 1) machine = machine_without(machine, 2 * (blocks_of_their_links - blocks_of_links));
     if (!publication.scores_in_memory) return machine;
     // Products are made of all scores; passes count the half that is not masked.
     double scores = (double)o.micro_batch * o.heads / o.tp * o.sequence_length * o.sequence_length,

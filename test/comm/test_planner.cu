@@ -670,8 +670,8 @@ TEST_CASE("messages are told with the numbers that travel") {
 }
 
 TEST_CASE("large plans are whole") {
-    nlohmann::json plan =
-        planned("--model gpt3-175B --machine h100 --gpus 12288 --global-batch 12M --tokens 300B --price 2");
+    nlohmann::json plan = planned(
+        "--model gpt3-175B --machine h100 --gpus 12288 --global-batch 12M --tokens 300B --price 2 --tp 4");
     CHECK(plan["simulated"] == true);
     CHECK(plan["layouts"].size() == 5);
     CHECK(plan["petaflop_days_6n"].get<double>() == doctest::Approx(3638).epsilon(0.01));
@@ -873,7 +873,8 @@ TEST_CASE("published step times are predicted, but for a factor of each publicat
 }
 
 TEST_CASE("absurd sizes are planned or refused, soon" * doctest::test_suite("long")) {
-    for (const char* line : {"--model gpt3-175B --machine h100 --gpus 1048576 --global-batch 256M --tp 8",
+    for (const char* line : {"--model gpt3-175B --machine h100 --gpus 1048576 --global-batch 256M --tp 8 "
+                             "--pp 16",
                              "--model gpt2-124M --machine h100 --gpus 1 --global-batch 900G",
                              "--model gpt2-124M --machine h100 --gpus 64 --global-batch 8M --layers 1500",
                              "--model tiny --machine cpu --gpus 3 --global-batch 256"}) {

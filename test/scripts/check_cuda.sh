@@ -12,7 +12,7 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/nocard.sh
-checks=$((8 + nocard_checks))
+checks=$((7 + nocard_checks))
 [ -z "$EVERY" ] || checks=$((checks + 6 + nocard_soak_checks))
 plan $checks
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
@@ -28,7 +28,7 @@ spills() {
     awk -F"'" '
         /Compiling entry function/ { kernel = $2; arch = $4 }
         /bytes stack frame/ { split($0, words, " "); if (words[1] || words[5]) print words[1], "bytes in local memory:", kernel, arch }
-    ' "$work/log" | c++filt
+    ' "$work/log" | c++filt | grep -vE "${may_spill_on:-^$}"
 }
 
 # C7508 and its neighbours: products of a warpgroup made one after another, or registers that are not given out
@@ -58,14 +58,13 @@ build() {
 strict=(make --no-print-directory DEVICE=cuda CPU_ARCH=native STRICT=1 CXXFLAGS=-O0 -o build/shared/commands.o)
 # kernels NAME OPTIONS...    the kernels that kernels.cu includes, without the program around them, which takes a fifth of the time
 kernels() { build "$1" "$nvcc" -std=c++20 -O3 -Xcompiler -O0 --expt-relaxed-constexpr --extended-lambda -I. "${@:2}" \
-    -Xptxas -v -cubin "$work/kernels.cu" -o "$work/kernels.cubin"; }
+    -Xptxas -v -fatbin "$work/kernels.cu" -o "$work/kernels.fatbin"; }
 printf '#include "%s"\n' kernels/*.cuh >"$work/kernels.cu"
 rm -f build/nocard/train_gpt.o # what ptxas says of it is wanted
 build "the program for sm_90a in bf16" "${strict[@]}" nocard_cards="${EVERY:+80 }90a" build/nocard/train_gpt
-kernels "kernels for sm_80 in bf16" -DPRECISION_BF16 -gencode arch=compute_80,code=sm_80
-# All but two: those for Hopper do nothing on other cards, and of the backward pass of attention one kernel spills 64 bytes.
-printf '#include "%s"\n' $(ls kernels/*.cuh | grep -vE 'attention(_mma_backward|_hopper.*|)\.cuh') >"$work/kernels.cu"
-kernels "kernels for sm_100 from the PTX of sm_80" -DPRECISION_BF16 -gencode arch=compute_80,code=sm_100
+# On sm_100, of the backward pass of attention one kernel spills 64 bytes.
+may_spill_on=attention_backward_kernel.*sm_100 kernels "kernels for sm_80 in bf16, and for sm_100 from their PTX" -DPRECISION_BF16 \
+    -gencode "arch=compute_80,code=[sm_80,sm_100]"
 # These programs are in the folder SASS_TOOLS, on the PATH or where CUDA is.
 PATH="${SASS_TOOLS:+$SASS_TOOLS:}$PATH:/usr/local/cuda/bin"
 if [ "$(command -v cuobjdump nvdisasm c++filt python3 | wc -l)" = 4 ]; then

@@ -7,7 +7,7 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/group.sh
-seconds=${SECONDS_EACH:-3}
+seconds=${SECONDS_EACH:-2}
 plan 11
 sanitizers=fuzzer,address,undefined,float-cast-overflow
 echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' >"$work/probe.cc"

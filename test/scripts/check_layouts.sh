@@ -11,8 +11,8 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/layouts.sh
-checks=66
-[ -z "$EVERY" ] || checks=112
+checks=67
+[ -z "$EVERY" ] || checks=113
 plan $checks
 cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
 # one that does not change: with some texts differences grow ten times as large within the steps
