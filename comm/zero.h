@@ -292,14 +292,17 @@ inline ZeroState::ZeroState(Arena& memory, const ParameterLayout& layout, const 
     }
     if (arrays_.cut_params) param_at_.resize(param_places_.count());
     if (arrays_.cut_grads) grad_at_.resize(grad_places_.count());
-    if (ledger && arrays_.cut_params) {
+    if (ledger && (arrays_.cut_params || arrays_.cut_grads)) {
         ledger->left_behind.get = [this] {
             std::vector<int> units;
-            for (const Place& place : param_at_) units.push_back(place.unit);
+            for (auto* places : {&param_at_, &grad_at_})
+                for (const Place& place : *places) units.push_back(place.unit);
             return units;
         };
         ledger->left_behind.set = [this](const std::vector<int>& units) {
-            for (size_t i = 0; i < units.size(); i++) param_at_[i].unit = units[i];
+            size_t i = 0;
+            for (auto* places : {&param_at_, &grad_at_})
+                for (Place& place : *places) place.unit = units[i++];
         };
     }
 
@@ -499,10 +502,10 @@ inline void ZeroState::begin_gradients(int unit, Matrices matrices) {
     if (place.in_use) return;
     place.in_use = true;
     wait(Traffic::gradients, place.free);
-    // between the same matrices as before there are zeros
-    bool known = place.unit >= 0 && layout_.are_alike(place.unit, unit);
+    // There are zeros between the matrices, unless those of other units have lain there.
+    bool others = place.unit >= 0 && !layout_.are_alike(place.unit, unit);
     place.unit = unit;
-    bool all = !known || matrices == Matrices::added_to;
+    bool all = others || matrices == Matrices::added_to;
     zero_async(grads(unit), all ? layout_.unit_size(unit) : layout_.before_matrices(unit), compute_);
 }
 

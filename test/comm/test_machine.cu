@@ -116,7 +116,7 @@ TEST_CASE("an unknown card is estimated from its clock") {
     } unknown[] = {{device("NVIDIA RTX A6000", 84, 8, 6), 1.8e9, 154.8},
                    {device("NVIDIA GeForce RTX 3080", 68, 8, 6), 1.71e9, 59.5},
                    {device("NVIDIA of tomorrow", 132, 9, 0), 1.83e9, 989.4},
-                   {device("NVIDIA B300", 148, 10, 3), 1.855e9, 2250}};
+                   {device("NVIDIA B3xx", 148, 10, 3), 1.855e9, 2250}};
     for (auto& card : unknown) {
         CAPTURE(card.device.name);
         Machine m = machine_of(card.device, card.clock, 768e9);

@@ -247,8 +247,8 @@ TEST_CASE("the memory of groups follows from their channels, and from where the 
           16 * (2 * ring + 4 * peer));
     CHECK(communicator_memory({.dp = 4, .shard = 4, .matrix_owners = true}, 8) ==
           communicator_memory({.dp = 4, .shard = 4}, 8));
-    // Between two stages on a machine each: four links of four channels, and the ends.
-    CHECK(communicator_memory({.pp = 2}, 1) == (1 + 4 * 4 + 16) * (2 * ring + 2 * peer));
+    // Between two stages on a machine each: four links, and the ends.
+    CHECK(communicator_memory({.pp = 2}, 1) == (1 + 4 * blocks_of_links + 16) * (2 * ring + 2 * peer));
     // The review of a run on 12,288 cards expects 1.3 to 2 GB.
     double large = (double)communicator_memory({.tp = 8, .pp = 8, .dp = 192, .shard = 192}, 8);
     CHECK(large > 1.2e9);
