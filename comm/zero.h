@@ -292,17 +292,14 @@ inline ZeroState::ZeroState(Arena& memory, const ParameterLayout& layout, const 
     }
     if (arrays_.cut_params) param_at_.resize(param_places_.count());
     if (arrays_.cut_grads) grad_at_.resize(grad_places_.count());
-    if (ledger && (arrays_.cut_params || arrays_.cut_grads)) {
+    if (ledger && arrays_.cut_params) {
         ledger->left_behind.get = [this] {
             std::vector<int> units;
-            for (auto* places : {&param_at_, &grad_at_})
-                for (const Place& place : *places) units.push_back(place.unit);
+            for (const Place& place : param_at_) units.push_back(place.unit);
             return units;
         };
         ledger->left_behind.set = [this](const std::vector<int>& units) {
-            size_t i = 0;
-            for (auto* places : {&param_at_, &grad_at_})
-                for (Place& place : *places) place.unit = units[i++];
+            for (size_t i = 0; i < units.size(); i++) param_at_[i].unit = units[i];
         };
     }
 
