@@ -89,6 +89,8 @@ struct Gpt {
     float* rope;               // (positions, R/2, 2) cosines and sines
     StatisticsOnDevice stats;  // losses and norm of the step
     Graphs graphs;             // graphs of the work on a micro-batch
+    // products leave these to messages, but in passes that say otherwise
+    SparedMultiprocessors spares{spared({})};
 
     // layout.mesh is the mesh's shape.
     Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings, const Mesh& mesh,
@@ -113,9 +115,8 @@ struct Gpt {
 
     // Multiprocessors that products of this pass leave to messages.
     int spared(const PassOfStep& pass) const {
-        bool cut_grads = state.ranks_in_step() > 1;
         return spared_by_products(mesh.shape, rows.chunks(),
-                                  messages_beside(pass, state.cuts_params(), cut_grads));
+                                  messages_beside(pass, state.cuts_params(), state.ranks_in_step() > 1));
     }
 
     // Points acts to what is kept for this task.
@@ -194,17 +195,15 @@ struct BlockArrays {
     Activations& a;
     UnitTensors<floatX> w;
     UnitTensors<float> dw;
-    const bool overwrites;  // the gradients of matrices, which hold nothing yet
 
-    BlockArrays(Gpt& g, int number, const Batch& batch, bool overwrites)
+    BlockArrays(Gpt& g, int number, const Batch& batch)
         : g(g),
           batch(batch),
           kind(layer_kind(g.config, number)),
           d(g.dims(batch)),
           a(g.acts[number]),
           w(g.weights(number + 1)),
-          dw(g.gradients(number + 1)),
-          overwrites(overwrites) {}
+          dw(g.gradients(number + 1)) {}
 
     // The linear layer with this matrix and bias, cut as the matrix's row in the table of tensors says, and
     // with these operands.
@@ -213,7 +212,7 @@ struct BlockArrays {
         operands.parallel = shape.shard == Shard::columns ? Parallel::row : Parallel::column;
         operands.N = d.N, operands.C = (int)shape.cols, operands.OC = (int)shape.rows;
         operands.weight = w[weight], operands.bias = w[bias];
-        operands.dweight = dw[weight], operands.dbias = dw[bias], operands.overwrites = overwrites;
+        operands.dweight = dw[weight], operands.dbias = dw[bias];
         return operands;
     }
 
@@ -402,13 +401,13 @@ struct Mlp : Sublayer {
         // attention, the first of a parallel block, gathers the rows if it is recomputed
         bool gathered = begins(side) || is_recomputed(SublayerKind::attention, kind);
         if (!gathered) g.rows.gather(inp.own, inp.all, d.N, d.C);
-        hidden(!backward_makes_act());
+        hidden(!swiglu_is_made_backward(g.config, g.workload));
         keep_input(g.tp, fcproj);
     }
 
     void backward(WeightGradients weights) const override {
         row_parallel_backward(g.tp, fcproj, a.dresidual, g.swiglu ? a.dact : a.dfc, side, weights, fc, [&] {
-            floatX* act = backward_makes_act() ? a.act : nullptr;
+            floatX* act = swiglu_is_made_backward(g.config, g.workload) ? a.act : nullptr;
             if (g.swiglu) swiglu_backward(a.dfc, a.dact, a.fc, d.N, d.F, g.stream, dfc8.amax(), act);
         });
         column_parallel_backward(g.tp, fc, a.dnorm, side, weights);
@@ -420,12 +419,6 @@ struct Mlp : Sublayer {
     void hidden(bool act = true) const {
         column_parallel(g.tp, fc, a.fc, side);  // applies the GELU too
         if (g.swiglu && act) swiglu_forward(a.act, a.fc, d.N, d.F, g.stream, act8.amax());
-    }
-
-    // An act that is recomputed is needed for the gradient of fcproj's weight alone, and the backward pass of
-    // SwiGLU reads all that it is made of. In fp8 it is needed before that, for a copy (keep_input).
-    bool backward_makes_act() const {
-        return g.swiglu && !g.workload.fp8 && g.workload.recompute != Recompute::none;
     }
 };
 
@@ -526,8 +519,7 @@ struct Block : BlockArrays {
     };
     std::vector<Group> groups;
 
-    Block(Gpt& g, int number, const Batch& batch, bool overwrites = false)
-        : BlockArrays(g, number, batch, overwrites) {
+    Block(Gpt& g, int number, const Batch& batch) : BlockArrays(g, number, batch) {
         Fp8Operand norm1_8 = in_fp8(a.norm1_fp8, d.C, has_all_rows()),
                    norm2_8 = in_fp8(a.norm2_fp8, d.C, has_all_rows());
         floatX* all_norm2 = a.all_norm2 ? a.all_norm2 : a.all_norm1;
@@ -765,14 +757,14 @@ inline void measure_stream_gradient(Gpt& g, const floatX* gradient, const Dims& 
 // the last micro-batch of a step the gradients of each unit are summed over the ranks as soon as they are
 // there.
 inline void stage_backward(Gpt& g, const Batch& batch, const PipelineTask& task, float dloss,
-                           const PassOfStep& pass) {
-    bool now = task.work == PipelineWork::backward, overwrites = g.state.overwrites(pass.first);
+                           bool last_micro_batch) {
+    bool now = task.work == PipelineWork::backward;
     Matrices matrices = now ? Matrices::overwritten : Matrices::added_to;
     if (task.part == g.stage.last_part()) {
         classify(g, batch, dloss, true);
         // embed_backward() adds to tied embeddings that are on this stage
         bool used_again = g.config.tie_embeddings && g.stage.has_embedding();
-        if (!used_again) g.state.reduce_gradients(g.classifier_unit(), pass.last);
+        if (!used_again) g.state.reduce_gradients(g.classifier_unit(), last_micro_batch);
         head_backward(g, batch, matrices);
     } else {
         measure_stream_gradient(g, task.gradient, g.dims(batch));
@@ -782,24 +774,23 @@ inline void stage_backward(Gpt& g, const Batch& batch, const PipelineTask& task,
         LaunchGuard::tick();
         g.state.acquire(number + 1, -1);
         g.state.begin_gradients(number + 1, matrices);
-        block_backward(g, Block(g, number, batch, overwrites),
-                       now ? WeightGradients::now : WeightGradients::later);
+        block_backward(g, Block(g, number, batch), now ? WeightGradients::now : WeightGradients::later);
         g.state.release(number + 1);
-        g.state.reduce_gradients(number + 1, pass.last && now);
+        g.state.reduce_gradients(number + 1, last_micro_batch && now);
     }
-    if (task.part == 0) embed_backward(g, batch, pass.last);
+    if (task.part == 0) embed_backward(g, batch, last_micro_batch);
 }
 
 // Makes the gradients of the blocks' matrices that stage_backward() deferred, from activations alone.
 inline void stage_weight_gradients(Gpt& g, const Batch& batch, const PipelineTask& task,
-                                   const PassOfStep& pass) {
+                                   bool last_micro_batch) {
     for (int number = g.stage.end_layer(task.chunk) - 1; number >= g.stage.first_layer(task.chunk);
          number--) {
         LaunchGuard::tick();
         g.state.begin_gradients(number + 1, Matrices::overwritten);
-        Block l(g, number, batch, g.state.overwrites(pass.first));
+        Block l(g, number, batch);
         weight_gradients(g.tp, l.linears());
-        g.state.reduce_gradients(number + 1, pass.last);
+        g.state.reduce_gradients(number + 1, last_micro_batch);
     }
 }
 
@@ -847,6 +838,7 @@ void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, b
                           PassOfStep pass = {task.work == PipelineWork::forward, task.micro_batch == 0,
                                              ends_step && task.micro_batch == micro_batches - 1};
                           SparedMultiprocessors spared(g.spared(pass));
+                          g.tp.overwrites = g.state.overwrites(pass.first);
                           auto key = [&] { return task_key(batch, task, pass, dloss, g.acts); };
                           TracePause in_a_graph(g.graphs.on);
                           g.graphs.run(key, g.stream, [&] {
@@ -854,18 +846,18 @@ void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, b
                               case PipelineWork::forward:
                                   return stage_forward(g, batch, task);
                               case PipelineWork::weight_gradient:
-                                  return stage_weight_gradients(g, batch, task, pass);
+                                  return stage_weight_gradients(g, batch, task, pass.last);
                               case PipelineWork::backward:
                               case PipelineWork::input_gradient:
-                                  return stage_backward(g, batch, task, dloss, pass);
+                                  return stage_backward(g, batch, task, dloss, pass.last);
                               }
                           });
                       });
 }
 
 // Starts a step: no gradient, no loss.
-inline void zero_gradients(Gpt& g) {
-    g.state.zero_gradients(Matrices::overwritten);
+inline void zero_gradients(Gpt& g, Matrices matrices = Matrices::overwritten) {
+    g.state.zero_gradients(matrices);
     g.stats.clear(g.stream);
 }
 
@@ -897,8 +889,7 @@ struct GptPasses final : ModelInTraining {
 
     Logits logits(const Batch& batch, int texts) override {
         forward(g, batch);
-        Logits logits;
-        if (!g.stage.has_head()) return logits;
+        if (!g.stage.has_head()) return {};
         const floatX* normf = classifier_input(g, g.dims(batch)) + (size_t)batch.last * g.config.channels;
         int unit = g.classifier_unit(), Vp = g.local_vocab(), ranks = g.rows.ranks();
         size_t part = (size_t)texts * Vp;
@@ -908,17 +899,10 @@ struct GptPasses final : ModelInTraining {
                        texts, g.config.channels, Vp, g.stream);
         g.state.release(unit);
         g.rows.exchange(all, part);
-        if (g.rows.rank() != 0) return logits;
+        if (g.rows.rank() != 0) return {};
         std::vector<floatX> values(ranks * part);
         copy_to_host(values.data(), all, values.size(), g.stream, g.mesh);
-        for (int text = 0; text < texts; text++) {
-            logits.emplace_back();
-            for (int rank = 0; rank < ranks; rank++) {
-                const floatX* begin = &values[rank * part + (size_t)text * Vp];
-                logits.back().insert(logits.back().end(), begin, begin + g.stage.vocab_of(rank).count);
-            }
-        }
-        return logits;
+        return joined_logits(values, texts, g.stage, ranks);
     }
 
     void copy_row(int from, int to, int length) override {
@@ -977,8 +961,7 @@ struct GptPasses final : ModelInTraining {
 
     void gradients_beside(DeviceBatches& batches, uint64_t first) override {
         // All of them, for what is made is looked at where only some passes over a unit are done.
-        g.state.zero_gradients();
-        g.stats.clear(g.stream);
+        zero_gradients(g, Matrices::added_to);
         float of_token = 1.0f / ((float)g.workload.B * g.workload.T);
         auto load = [&](int, int slot) { return batches.load(first, g.workload.B, slot); };
         accumulate_gradients(g, 1, load, of_token, false);
@@ -1023,8 +1006,7 @@ void record_steps(const ModelConfig& config, const Workload& workload, const Zer
     Mesh mesh(layout.mesh, position);
     Gpt g(config, workload, settings, mesh, layout);
     g.graphs.on = true;  // passes that are alike are written down once
-    SparedMultiprocessors spared(g.spared({}));
-    ledger->forget();  // making it is no part of a step
+    ledger->forget();    // making it is no part of a step
     DeviceArray<int> numbers(batch_ints(workload.B, workload.T));
     Batch batch = {batch_at((const int*)numbers.data, workload.B, workload.T), workload.B, workload.T};
     batch.doc_start = nullptr;

@@ -282,6 +282,12 @@ inline bool gelu_is_fused(const ModelConfig& c, const Workload& w, size_t F) {
     return c.bias && gelu_gradient_is_fused(c, w, F);
 }
 
+// A SwiGLU's output that is recomputed is needed for the gradient of the next matrix alone, and the backward
+// pass of SwiGLU reads all that it is made of. In fp8 it is needed before that, for a copy.
+inline bool swiglu_is_made_backward(const ModelConfig& c, const Workload& w) {
+    return c.mlp == MlpKind::swiglu && !w.fp8 && w.recompute != Recompute::none;
+}
+
 // A sublayer is recomputed from the rows that it reads. Of others, only what norms and activation functions
 // make is made again.
 inline bool is_recomputed(SublayerKind sublayer, Recompute kind) {

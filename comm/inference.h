@@ -24,7 +24,6 @@ fits on. Those that are left over are data ranks, which take texts and batches i
 #include "comm/memory_plan.h"             // MemoryPlan
 #include "comm/mesh.h"                    // Mesh
 #include "comm/placement.h"               // ranks_sharing_device
-#include "comm/run_device.h"              // SparedMultiprocessors
 #include "comm/settings.h"                // Workload
 #include "comm/world.h"                   // World
 #include "data/commands/eval.h"           // LossSource, EvaluationResults
@@ -114,6 +113,20 @@ inline InferencePlan plan_inference(const Options& model, const InferenceCut& as
 
 // ----------------------------------------------------------------------------
 // texts and losses
+
+// Logits of the whole vocabulary, a row for each text, from those that each tensor rank has of its own part:
+// values (ranks, texts, padded part).
+inline TextGenerator::Rows joined_logits(const std::vector<floatX>& values, int texts, const Stage& stage,
+                                         int ranks) {
+    TextGenerator::Rows rows((size_t)texts);
+    size_t part = values.size() / (size_t)(ranks * texts);
+    for (int text = 0; text < texts; text++)
+        for (int rank = 0; rank < ranks; rank++) {
+            const floatX* begin = &values[(size_t)(rank * texts + text) * part];
+            rows[text].insert(rows[text].end(), begin, begin + stage.vocab_of(rank).count);
+        }
+    return rows;
+}
 
 // A model that is cut over the ranks of a mesh.
 struct ModelOnRanks {
@@ -271,8 +284,6 @@ inline std::unique_ptr<TrainedModel> open_model(const std::string& run, const st
 struct CutModel {
     InferencePlan plan;
     Mesh mesh;
-    const SparedMultiprocessors spared{
-        spared_by_products(plan.layout.mesh, plan.layout.row_chunks, {.parameters = plan.options.zero == 3})};
     std::shared_ptr<ModelPasses> passes;
 
     CutModel(const TrainedModel& model, const InferenceCut& asked, const World& world,

@@ -153,12 +153,17 @@ public:
             };
             LayerTime slow = time(beside), fast = time(alone);
             layer += split[part];
-            double forward = cut_params ? slow.forward : fast.forward,
-                   backward = cut_grads ? slow.backward : fast.backward;
-            OfStage& stage = stages[part % cut.pp];
-            stage.work += forward + backward;
-            if (cut.shard_group > 1) stage.more += slow.forward - forward;
-            stage.more += slow.backward - backward;
+            auto seconds = [&](const PassOfStep& pass) {
+                DataMessages data = messages_beside(pass, cut_params, cut_grads);
+                const LayerTime& time =
+                    (data.parameters && cut.shard_group > 1) || data.gradients ? slow : fast;
+                return pass.forward ? time.forward : time.backward;
+            };
+            double forward = seconds({.forward = true}), backward = seconds({.forward = false}),
+                   first = seconds({.forward = true, .first = true}),
+                   last = seconds({.forward = false, .last = true});
+            stages[part % cut.pp].work += forward + backward;
+            stages[part % cut.pp].more += first - forward + last - backward;
             if (part >= cut.pp) continue;
             stages[part].before = before;
             before += forward + (drains ? backward : 0);

@@ -228,7 +228,6 @@ struct Linear {
     const floatX* weight = nullptr;  // (OC, C)
     const floatX* bias = nullptr;    // (OC) or null
     float *dweight = nullptr, *dbias = nullptr;  // their gradients; null if nothing is trained
-    bool overwrites = false;                     // dweight holds nothing yet, and is not added to
     LinearInput inp = {};                        // (N, C)
     floatX* dout = nullptr;                      // (N, OC) all rows of the gradient of the output
     // A GELU that is made in the same pass as the product.
@@ -288,6 +287,7 @@ struct TensorParallel {
     // (N, C of the model) partial sums of all rows; not used in a group of one
     floatX* partial = nullptr;
     float* scratch = nullptr;  // for matmul_backward_bias()
+    bool overwrites = false;   // gradients of weights, which hold nothing yet, where others are added to
 
     // The memory for the partial sums of all rows, whose sum over the ranks goes to `own`. In a group of one
     // it is `own` itself.
@@ -356,7 +356,7 @@ inline void weight_gradient(const TensorParallel& tp, const Linear& l) {
     bool bias_is_done = l.conv.products || l.parallel == Parallel::row;
     tp.products.backward_weight(l.dweight, l.product_gradient(), l.inp.all, l.inp.fp8, l.N, l.C,
                                 l.product_width(), bias_is_done ? nullptr : l.dbias, tp.scratch,
-                                !l.overwrites);
+                                !tp.overwrites);
 }
 
 // All rows of an input that are not in place come together again for the weight's gradient, while other work

@@ -27,7 +27,7 @@ samples, checks of devices, checkpoints), and when it ends. train_gpt.cu makes t
 #include "comm/recorder.h"                  // recorder, HostSpan
 #include "comm/run_checkpoints.h"           // RunCheckpoints: a run saved, and gone on with
 #include "comm/run_device.h"                // GemmRate, tune_products
-#include "comm/settings.h"                  // resets_positions, spared_by_products
+#include "comm/settings.h"                  // resets_positions
 #include "comm/spikes.h"                    // SpikeGuard: steps that are left out
 #include "comm/step_statistics.h"           // StatisticsOnDevice, StepResult
 #include "comm/timings.h"                   // Timings: when each rank did what
@@ -92,8 +92,6 @@ struct TrainingRun {
     const TrainingPlan& plan;
     ModelInTraining& model;
     GemmRate gemm{model.stream};
-    const SparedMultiprocessors spared{spared_by_products(
-        plan.memory->layout.mesh, plan.memory->layout.row_chunks, {.parameters = o.zero == 3})};
     Meter meter{o, o.sequence_length, peak_rate(o), gemm.rate, world.size()};
     NotedError error;  // this rank's, raised when all ranks can hear of it
     StatusLine status{screen, o.steps, [] { return recorder.progress(); }};

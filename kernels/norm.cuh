@@ -241,6 +241,8 @@ __device__ inline TwoSums row_sums(TwoSums sums, int turn) {
     return sums;
 }
 
+constexpr int norm_sums_gap = 4;  // threads for which there would be room behind each group, see vector_plane
+
 // A block does blockDim.y rows at a time and writes one partial sum (planes, C) of all it does. A thread owns
 // the same columns of all its rows. If these are one vector (`once`), they and their sums stay in registers.
 // Longer rows, of which a block does one at a time, are read again for the gradient, from the first-level
@@ -249,8 +251,6 @@ __device__ inline TwoSums row_sums(TwoSums sums, int turn) {
 // dinp_column_sums: the kernel also sums the columns of dinp. No registers are left for these sums. They lie
 // in shared memory after the others, in groups of four elements for each thread. Where rows are too long for
 // that, they lie where the block writes its partial sum at the end.
-constexpr int norm_sums_gap = 4;  // threads for which there would be room behind each group, see vector_plane
-
 template <int W, bool once, bool dinp_column_sums>
 __global__ void __launch_bounds__(norm_threads)
     norm_backward_kernel(Norm norm, floatX* dinp, float* partials, float* amax, const floatX* dout,

@@ -371,19 +371,14 @@ inline void decode_fence(Decoding& x) {
         // Products and copies may now read all that the warp knows to have been written, and others all that
         // copies wrote.
         bool in_shared = !x.has("global"), in_global = !x.has("shared::cta");
-        if (in_global)
-            i.run = [](Warp& w, const Instruction&, uint32_t) { w.knowledge.across.join(w.knowledge.seen); };
-        if (in_shared)
-            i.run = [](Warp& w, const Instruction&, uint32_t) {
-                join(w.knowledge.async_proxy, w.knowledge.seen.clock);
-                w.next_epoch();
-            };
-        if (in_shared && in_global)
-            i.run = [](Warp& w, const Instruction&, uint32_t) {
-                w.knowledge.across.join(w.knowledge.seen);
-                join(w.knowledge.async_proxy, w.knowledge.seen.clock);
-                w.next_epoch();
-            };
+        constexpr int shared = 1, global = 2;
+        i.value = in_shared * shared + in_global * global;
+        i.run = [](Warp& w, const Instruction& i, uint32_t) {
+            if (i.value & global) w.knowledge.across.join(w.knowledge.seen);
+            if (!(i.value & shared)) return;
+            join(w.knowledge.async_proxy, w.knowledge.seen.clock);
+            w.next_epoch();
+        };
         return;
     }
     bool gpu = x.has("gpu") || x.has("gl") || x.has("sys") || x.has("cluster");
