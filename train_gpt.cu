@@ -32,6 +32,7 @@ through a model, is in data/.
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,6 +40,8 @@ through a model, is in data/.
 #include "comm/activations.h"        // Workload, ActivationMemory, ActivationArrays
 #include "comm/inference.h"          // ModelPasses, Generator, BatchLosses; the sample and eval commands
 #include "comm/memory_plan.h"        // memory_plan, stream_size
+#include "comm/ngram_checkpoint.h"   // NgramCheckpoint: what of NgramTables is saved
+#include "comm/ngram_tables.h"       // NgramTables: rows that n-grams look up
 #include "comm/batches.h"            // batches read once for all ranks of a machine
 #include "comm/plan_report.h"        // the plan command
 #include "comm/zero_checkpoint.h"    // ZeroCheckpoint: what of ZeroState is saved
@@ -56,6 +59,7 @@ through a model, is in data/.
 #include "kernels/elementwise.cuh"   // residual_forward
 #include "kernels/embedding.cuh"     // embedding_forward, embedding_backward
 #include "kernels/kv_cache.cuh"      // kv_cache_append, kv_cache_attention
+#include "kernels/ngram_gate.cuh"    // ngram_gate_forward, ngram_gate_backward
 #include "kernels/norm.cuh"          // norm_forward, residual_norm_forward, norm_backward
 #include "kernels/qk_norm.cuh"       // qk_norm_forward, qk_norm_backward
 #include "kernels/rope.cuh"          // rope_forward, rope_backward
@@ -77,9 +81,10 @@ struct Gpt {
 
     ComputeStream compute;
     cudaStream_t stream = compute.stream;
-    Arena memory;       // holds everything that follows
-    ZeroState state;    // parameters, gradients, optimizer state
-    Pipeline pipeline;  // activations from stage to stage
+    Arena memory;        // holds everything that follows
+    ZeroState state;     // parameters, gradients, optimizer state
+    Pipeline pipeline;   // activations from stage to stage
+    NgramTables tables;  // rows that n-grams look up
     ActivationMemory<Activations> activations;
     // each layer's, for the micro-batch that is worked on; what they share is in all of them, and in acts[0]
     std::vector<Activations>& acts;
@@ -119,6 +124,11 @@ struct Gpt {
                                   messages_beside(pass, state.cuts_params(), state.ranks_in_step() > 1));
     }
 
+    Batch with_lookups(Batch batch, int micro_batch, int slot) {
+        batch.rows = tables.places(micro_batch, slot);
+        return batch;
+    }
+
     // Points acts to what is kept for this task.
     void bind_activations(const PipelineTask& task) {
         activations.bind(task);
@@ -138,12 +148,14 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
       state(memory, layout, mesh, settings, stream),
       pipeline(memory, mesh, cut.pipeline, stage.capacity, stream_size(config, workload, cut), stream,
                settings.overlap.pipeline),
+      tables(memory, this->config, workload, settings, mesh, stage, stream),
       activations(memory, activation_table(config, workload, stage), stage, config.layers),
       acts(activations.views),
       products(memory, fp8_sizes(config, workload, stage), stream),
       rows(mesh.tensor(), cut.row_chunks, settings.overlap.tensor, stream),
       tp{rows, products, stream, acts[0].partial, acts[0].scratch},
       rope(memory.of("activations").take<float>(rope_floats(config, workload))) {
+    if (workload.training && tables.here()) state.count_squares(tables.squares());
     if (ledger) return;  // no kernel will read the angles
     std::vector<float> angles = rope_angles(config, workload);
     if (!angles.empty()) copy_to_device(rope, angles.data(), angles.size(), stream);
@@ -206,7 +218,7 @@ struct BlockArrays {
           dw(g.gradients(number + 1)) {}
 
     // The linear layer with this matrix and bias, cut as the matrix's row in the table of tensors says, and
-    // with these operands.
+    // with these operands. bias: tensor_count where there is none
     Linear linear(Tensor weight, Tensor bias, Linear operands) const {
         LocalShape shape = g.layout.here(weight);
         operands.parallel = shape.shard == Shard::columns ? Parallel::row : Parallel::column;
@@ -237,9 +249,14 @@ struct Sum {
 
 // ---- norms
 
-// The norm of a sum, which it writes to l.inp. If the stream is whole, it lies there.
+// The norm of a sum, which it writes to l.inp. If the stream is whole, it lies there. Without out, the sum
+// alone is made.
 inline void stream_norm(Gpt& g, const NormLayer& l, const Sum& x, int n) {
     int C = g.config.channels;
+    if (!l.out) {
+        if (x.delta) residual_forward(l.inp, x.residual, x.delta, (size_t)n * C, g.stream);
+        return;
+    }
     float eps = g.config.norm_eps;
     if (x.delta)
         residual_norm_forward(l.norm, l.inp, l.out, l.mean, l.rstd, x.residual, x.delta, l.weight, l.bias, n,
@@ -252,6 +269,7 @@ inline void stream_norm(Gpt& g, const NormLayer& l, const Sum& x, int n) {
 // Adds the gradient of the norm's input, which it makes of dnorm and dout_beside, to dinp.
 inline void stream_norm_backward(Gpt& g, const NormLayer& l, floatX* dinp, const Activations& a, int n) {
     int C = g.config.channels;
+    if (!l.out) return;
     if (l.dout_beside) residual_forward(a.dnorm, a.dnorm, l.dout_beside, (size_t)n * C, g.stream);
     norm_backward(l.norm, dinp, l.dweight, l.dbias, a.scratch, a.dnorm, l.inp, l.weight, l.mean, l.rstd, n, C,
                   g.stream, l.dinp_amax, l.dinp_column_sums);
@@ -292,6 +310,47 @@ protected:
                          .dout = copy ? copy : a.dresidual,
                          .dout8 = Fp8Operand::of_gradient(a.dresidual_scale),
                          .dout_column_sums = a.dresidual_sums});
+    }
+};
+
+// ---- n-gram memory: key and value = ngram(rows of a table that n-grams look up); the value is added to the
+// stream as far as the key agrees with its norm. Without a gate there is a value alone.
+
+struct NgramMemory : Sublayer {
+    const int layer, W = g.config.ngram_width, rows = d.N * d.K;
+    const bool gate = g.config.ngram_gate;
+    floatX* dout = gate ? a.dngram_kv : a.dresidual;
+    Linear kv =
+        l.linear(ngramw, tensor_count, {.inp = {a.ngram_rows}, .dout = a.dngram_all ? a.dngram_all : dout});
+
+    NgramMemory(const BlockArrays& l, int layer, const LinearInput& inp, Side side)
+        : Sublayer(l, inp, side), layer(layer) {}
+
+    void forward() const override {
+        gather_rows();
+        row_parallel(g.tp, kv, gate ? a.ngram_kv : a.delta);
+        if (!gate) return;
+        ngram_gate_forward(a.delta, a.ngram_score, a.ngram_key_rstd, a.ngram_norm, a.ngram_kv, d.n, d.C,
+                           g.config.norm_eps, g.stream);
+    }
+
+    void recompute(Recompute) const override { gather_rows(); }
+
+    // Makes the gradient of the matrix at once, for it costs little.
+    void backward(WeightGradients) const override {
+        if (gate)
+            ngram_gate_backward(a.dnorm, a.dngram_kv, a.dresidual, a.ngram_score, a.ngram_key_rstd,
+                                a.ngram_norm, a.ngram_kv, d.n, d.C, g.stream);
+        row_parallel_backward(g.tp, kv, dout, a.dngram_rows, Side::alone, WeightGradients::now, kv);
+        sum_rows(g.tables.grads(layer), a.scratch, (const floatX*)a.dngram_rows, l.batch.rows.of_lookups,
+                 l.batch.rows.in_order, rows, W, g.stream);
+    }
+
+    std::vector<const Linear*> linears() const override { return {}; }
+
+    void gather_rows() const {
+        embedding_forward(a.ngram_rows, l.batch.rows.of_lookups, g.tables.rows(layer), nullptr, nullptr, rows,
+                          W, g.stream);
     }
 };
 
@@ -508,8 +567,10 @@ struct Block : BlockArrays {
         std::vector<std::unique_ptr<Sublayer>> sublayers = {};
         bool is_recomputed = false;  // any of them
 
-        void add(SublayerKind kind, const BlockArrays& l, const LinearInput& inp, Side side) {
+        void add(SublayerKind kind, const BlockArrays& l, int layer, const LinearInput& inp, Side side) {
             is_recomputed |= ::is_recomputed(kind, l.g.workload.recompute);
+            if (kind == SublayerKind::ngram_memory)
+                return sublayers.push_back(std::make_unique<NgramMemory>(l, layer, inp, side));
             if (kind == SublayerKind::mlp) return sublayers.push_back(std::make_unique<Mlp>(l, inp, side));
             if (kind == SublayerKind::attention)
                 sublayers.push_back(std::make_unique<Attention>(l, inp, side));
@@ -526,16 +587,20 @@ struct Block : BlockArrays {
         LinearInput rows1 = gathered_input(a.norm1, a.all_norm1, norm1_8, g.in_place.norm1),
                     rows2 = gathered_input(a.norm2, all_norm2, norm2_8, g.in_place.norm2);
         NormLayer norm1 = norm(norm1w, norm1b), norm2 = norm(norm2w, norm2b);
-        norm1.inp = a.residual, norm1.out = a.norm1, norm1.mean = a.norm1_mean, norm1.rstd = a.norm1_rstd;
+        NormLayer of_table = {Norm::rmsnorm, w[ngramnormw], nullptr, dw[ngramnormw], nullptr};
+        of_table.inp = a.residual, of_table.out = a.ngram_norm, of_table.rstd = a.ngram_rstd;
+        bool has_table = g.stage.has_table(number);
+        norm1.inp = has_table ? a.ngram_residual : a.residual, norm1.out = a.norm1, norm1.mean = a.norm1_mean,
+        norm1.rstd = a.norm1_rstd;
         norm2.inp = a.residual2, norm2.out = a.norm2, norm2.mean = a.norm2_mean, norm2.rstd = a.norm2_rstd;
         norm1.amax = norm1_8.amax(), norm2.amax = norm2_8.amax();
         norm1.dout_beside = a.dfilter_sum;
         for (const SublayerGroup& kinds : kind.groups) {
-            bool first = groups.empty();
-            Group& group = groups.emplace_back(first ? norm1 : norm2);
+            bool first = groups.size() == has_table;
+            Group& group = groups.emplace_back(groups.size() < has_table ? of_table : first ? norm1 : norm2);
             group.norm.dinp_amax = a.dresidual_scale, group.norm.dinp_column_sums = a.dresidual_sums;
             for (size_t i = 0; i < kinds.size(); i++) {
-                group.add(kinds[i], *this, first ? rows1 : rows2, side_of(i, kinds.size()));
+                group.add(kinds[i], *this, number, first ? rows1 : rows2, side_of(i, kinds.size()));
             }
         }
     }
@@ -558,6 +623,8 @@ struct Block : BlockArrays {
 //
 //     sequential    y = x + attention(norm1(x)),  out = y + mlp(norm2(y))
 //     parallel      out = x + attention(norm1(x)) + mlp(norm1(x))
+//
+// Before either, a layer with a table of n-grams adds what it finds there: x = x + memory(norm(x)).
 inline Sum block_forward(Gpt& g, const Block& l, Sum x) {
     for (const Block::Group& group : l.groups) {
         stream_norm(g, group.norm, x, l.d.n);
@@ -787,7 +854,9 @@ inline void stage_weight_gradients(Gpt& g, const Batch& batch, const PipelineTas
     for (int number = g.stage.end_layer(task.chunk) - 1; number >= g.stage.first_layer(task.chunk);
          number--) {
         LaunchGuard::tick();
-        g.state.begin_gradients(number + 1, Matrices::overwritten);
+        // A table's matrix has its gradient already.
+        g.state.begin_gradients(number + 1,
+                                g.stage.has_table(number) ? Matrices::added_to : Matrices::overwritten);
         Block l(g, number, batch);
         weight_gradients(g.tp, l.linears());
         g.state.reduce_gradients(number + 1, last_micro_batch);
@@ -861,15 +930,31 @@ inline void zero_gradients(Gpt& g, Matrices matrices = Matrices::overwritten) {
     g.stats.clear(g.stream);
 }
 
+// Micro-batches by their number in a step of this rank: their samples, and how they come to the device with
+// what they look up in tables.
+inline std::function<BatchRequest(int)> requests(const StepShare& share) {
+    return [share](int micro) -> BatchRequest { return {share.sample(micro), share.samples(micro)}; };
+}
+inline auto loaded(Gpt& g, DeviceBatches& batches, std::function<BatchRequest(int)> request) {
+    return [&g, &batches, request](int micro, int slot) {
+        auto [first, count] = request(micro);
+        return g.with_lookups(batches.load(first, count, slot, request(micro + 1).first), micro, slot);
+    };
+}
+
+inline StepShare step_share(const Gpt& g, uint64_t first, int micro_batches) {
+    return {g.mesh.data_ranks(), g.mesh.data_rank(), g.state.ranks_in_step(), first,
+            micro_batches,       g.workload.B};
+}
+
 // The losses and gradients of `micro_batches` micro-batches on all data ranks, from sample `first` on.
 inline void step_gradients(Gpt& g, DeviceBatches& batches, uint64_t first, int micro_batches) {
-    StepShare share{g.mesh.data_ranks(), g.mesh.data_rank(), g.state.ranks_in_step(), first,
-                    micro_batches,       g.workload.B};
+    StepShare share = step_share(g, first, micro_batches);
     zero_gradients(g);
-    auto load = [&](int micro, int slot) {
-        return batches.load(share.sample(micro), share.samples(micro), slot, share.sample(micro + 1));
-    };
-    accumulate_gradients(g, share.joined(), load, share.of_token(g.workload.T));
+    g.tables.look_up(batches.lookups(share.joined(), requests(share)));
+    accumulate_gradients(g, share.joined(), loaded(g, batches, requests(share)),
+                         share.of_token(g.workload.T));
+    g.tables.sum_gradients();
 }
 
 // ----------------------------------------------------------------------------
@@ -879,16 +964,24 @@ inline void step_gradients(Gpt& g, DeviceBatches& batches, uint64_t first, int m
 // The passes that texts and evaluations (comm/inference.h) ask for, and a run between its steps.
 struct GptPasses final : ModelInTraining {
     Gpt& g;
+    std::optional<NgramCheckpoint> saved_tables;
 
     explicit GptPasses(Gpt& g)
         : ModelInTraining({g.config, g.workload, g.mesh, g.stream, g.stage.capacity.micro_batches,
-                           g.state.cuts_params(),
+                           g.tables.most_at_once(inference_micro_batches(g.mesh.shape.pp)),
+                           g.state.cuts_params() || g.tables.any(),
                            g.layout.size() / (g.state.cuts_params() ? g.mesh.shape.shard : 1)},
                           g.state, g.stage),
-          g(g) {}
+          g(g) {
+        if (g.tables.any()) saved_tables.emplace(g.tables, g.stage.layout());
+    }
+
+    void look_up(int count, const std::function<std::vector<NgramTokens>(int)>& tokens) override {
+        g.tables.look_up({0, count, tokens});
+    }
 
     Logits logits(const Batch& batch, int texts) override {
-        forward(g, batch);
+        forward(g, g.with_lookups(batch, 0, 0));
         if (!g.stage.has_head()) return {};
         const floatX* normf = classifier_input(g, g.dims(batch)) + (size_t)batch.last * g.config.channels;
         int unit = g.classifier_unit(), Vp = g.local_vocab(), ranks = g.rows.ranks();
@@ -933,7 +1026,10 @@ struct GptPasses final : ModelInTraining {
 
     void losses(int count, const Load& load, const Take& take) override {
         g.stats.clear(g.stream);
-        add_losses(count, load, [&](int micro_batch) {
+        auto with_lookups = [&](int micro, int slot) {
+            return g.with_lookups(load(micro, slot), micro, slot);
+        };
+        add_losses(count, with_lookups, [&](int micro_batch) {
             if (g.rows.rank() != 0) return;
             std::vector<float> losses((size_t)g.workload.B * g.workload.T);
             copy_to_host(losses.data(), g.acts[0].losses, losses.size(), g.stream, g.mesh);
@@ -944,11 +1040,16 @@ struct GptPasses final : ModelInTraining {
     float mean_loss(DeviceBatches& batches, uint64_t samples, const NotedError& error) override {
         g.stats.clear(g.stream);
         uint64_t B = g.workload.B, of_all = B * g.mesh.data_ranks();
-        auto load = [&](int micro, int slot) {
-            uint64_t first = micro * of_all + B * g.mesh.data_rank();
-            return batches.load(first, (int)std::min(B, samples - std::min(samples, first)), slot);
-        };
-        add_losses((int)ceil_div(samples, of_all), load, [](int) {});
+        int count = (int)ceil_div(samples, of_all), some = g.tables.most_at_once(count);
+        for (int begin = 0; begin < count; begin += some) {
+            auto request = [=, rank = g.mesh.data_rank()](int micro) -> BatchRequest {
+                uint64_t first = (begin + micro) * of_all + B * rank;
+                return {first, (int)std::min(B, samples - std::min(samples, first))};
+            };
+            int here = std::min(some, count - begin);
+            g.tables.look_up(batches.lookups(here, request));
+            add_losses(here, loaded(g, batches, request), [](int) {});
+        }
         if (!error.empty()) g.stats.poison(g.stream);
         g.state.sum_statistics(g.stats.data);
         g.stats.send(g.stream);
@@ -963,8 +1064,16 @@ struct GptPasses final : ModelInTraining {
         // All of them, for what is made is looked at where only some passes over a unit are done.
         zero_gradients(g, Matrices::added_to);
         float of_token = 1.0f / ((float)g.workload.B * g.workload.T);
-        auto load = [&](int, int slot) { return batches.load(first, g.workload.B, slot); };
-        accumulate_gradients(g, 1, load, of_token, false);
+        auto request = [=, B = g.workload.B](int) -> BatchRequest { return {first, B}; };
+        Lookups beside = batches.lookups(1, request);
+        beside.reader = nullptr;  // some ranks may have listed just these ahead, and all must do the same
+        g.tables.look_up(beside);
+        accumulate_gradients(g, 1, loaded(g, batches, request), of_token, false);
+    }
+
+    Stateful* tables() override { return saved_tables ? &*saved_tables : nullptr; }
+    void begin_tables(uint64_t seed, std::vector<uint64_t> folded) override {
+        g.tables.set_hash(seed, std::move(folded));
     }
 
     void weights_changed() override { g.products.weights_changed(g.graphs.on); }
@@ -973,6 +1082,15 @@ struct GptPasses final : ModelInTraining {
 // ----------------------------------------------------------------------------
 // training
 // ----------------------------------------------------------------------------
+
+// While the device makes a step, lists what the next one will look up in tables, if that is as expected.
+inline void look_ahead(Gpt& g, const TrainingRun& run) {
+    const int next = run.at.step + 1;
+    if (!g.tables.any() || next >= run.o.steps) return;
+    uint64_t first = run.at.samples + samples_of_step(run.o, run.at.step);
+    StepShare share = step_share(g, first, micro_batches_of_step(run.o, next));
+    g.tables.look_ahead(run.batches->lookups(share.joined(), requests(share)));
+}
 
 // Gives the device all work of one step, and then waits for the result. A rank that meets an error, such as a
 // launch that fails, finishes the step, but makes the loss NaN on all ranks, so no rank changes its weights.
@@ -994,8 +1112,10 @@ inline void step(Gpt& g, TrainingRun& run) {
         // the device the next step.
         g.state.update(g.stats.data, optimizer, run.spikes.limits(run.at, targets),
                        [&] { g.stats.send(g.stream); });
+        g.tables.update(make_adagrad(run.o, number), &g.stats.data->scale);
         run.timings->end_step();
     }
+    look_ahead(g, run);
     run.end_step(g.stats.result(targets, g.mesh), optimizer.learning_rate);
 }
 
@@ -1010,12 +1130,17 @@ void record_steps(const ModelConfig& config, const Workload& workload, const Zer
     DeviceArray<int> numbers(batch_ints(workload.B, workload.T));
     Batch batch = {batch_at((const int*)numbers.data, workload.B, workload.T), workload.B, workload.T};
     batch.doc_start = nullptr;
-    auto load = [&](int, int) { return batch; };
-    auto update = [&] { g.state.update(g.stats.data, optimizer, 0, [&] { ledger->end_step(g.stream); }); };
+    auto load = [&](int micro, int slot) { return g.with_lookups(batch, micro, slot); };
+    auto update = [&] {
+        g.state.update(g.stats.data, optimizer, 0, [&] { ledger->end_step(g.stream); });
+        g.tables.update({}, &g.stats.data->scale);
+    };
     update();
     for (int count : micro_batches) {
         zero_gradients(g);
+        g.tables.look_up({0, count, nullptr});
         accumulate_gradients(g, count, load, 1.0f);
+        g.tables.sum_gradients();
         ledger->end_passes();
         update();
     }
@@ -1058,7 +1183,9 @@ struct LoadedGpt {
         ZeroCheckpoint state(g.state, [&](const MeshPosition& position) {
             return parameter_layout(plan.options, plan.layout, position, false);
         });
-        load_checkpoint({&state}, world, checkpoint, true);
+        Contributors parts = {&state};
+        if (passes.tables()) parts.push_back(passes.tables());
+        load_checkpoint(parts, world, checkpoint, true);
     }
 };
 

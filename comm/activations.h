@@ -53,6 +53,7 @@ enum class Lifetime {
     shared,  // one for all layers
     layer,   // for each layer and micro-batch between its forward and its backward pass
     inner,   // likewise, but for the first layer of a part, which reads what it was sent
+    table,   // likewise, for layers with a table of n-grams alone
     // for each layer and micro-batch between its input gradient and its weight gradient; and one more,
     // which only what the forward pass writes and the backward pass recomputes makes use of
     pending,
@@ -76,6 +77,8 @@ struct ActivationRow {
             return stage.layer_slots;
         case Lifetime::inner:
             return stage.inner_slots;
+        case Lifetime::table:
+            return stage.table_slots;
         case Lifetime::pending:
             return first_pending(stage, stage.chunks(), 0);
         case Lifetime::head:
@@ -129,7 +132,8 @@ public:
           table_(ActivationArrays(memory, std::move(table), stage).table),
           stage_(stage),
           layer_slots_(stage.layers(0)),
-          inner_slots_(stage.layers(1)) {
+          inner_slots_(stage.layers(1)),
+          table_slots_(stage.layers_with_table()) {
         for (const ActivationRow& row : table_) {
             for (View& view : views) row.bind(&view, 0);
         }
@@ -139,13 +143,15 @@ public:
 
     // has_backward: or else nothing is kept from one piece of work to the next.
     void begin_run(bool has_backward) {
-        for (ActivationSlots* slots : {&layer_slots_, &inner_slots_}) slots->begin_run(has_backward);
+        for (ActivationSlots* slots : {&layer_slots_, &inner_slots_, &table_slots_})
+            slots->begin_run(has_backward);
     }
 
     // Points the views of the task's layers to what is kept for it. Tasks come in the order of their list.
     void bind(const PipelineTask& task) {
         PipelineAction action = {task.work, task.micro_batch, task.chunk};
-        std::vector<int> slots = layer_slots_.enter(action), inner = inner_slots_.enter(action);
+        std::vector<int> slots = layer_slots_.enter(action), inner = inner_slots_.enter(action),
+                         of_tables = table_slots_.enter(action);
         int begin = stage_.first_layer(task.chunk), end = stage_.end_layer(task.chunk);
         size_t pending = ActivationRow::first_pending(stage_, task.chunk, task.pending_slot);
         for (const ActivationRow& row : table_) {
@@ -157,6 +163,10 @@ public:
                 break;
             case Lifetime::inner:
                 for (int i = begin + 1; i < end; i++) row.bind(&views[i], inner[i - begin - 1]);
+                break;
+            case Lifetime::table:
+                for (int i = begin, table = 0; i < end; i++)
+                    if (stage_.has_table(i)) row.bind(&views[i], of_tables[table++]);
                 break;
             case Lifetime::pending:
                 for (int i = begin; i < end; i++)
@@ -173,7 +183,7 @@ public:
 private:
     std::vector<ActivationRow> table_;
     const Stage& stage_;
-    ActivationSlots layer_slots_, inner_slots_;
+    ActivationSlots layer_slots_, inner_slots_, table_slots_;
 };
 
 // ----------------------------------------------------------------------------
@@ -221,6 +231,14 @@ private:
     X(floatX, qk_and_v,   N * QKV,          shared,               filter)  /* before they are joined */      \
     X(floatX, filter1_state, texts * H,     layer,                filter)  /* taps of the newest token */    \
     X(floatX, filter2_state, texts * C,     layer,                filter)                                    \
+    /* forward: n-gram memory */                                                                             \
+    X(floatX, ngram_norm, n * C,            of_table(elementwise), gates)  /* queries of the gate */         \
+    X(float,  ngram_rstd, n,                of_table(elementwise), gates)                                    \
+    X(floatX, ngram_rows, N * E,            of_table(elementwise), tables)  /* of the table */               \
+    X(floatX, ngram_kv,   n * 2 * C,        of_table(block),      gates)  /* keys and values */              \
+    X(float,  ngram_score, n,               of_table(block),      gates)  /* of the gate */                  \
+    X(float,  ngram_key_rstd, n,            of_table(block),      gates)                                     \
+    X(floatX, ngram_residual, n * C,        of_table(block),      tables)  /* its output added */            \
     /* forward: MLP */                                                                                       \
     X(floatX, residual2,  n * C,            block,                sequential)  /* attention added */         \
     X(floatX, norm2,      n * C,            of_norm2.own,         sequential)                                \
@@ -241,7 +259,7 @@ private:
     X(float,  parts,      tp * chunk * 3,   shared,               has_head && tp > 1)                        \
     X(float,  losses,     N,                shared,               has_head)  /* of each token */             \
     /* tensor parallelism */                                                                                 \
-    X(floatX, partial,    N * C,            shared,               tp > 1)  /* before ranks sum it */         \
+    X(floatX, partial,    N * C * widest_sum, shared,             tp > 1)  /* before ranks sum it */         \
     /* backward; dresidual (n, C) belongs to the pipeline */                                                 \
     X(floatX, dnorm,      n * C,            shared,               training)                                  \
     X(floatX, dact,       N * F,            shared,               training && swiglu)                        \
@@ -260,6 +278,9 @@ private:
     X(floatX, dfilter1,   N * H,            shared,               training && filter)                        \
     X(floatX, dtaps1,     N * 2 * H,        until_weights,        training && filter)                        \
     X(floatX, dtaps2,     N * 2 * C,        until_weights,        training && filter)                        \
+    X(floatX, dngram_rows, N * E,           shared,               training && tables)                        \
+    X(floatX, dngram_kv,  n * 2 * C,        shared,               training && gates)                         \
+    X(floatX, dngram_all, N * C * widest_sum, shared,             training && tables && tp > 1)              \
     X(floatX, dmlp_out,   N * C,            until_weights,        training && (tp > 1 || later))             \
     X(floatX, datt_out,   N * C,            until_weights,        training && later && sequential)           \
     X(float,  scratch,    scratch,          shared,               training)  /* two-stage sums */
@@ -300,12 +321,9 @@ struct RowsInPlace {
     bool norm1, norm2, filtered;
 
     RowsInPlace(const ModelConfig& c, Recompute kind) {
-        auto reader_is_recomputed = [&](const SublayerGroup& group) {
-            return std::ranges::any_of(group, [&](SublayerKind s) { return is_recomputed(s, kind); });
-        };
-        const LayerKind layer = layer_kind(c, 0);
-        norm1 = reader_is_recomputed(layer.groups.front());
-        norm2 = reader_is_recomputed(layer.groups.back());
+        norm1 = is_recomputed(SublayerKind::attention, kind);
+        norm2 = is_recomputed(SublayerKind::mlp, kind);
+        if (c.block == BlockKind::parallel) norm1 = norm2 = norm1 || norm2;
         filtered = is_recomputed(SublayerKind::filtered_attention, kind);
     }
 };
@@ -321,11 +339,12 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
     size_t tp = stage.layout().mesh.tp, chunk = w.loss_chunk, Vp = padded_vocab(c, tp);
     Dims d(c, tp, w.B, w.T);
     size_t N = d.N, n = d.n, C = d.C, NH = d.NH, NKV = d.NKV, A = d.A, QKV = d.QKV, H = d.H, F = d.F,
-           F1 = d.F1, texts = w.cache_rows;
+           F1 = d.F1, E = d.E, texts = w.cache_rows;
     bool training = w.training, mean = c.norm == NormKind::layernorm,
          sequential = c.block == BlockKind::sequential, swiglu = c.mlp == MlpKind::swiglu,
          fused = gelu_is_fused(c, w, d.F), filter = c.local_filter, fp8 = training && w.fp8,
-         has_head = stage.has_head(), later = training && std::ranges::max(stage.capacity.pending) > 0;
+         has_head = stage.has_head(), tables = stage.table_slots > 0, gates = tables && c.ngram_gate,
+         later = training && std::ranges::max(stage.capacity.pending) > 0;
     constexpr Lifetime shared = Lifetime::shared, layer = Lifetime::layer;
     auto kept = [&](bool is, Lifetime lifetime) { return training && is ? lifetime : shared; };
     Lifetime inner = kept(true, Lifetime::inner), head = kept(true, Lifetime::head),
@@ -333,6 +352,8 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
              hidden = kept(!is_recomputed(SublayerKind::mlp, w.recompute), layer),
              elementwise = kept(w.recompute == Recompute::none, layer),
              until_weights = kept(later, Lifetime::pending);
+    auto of_table = [&](Lifetime own) { return own == layer ? Lifetime::table : own; };
+    size_t widest_sum = gates ? 2 : 1;
     auto matmul_input = [&](Lifetime own) { return own == shared ? until_weights : own; };
     // Rows that come together again are kept as a rank's own; one rank's own are all of them.
     auto of_norm = [&](Lifetime operand, bool in_place) -> RowsOfNorm {
@@ -352,7 +373,8 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
         std::max({attention_backward_scratch(self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, 0, nullptr),
                                              attention_makes_bias_gradient(c), w.element_bytes),
                   norm_backward_scratch(d.C), qk_norm_backward_scratch(d.HS),
-                  matmul_backward_bias_scratch((int)widest), embedding_backward_scratch(d.N, d.C)});
+                  matmul_backward_bias_scratch((int)widest), embedding_backward_scratch(d.N, d.C),
+                  embedding_backward_scratch(d.N * d.K, c.ngram_width)});
     const size_t bytes_of_char = 1, bytes_of_float = sizeof(float), bytes_of_floatX = w.element_bytes;
     std::vector<ActivationRow> rows;
 #define X(type, name, elements, lifetime, present)                                                           \

@@ -370,8 +370,9 @@ struct Batch : BatchArrays<const int> {
     // (B) on the device: tokens before the first of each sequence, which are in the key/value cache. The
     // sequence is left out where it is negative. Null: there are none.
     const int* past = nullptr;
-    int row = 0;   // row of the cache for the first sequence; -1: nothing is kept
-    int last = 0;  // token of each sequence, from 0, behind which there may be padding
+    int row = 0;             // row of the cache for the first sequence; -1: nothing is kept
+    int last = 0;            // token of each sequence, from 0, behind which there may be padding
+    PlacesOfRows rows = {};  // for models with tables (comm/ngram_tables.h)
 };
 
 // A batch of the host that was copied to `memory` on the device.
@@ -426,6 +427,24 @@ public:
         Batch copied = copy(slot.host.data, device);
         slot.copied.record(stream_);
         return copied;
+    }
+
+    // Lookups in tables for `count` micro-batches, of which request(i) names the samples.
+    Lookups lookups(int count, const std::function<BatchRequest(int micro_batch)>& request) {
+        return {request(0).first, count,
+                [this, count, request](int micro) {
+                    auto [first, rows] = request(micro);
+                    auto [B, T, document_end, reset_positions] = source_->shape();
+                    HostBatch batch = host_batch(empty_.data, source_->shape());
+                    auto read = [&] {
+                        WorksOn work("reading the next micro-batch");
+                        HostSpan wait(Operation::data);
+                        batch = source_->load(first, rows, request((micro + 1) % count).first);
+                    };
+                    if (rows > 0) note_error(error_, read);
+                    return rows_of(batch, B, T);
+                },
+                this};
     }
 
 private:

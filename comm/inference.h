@@ -57,7 +57,8 @@ inline Options inference_options(Options model, int zero, int tp, int pp, int pr
                                 .zero = zero,
                                 .shard_group = zero == 3 ? data_ranks : 1,
                                 .tp_overlap = 1,
-                                .sequence_length = model.sequence_length};
+                                .sequence_length = model.sequence_length,
+                                .ngram_place = model.ngram_place};
     model.pp_layers = name_of(PipelineLayers::time);
     model.optimizer = OptimizerKind::adamw;  // none: so that no groups are made for one
     return model;
@@ -93,7 +94,7 @@ inline InferencePlan plan_inference(const Options& model, const InferenceCut& as
                          1,
                          {PipelineSchedule::gpipe, pp, micro_batches, 1},
                          pipeline_split(options, {})};
-        ZeroSettings settings = {.level = asked.zero, .training = false};
+        ZeroSettings settings = {.level = asked.zero, .training = false, .table_place = model.ngram_place};
         auto groups = [classes = memory_of_mesh(layout.mesh, world)](const Workload&) { return classes; };
         plan.emplace(options, workload, layout, settings,
                      memory_plan(options, workload, settings, layout, {free}, groups));
@@ -134,9 +135,10 @@ struct ModelOnRanks {
     const Workload& workload;
     const Mesh& mesh;
     cudaStream_t stream;
-    int slots;             // batches that are on the device at the same time
-    bool cuts_parameters;  // a pass gathers them from all data ranks
-    size_t held;           // parameters on this rank
+    int slots;       // batches that are on the device at the same time
+    int at_once;     // batches whose losses can be asked for together
+    bool needs_all;  // a pass takes all data ranks: they gather parameters, or rows of tables
+    size_t held;     // parameters on this rank
 };
 
 // The passes through it.
@@ -147,6 +149,8 @@ struct ModelPasses : ModelOnRanks {
 
     explicit ModelPasses(const ModelOnRanks& model) : ModelOnRanks(model) {}
     virtual ~ModelPasses() = default;
+    // Brings the rows of tables that the next passes look up, over `count` batches. For all data ranks.
+    virtual void look_up(int count, const std::function<std::vector<NgramTokens>(int batch)>& tokens) = 0;
     // A pass of one data rank: logits (V) of what comes after token batch.last of the first `texts`
     // sequences, on the first tensor rank of the last stage; nothing elsewhere.
     virtual Logits logits(const Batch& batch, int texts) = 0;
@@ -162,7 +166,7 @@ public:
     // The model sees as many tokens of a text as the cache holds; without a cache, as many as a batch has.
     Generator(ModelPasses& model, const std::vector<std::vector<int>>& prompts)
         : TextGenerator(prompts, most_seen(model), model.workload.cache_length > 0, model.mesh.shape.tp,
-                        {model.mesh.data_ranks(), model.mesh.data_rank(), model.cuts_parameters}),
+                        {model.mesh.data_ranks(), model.mesh.data_rank(), model.needs_all}),
           model_(model),
           numbers_(2 * (size_t)model.workload.B * model.workload.T + model.workload.cache_rows),
           chosen_(prompts.size()) {}
@@ -189,6 +193,16 @@ private:
         const int* at = numbers_.data;
         Batch batch = {{.tokens = at, .positions = at + N}, (int)N / T, T, nullptr, row, last};
         if (!pasts.empty()) batch.past = at + 2 * N;
+        // Tokens before the newest of a text in the cache are seen too.
+        model_.look_up(1, [&](int) {
+            std::vector<NgramTokens> rows;
+            for (int n = 0; n < (int)N; n += T) {
+                bool cached = !past.empty() && past[(size_t)n] > 0;
+                rows.push_back({cached ? &text(this->number(n / T)).back() : &numbers[(size_t)n], T,
+                                cached ? past[(size_t)n] : 0});
+            }
+            return rows;
+        });
         return model_.logits(batch, (int)tokens.size() / T);
     }
 
@@ -222,24 +236,32 @@ public:
     int ranks() const override { return model_.mesh.data_ranks(); }
 
     void each(uint64_t count, const Load& load, const Take& take) override {
-        uint64_t all = ranks(), rank = model_.mesh.data_rank(),
-                 most = inference_micro_batches(model_.mesh.shape.pp);
+        uint64_t all = ranks(), rank = model_.mesh.data_rank(), most = model_.at_once;
         for (uint64_t first = 0, some; first < count; first += some * all) {
             some = std::min(most, ceil_div(count - first, all));
             NotedError error;
-            // A pipeline of chunks loads other batches before the losses of one are there.
-            std::vector<std::vector<int>> targets(some);
+            // All of them, for tables are looked up before the first pass; what cannot be read is zeros.
+            int B = model_.workload.B, T = model_.workload.T;
+            std::vector<std::vector<int>> read(some, std::vector<int>(batch_ints(B, T)));
+            bool documents = false;
             auto number = [&](int micro) { return first + micro * all + rank; };
-            auto on_device = [&](int micro, int slot) {
-                HostBatch host;
-                note_error(error, [&] {
-                    host = load(number(micro));
-                    targets[micro].assign(host.targets, host.targets + model_.workload.B * model_.workload.T);
-                });
-                return copy(host, slot);
+            auto of_host = [&](int micro) {
+                HostBatch batch = batch_at((const int*)read[micro].data(), B, T);
+                if (!documents) batch.doc_start = nullptr;
+                return batch;
             };
+            for (int micro = 0; micro < (int)some; micro++) {
+                note_error(error, [&] {
+                    HostBatch host = load(number(micro));
+                    documents = host.doc_start;
+                    std::copy_n(host.tokens, read[micro].size(), read[micro].data());
+                });
+            }
+            model_.look_up((int)some, [&](int micro) { return rows_of(of_host(micro), B, T); });
+            auto on_device = [&](int micro, int slot) { return copy(of_host(micro), slot); };
             model_.losses((int)some, on_device, [&](int micro, const std::vector<float>& losses) {
-                if (error.empty()) note_error(error, [&] { take(number(micro), targets[micro], losses); });
+                std::vector<int> targets(of_host(micro).targets, of_host(micro).targets + B * T);
+                if (error.empty()) note_error(error, [&] { take(number(micro), targets, losses); });
             });
             raise_error(world_, error);
         }
@@ -251,10 +273,7 @@ private:
     Batch copy(const HostBatch& host, int slot) {
         int B = model_.workload.B, T = model_.workload.T;
         int* to = numbers_.data + (size_t)slot * batch_ints(B, T);
-        if (host.tokens)
-            copy_to_device(to, host.tokens, batch_ints(B, T), model_.stream);
-        else  // it could not be read
-            zero_async(to, batch_ints(B, T), model_.stream);
+        copy_to_device(to, host.tokens, batch_ints(B, T), model_.stream);
         return batch_on_device(to, host, B, T);
     }
 

@@ -115,7 +115,8 @@ inline MeshShape mesh_shape(const Options& o) {
             .shard = o.shard_group,
             .copies = std::max(1, o.tp / o.kv_heads),
             .ring = o.pp_chunks > 1,
-            .matrix_owners = o.optimizer == OptimizerKind::muon};
+            .stage_group = o.optimizer == OptimizerKind::muon || !o.ngram.empty(),
+            .tables = !o.ngram.empty()};
 }
 
 // Sequences of the step after `step` steps, on all data ranks.

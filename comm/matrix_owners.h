@@ -201,7 +201,7 @@ public:
           stream_(stream) {
         if (!rounds_.empty() && stage.size() != shape.along(stage_axes))
             fail("mesh: has no group of a stage's ranks, and matrices travel there; see "
-                 "MeshShape::matrix_owners");
+                 "MeshShape::stage_group");
     }
 
     const std::vector<MatrixRound>& rounds() const { return rounds_; }

@@ -8,6 +8,7 @@ fits.
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -121,6 +122,7 @@ public:
     }
     ~Arena() {
         for (auto [pointer, on_host] : taken_) ::release(pointer, on_host);
+        for (void* pointer : pages_) free(pointer);
     }
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
@@ -151,6 +153,14 @@ public:
         return zeroed(take_elements(count), count, stream);
     }
 
+    // (count) zeros in memory of the host that is not pinned: the system gives it out page by page, where it
+    // is written to.
+    template <typename T>
+    T* take_pages(size_t count) {
+        return pages((T*)nullptr, count, false);
+    }
+    floatX* take_pages_of_elements(size_t count) { return pages((floatX*)nullptr, count, true); }
+
     bool only_counts() const { return mode_ == counts; }
     size_t element_bytes() const { return element_bytes_; }
 
@@ -175,11 +185,29 @@ private:
         return pointer;
     }
 
+    // Adds an array to the current class; false: it is only counted.
+    template <typename T>
+    bool counts_in(size_t count, bool is_floatX) {
+        classes_.at(current_).bytes += count * (is_floatX ? element_bytes_ : sizeof(T));
+        return count > 0 && mode_ == takes;
+    }
+
+    template <typename T>
+    T* pages(T* pointer, size_t count, bool is_floatX) {
+        if (!counts_in<T>(count, is_floatX)) return nullptr;
+        if (ledger) return ledger->imagine<T*>(count * element_bytes_, is_floatX, true);
+        pointer = (T*)calloc(count, sizeof(T));
+        if (!pointer)
+            fail("cannot allocate %s of host memory; free some, or ask for less",
+                 size_text(count * sizeof(T)).c_str());
+        pages_.push_back(pointer);
+        return pointer;
+    }
+
     template <typename T>
     T* take(size_t count, bool is_floatX) {
         MemoryClass& its_class = classes_.at(current_);
-        its_class.bytes += count * (is_floatX ? element_bytes_ : sizeof(T));
-        if (count == 0 || mode_ == counts) return nullptr;
+        if (!counts_in<T>(count, is_floatX)) return nullptr;
         T* pointer;
         allocate(pointer, count, its_class.on_host, is_floatX);
         taken_.push_back({pointer, its_class.on_host});
@@ -191,6 +219,7 @@ private:
     std::vector<MemoryClass> classes_;
     size_t current_ = 0;
     std::vector<std::pair<void*, bool>> taken_;  // and whether it is on the host
+    std::vector<void*> pages_;
 };
 
 // The classes of what Arrays(arena, args...) takes.

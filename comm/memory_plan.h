@@ -26,6 +26,7 @@ chosen by it.
 #include "comm/matrix_owners.h"        // MatrixArrays
 #include "comm/memory.h"               // Arena, MemoryClass
 #include "comm/mesh_shape.h"           // MeshShape, mesh_groups
+#include "comm/ngram_tables.h"         // TableArrays
 #include "comm/pipeline.h"             // PipelineArrays
 #include "comm/placement.h"            // ranks_sharing_device
 #include "comm/pipeline_schedule.h"    // PipelineShape
@@ -104,6 +105,7 @@ inline std::vector<MemoryClass> stage_memory(const ModelConfig& config, const Wo
     ActivationArrays(counted, activation_table(config, w, stage), stage);
     counted.of("activations").take<float>(rope_floats(config, w));
     Fp8Arrays(counted, fp8_sizes(config, w, stage));
+    TableArrays(counted, TableSizes(config, w.B, w.T, stage), settings);
     if (settings.staging) {
         counted.of("staging for checkpoints", true)
             .take<char>(staging_bytes(layout, cut.mesh, settings, counted.element_bytes()));

@@ -104,6 +104,7 @@ public:
     const Communicator& gathers() const { return group(MeshGroup::gathers); }
     const Communicator& replica() const { return group(MeshGroup::replica); }
     const Communicator& stage() const { return group(MeshGroup::stage); }
+    const Communicator& asks() const { return group(MeshGroup::asks); }
     const Communicator& copies() const { return group(MeshGroup::copies); }
     const Communicator& embedding_group() const { return group(MeshGroup::embedding); }
     const MeshLinks& links() const { return links_; }

@@ -34,7 +34,8 @@ struct MeshShape {
     int tp = 1, pp = 1, dp = 1, shard = 1;
     int copies = 1;     // tensor ranks that share a key/value head
     bool ring = false;  // the last pipeline stage is followed by the first, as the interleaved schedule needs
-    bool matrix_owners = false;  // all ranks of a stage send each other matrices (comm/matrix_owners.h)
+    bool stage_group = false;  // all ranks of a stage send each other matrices, or rows of tables
+    bool tables = false;       // and ask each other for rows, meanwhile
 
     int replicas() const { return along(replica_axes); }
     // Ranks along each axis, which is all that numbers them; and along several.
@@ -70,7 +71,7 @@ constexpr double block_bandwidth = 20e9;
 // ----------------------------------------------------------------------------
 // groups
 
-enum class MeshGroup { world, tensor, shard, gathers, replica, stage, copies, embedding };
+enum class MeshGroup { world, tensor, shard, gathers, replica, stage, asks, copies, embedding };
 
 // The calls of a group, as bits.
 namespace Calls {
@@ -108,12 +109,19 @@ inline constexpr auto mesh_groups = std::to_array<GroupRow>({
      .axes = replica_axes,
      .calls = Calls::sums,
      .calls_in_bf16 = Calls::gathers | Calls::exchanges},
-    // All ranks that have parts of the same layers, where matrices travel; shard by shard, as rank_of() has
-    // them on the first stage.
+    // All ranks that have parts of the same layers, where matrices and rows travel; shard by shard, as
+    // rank_of() has them on the first stage.
     {.name = "stage",
      .axes = stage_axes,
      .calls = Calls::messages,
-     .factor = [](const MeshShape& shape) { return shape.matrix_owners ? shape.along(stage_axes) : 1; }},
+     .factor = [](const MeshShape& shape) { return shape.stage_group ? shape.along(stage_axes) : 1; }},
+    // Those ranks once more: while rows travel, they ask each other for the rows of the next step.
+    {.name = "asks",
+     .axes = stage_axes,
+     .calls = Calls::messages,
+     .blocks = blocks_of_world,
+     .alone = true,
+     .factor = [](const MeshShape& shape) { return shape.tables ? shape.along(stage_axes) : 1; }},
     // Tensor ranks that have copies of the same heads; a group of one if each has its own or all the same.
     {.name = "copies",
      .axes = Axis::tensor,

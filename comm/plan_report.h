@@ -14,6 +14,7 @@ why the second lost, what to look out for, and the command line that trains so; 
 
 #include "comm/plan_choice.h"          // plan_task
 #include "data/run/failures.h"         // effective_training_time
+#include "data/run/run_report.h"       // tables_text
 #include "comm/plan_machine.h"         // find_machine
 #include "comm/plan_search.h"          // Planner
 #include "comm/save_clock.h"           // best_interval
@@ -411,6 +412,7 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
     say("model", text("%s: %s parameters, steps of %s tokens in sequences of %d", o.model.c_str(),
                       human((double)parameter_count(o)).c_str(), human((double)o.global_batch).c_str(),
                       o.sequence_length));
+    if (std::string tables = tables_text(o); !tables.empty()) say("tables", tables);
     say("machine",
         text("%d devices in nodes of %d; each %s of %s FLOP/s in products, %s of memory at %sB/s, "
              "%sB/s to its node and %sB/s to others",

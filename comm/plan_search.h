@@ -189,8 +189,8 @@ public:
         long long more = micro_batches(cut) - enough;
         std::vector<int> counts = {enough};
         if (more > 0) counts.push_back(enough - cut.pp);
-        // A host that has the optimizer begins a step with the end of the one before.
-        bool offload = task_.options.offload == Offload::optimizer;
+        // A host that has the optimizer, or tables, begins a step with the end of the one before.
+        bool offload = steps_on_host(task_.options);
         if (offload) counts.insert(counts.begin(), counts.back());
         std::vector<SimulatedStep> steps = simulated(cut, taken, counts);
         if (offload) steps.erase(steps.begin());

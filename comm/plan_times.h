@@ -81,7 +81,10 @@ inline MicroBatchTime micro_batch_time(const Options& o, const Workload& workloa
     const int micro_batch = workload.fp8 ? 1 : 0;
     Ledger book(machine.ledger_card(), workload.T, o.vocab_size);
     record_steps(few, workload, {.overlap = overlap}, make_optimizer(Options(), 0),
-                 {.mesh = {.tp = layout.mesh.tp, .copies = layout.mesh.copies},
+                 {.mesh = {.tp = layout.mesh.tp,
+                           .copies = layout.mesh.copies,
+                           .stage_group = layout.mesh.stage_group,
+                           .tables = layout.mesh.tables},
                   .row_chunks = layout.row_chunks,
                   .pipeline = {PipelineSchedule::one_f_one_b, 1, micro_batch + 1}},
                  {}, {micro_batch + 1});

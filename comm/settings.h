@@ -23,6 +23,7 @@ The options of a run in the terms of the optimizer and of the ranks: settings, s
 #include "kernels/muon.cuh"         // muon_optimizer, orthogonalise_scratch
 #include "kernels/norm.cuh"         // Norm
 #include "kernels/rope.cuh"         // rope_table
+#include "kernels/table_rows.cuh"   // AdaGrad
 
 // ----------------------------------------------------------------------------
 // settings
@@ -68,12 +69,23 @@ inline ZeroSettings zero_settings(const Options& o, size_t element_bytes = sizeo
             .multipliers = multipliers(o),
             .keep_master = o.master_weights && element_bytes < sizeof(float),
             .offload = o.offload == Offload::optimizer,
+            .table_place = o.ngram_place,
             .host_threads = host_threads,
             .overlap = o.overlap,
             .reduce_dtype = o.reduce_dtype,
             .prefetch = o.prefetch,
             .staging = o.async_save && saves_on_the_way(o.save_every, o.steps),
             .checks = o.check_replicas > 0 || o.check_replay > 0};
+}
+
+// The host steps some of what is trained.
+inline bool steps_on_host(const Options& o) {
+    return o.offload == Offload::optimizer || (!o.ngram.empty() && o.ngram_place == TablePlace::host);
+}
+
+// The step of tables after `step` steps.
+inline AdaGrad make_adagrad(const Options& o, int step) {
+    return {(float)(o.ngram_lr * schedule(o, step)), 1e-8f, step + 1};
 }
 
 // Kernels have enums of their own.
@@ -235,6 +247,7 @@ inline void check_precision(const Options& o, size_t element_bytes = sizeof(floa
 // Says why a run that is cut so cannot have products in fp8; empty: it can.
 inline std::string fp8_refusal(const Options& o) {
     if (o.zero == 3) return "weights are known by where they lie, and --zero 3 moves them; give --zero 2";
+    if (!o.ngram.empty()) return "n-gram memory multiplies in bf16; leave out --ngram";
     auto multiplies = [](size_t size) { return size % 16 == 0; };
     for (const LocalProduct& product : local_products(o, o.tp)) {
         if (multiplies(product.inputs) && multiplies(product.outputs)) continue;

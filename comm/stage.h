@@ -34,6 +34,7 @@ struct Dims {
     int H;                    // channels between the convolutions of the local filter
     int F, F1;                // hidden channels of the MLP, and outputs of its first matrix: 2F for SwiGLU
     int R;                    // rotated elements of a head (RoPE); 0: none
+    int K, E;                 // rows of tables that a token looks up, and numbers of these; 0: there are none
 
     Dims(const ModelConfig& config, int tensor_ranks, int B, int T)
         : B(B), T(T), N(B * T), n(N / tensor_ranks) {
@@ -41,6 +42,7 @@ struct Dims {
         C = c.channels, H = filter_width(c) / tensor_ranks, NH = c.heads, NKV = c.kv_heads, HS = c.head_size,
         A = NH * HS, QKV = qkv_width(c);
         F = c.mlp_width, F1 = fc_width(c), R = c.position == PositionKind::rope ? c.rope_dims : 0;
+        K = ngram_head_count(c, tensor_ranks), E = K * c.ngram_width;
     }
 };
 
@@ -70,12 +72,13 @@ public:
         capacity = pipeline_capacity(list, shape.chunks);
         layer_slots = ActivationSlots::most(layers(0), list, training);
         inner_slots = ActivationSlots::most(layers(1), list, training);
+        table_slots = ActivationSlots::most(layers_with_table(), list, training);
     }
 
     PipelineCapacity capacity;  // micro-batches that are held at the same time
-    // Slots for what layers keep, over all micro-batches and chunks: of all layers; and of those that are not
-    // the first of their chunk.
-    size_t layer_slots, inner_slots;
+    // Slots for what layers keep, over all micro-batches and chunks: of all layers; of those that are not the
+    // first of their chunk; and of those with a table.
+    size_t layer_slots, inner_slots, table_slots;
 
     const Layout& layout() const { return layout_; }
     int number() const { return position_[Axis::pipeline]; }
@@ -94,6 +97,20 @@ public:
         for (int chunk = 0; chunk < chunks(); chunk++)
             layers.push_back(end_layer(chunk) - first_layer(chunk) - less);
         return layers;
+    }
+    std::vector<int> layers_with_table() const {
+        std::vector<int> layers;
+        for (int chunk = 0; chunk < chunks(); chunk++) {
+            int& count = layers.emplace_back(0);
+            for (int layer = first_layer(chunk); layer < end_layer(chunk); layer++) count += has_table(layer);
+        }
+        return layers;
+    }
+    bool has_table(int layer) const { return ::has_table(config_, layer); }
+    bool has(int layer) const {
+        for (int chunk = 0; chunk < chunks(); chunk++)
+            if (layer >= first_layer(chunk) && layer < end_layer(chunk)) return true;
+        return false;
     }
     // Rows of the vocabulary that this tensor rank has.
     VocabRange vocab() const { return vocab_of(tensor()); }

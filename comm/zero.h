@@ -36,10 +36,6 @@ are in comm/zero_arrays.h.
 */
 #pragma once
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -100,6 +96,8 @@ public:
     // Calls made(unit) from now on where the compute stream has added to a unit's gradients and no rank has
     // seen them; null: no more.
     void watch_gradients(std::function<void(int unit)> made) { gradients_made_ = std::move(made); }
+    // Gradients that this rank has beside these, and whose squares (1) on the device count in the norm.
+    void count_squares(const float* squares) { other_squares_ = squares; }
     float* grads(int unit) const {
         return arrays_.cut_grads ? arrays_.whole_grads + grad_places_.offset(grad_places_.place(unit))
                                  : arrays_.grads + layout_.unit_offset(unit);
@@ -212,8 +210,9 @@ private:
     void plan_step();
     void sum_copies();
     OptimizerArrays own_arrays(int unit, const float* scale) const;
-    void on_host(std::function<void()> work) const { on_host(host_, std::move(work)); }
-    void on_host(cudaStream_t stream, std::function<void()> work) const;
+    void on_host(std::function<void()> work) const {
+        host_work(host_, settings_.host_threads, std::move(work));
+    }
     void await_copies();
     void run_pass(int unit, const OptimizerPass& pass, const float* scale);
     void sum_norms(const float* scale);
@@ -241,6 +240,7 @@ private:
     std::vector<Place> param_at_, grad_at_;  // the contents of the places
 
     std::function<void(int unit)> gradients_made_;
+    const float* other_squares_ = nullptr;
 
     const ZeroArrays arrays_;
     const GradientSums sums_;
@@ -345,7 +345,7 @@ inline void ZeroState::copy_out(Slot slot, int unit, size_t at, size_t count, vo
     size_t width = dtype_size(dtype_of(slot));
     const char* from = owned(slot, unit) + at * width;
     if (settings_.offload && slot != Slot::weight)
-        on_host(stream, [=] { memcpy(to, from, count * width); });
+        host_work(stream, settings_.host_threads, [=] { memcpy(to, from, count * width); });
     else
         copy_async((char*)to, from, count * width, stream);
 }
@@ -606,6 +606,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
     wait(Traffic::gradients, reductions_);  // the last gradient has been summed
     wait(Traffic::parameters, gathers_);    // and what is stepped now has been read
     sum_squares(&stats->squares, arrays_.norm_scratch, arrays_.grads, counted_, compute_);
+    if (other_squares_) accumulate(&stats->squares, other_squares_, 1, compute_);
     sum_statistics(stats);
     clip_scale(&stats->norm, &stats->squares, &stats->loss, limits, compute_);
     measured();
@@ -667,24 +668,6 @@ inline OptimizerArrays ZeroState::own_arrays(int unit, const float* scale) const
         own.update_squares = own.weight_squares + layout_.sections();
     }
     return own;
-}
-
-// Does work of the host when the stream for it comes here, where the caller may be at the next step already.
-// It may not call CUDA.
-inline void ZeroState::on_host(cudaStream_t stream, std::function<void()> work) const {
-    struct Task {
-        int threads;
-        std::function<void()> work;
-    };
-    auto run = [](void* data) {
-        std::unique_ptr<Task> task((Task*)data);
-#ifdef _OPENMP
-        // a thread of CUDA's or of a stream's: it does not know what others were told
-        if (task->threads) omp_set_num_threads(task->threads);
-#endif
-        task->work();
-    };
-    cudaCheck(cudaLaunchHostFunc(stream, run, new Task{settings_.host_threads, std::move(work)}));
 }
 
 // One pass of the optimizer over the own part of a unit.

@@ -13,6 +13,7 @@ memory that it takes. What is done with it is in comm/zero.h.
 #include "comm/parameters.h"        // ParameterLayout, UnitBuffers
 #include "data/base/dtype.h"        // Dtype
 #include "data/checkpoint/slot.h"   // Slot
+#include "data/options/options.h"   // TablePlace
 #include "kernels/global_norm.cuh"  // sum_squares_scratch
 #include "kernels/optimizer.h"      // most_optimizer_slots, TransformScratch
 
@@ -38,7 +39,8 @@ struct ZeroSettings {
     std::array<Multipliers, tensor_kinds> multipliers = {};
     bool keep_master = false;  // an fp32 copy of the parameters for the optimizer
     bool offload = false;
-    int host_threads = 0;  // OpenMP threads of offloaded steps; 0: as OpenMP chooses
+    TablePlace table_place = TablePlace::device;  // n-gram tables have their rows there
+    int host_threads = 0;                         // OpenMP threads of steps on the host; 0: as OpenMP chooses
     Overlap overlap = true;
     Dtype reduce_dtype = Dtype::fp32;  // of gradients on their way to other data ranks
     int prefetch = 1;                  // level 3: units gathered ahead of their use

@@ -88,15 +88,15 @@ inline void embedding_forward_cpu(floatX* out, const int* tokens, const floatX* 
 }
 
 // Who meets the first of equal rows adds them all.
-template <typename List>
-void add_rows_cpu(float* table, const floatX* dout, const List& list, int N, int C) {
+template <typename T, typename List>
+void add_rows_cpu(float* table, const T* dout, const List& list, int N, int C) {
 #pragma omp parallel for schedule(dynamic, 64)
     for (int first = 0; first < N; first++) {
         int row = list.row(first);
         if (row < 0 || (first > 0 && list.row(first - 1) == row)) continue;
         float* to = table + (size_t)row * C;
         for (int i = first; i < N && list.row(i) == row; i++) {
-            const floatX* from = dout + (size_t)list.place(i) * C;
+            const T* from = dout + (size_t)list.place(i) * C;
 #pragma omp simd
             for (int c = 0; c < C; c++) to[c] += float(from[c]);
         }
@@ -287,7 +287,7 @@ inline void embedding_forward(floatX* out /* (N, C) */, const int* tokens /* (N)
               }));
 }
 
-// Floats of scratch that embedding_backward needs for N tokens.
+// Floats of scratch that embedding_backward needs for N tokens, and sum_rows for N rows.
 inline size_t embedding_backward_scratch([[maybe_unused]] int N, [[maybe_unused]] int C) {
     size_t size = 0;
 #ifndef DEVICE_CPU
@@ -321,6 +321,26 @@ inline void embedding_backward(float* dwte /* (vocab.count, C) += */, float* dwp
               with_vec_width<float>(C, [=](auto width) {
                   RowSums<TokenList, floatX> first = {of_tokens, N, dout, dwte};
                   RowSums<PositionList, floatX> second = {of_positions, dwpe ? N : 0, dout, dwpe};
+                  launch_sum_rows<width()>(first, second, scratch, C, stream);
+              }));
+}
+
+// Adds N rows to those of a table, one after another in a given order, in which equal ones follow each other.
+template <typename T>
+void sum_rows(float* table /* (rows, C) += */,
+              [[maybe_unused]] float* scratch /* (embedding_backward_scratch(N, C)) */,
+              const T* inp /* (N, C) */, const int* rows /* (N) of the table */,
+              const int* order /* (N) of sort_by */, int N, int C, cudaStream_t stream) {
+    if (N == 0) return;
+    TokenList list = {order, rows, {}};
+    auto cost = [&]() -> LaunchCost {  // all are different
+        return {.read = array_bytes(inp, N, C) + array_bytes(table, N, C) + array_bytes(order, 2, N),
+                .written = array_bytes(table, N, C),
+                .launches = sum_rows_launches(N)};
+    };
+    ON_DEVICE(stream, cost(), add_rows_cpu(table, inp, list, N, C), with_vec_width<float>(C, [=](auto width) {
+                  RowSums<TokenList, T> first = {list, N, inp, table};
+                  RowSums<PositionList, T> second = {{}, 0, inp, table};
                   launch_sum_rows<width()>(first, second, scratch, C, stream);
               }));
 }

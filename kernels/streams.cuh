@@ -4,7 +4,13 @@ each other, and the host for them. The model asks CUDA for these here alone.
 */
 #pragma once
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 #include <algorithm>
+#include <functional>
+#include <memory>
 #include <type_traits>
 #include <utility>
 
@@ -82,6 +88,27 @@ void copy_columns(T* to, size_t to_width, const T* from, size_t from_width, size
             LaunchCost{.read = array_bytes(from, rows, columns), .written = array_bytes(to, rows, columns)});
     cudaCheck(cudaMemcpy2DAsync(to, to_width * sizeof(T), from, from_width * sizeof(T), columns * sizeof(T),
                                 rows, cudaMemcpyDeviceToDevice, stream));
+}
+
+// ----------------------------------------------------------------------------
+// work of the host
+
+// Does it when the stream comes here, where the caller may be at the next step already. It may not call CUDA.
+// threads: OpenMP's; 0: as OpenMP chooses.
+inline void host_work(cudaStream_t stream, int threads, std::function<void()> work) {
+    struct Task {
+        int threads;
+        std::function<void()> work;
+    };
+    auto run = [](void* data) {
+        std::unique_ptr<Task> task((Task*)data);
+#ifdef _OPENMP
+        // a thread of CUDA's or of a stream's: it does not know what others were told
+        if (task->threads) omp_set_num_threads(task->threads);
+#endif
+        task->work();
+    };
+    cudaCheck(cudaLaunchHostFunc(stream, run, new Task{threads, std::move(work)}));
 }
 
 // ----------------------------------------------------------------------------

@@ -49,6 +49,8 @@ inline std::string cut_refusal(const Options& model, int tp, int pp) {
          {std::pair{"--channels", model.channels}, {"--sequence-length", model.sequence_length}}) {
         if (size % tp) return text("--tp %d: does not divide %s %d", tp, option, size);
     }
+    if (int heads = ngram_head_count(model); heads % tp)
+        return text("--tp %d: does not divide the %d heads of --ngram", tp, heads);
     if (model.vocab_size < tp) return text("--tp %d: more parts than --vocab-size %d", tp, model.vocab_size);
     if (model.layers < pp) return text("--pp %d: more stages than --layers %d", pp, model.layers);
     if (int chunks = chunks_of(model, pp); model.layers < (long long)pp * chunks) {

@@ -59,6 +59,12 @@ struct ModelConfig {
     bool tie_embeddings = true;
     bool qk_norm = false;
     bool local_filter = false;
+    std::string ngram = {};          // tokens of the n-grams that look up rows of tables, as 2,3; empty: none
+    long long ngram_rows = 1 << 20;  // a table has so many for each of them, dealt over its heads
+    int ngram_width = 64;            // numbers of a row
+    int ngram_heads = 4;             // rows that an n-gram looks up
+    bool ngram_gate = true;          // the stream decides how much of them is added to it
+    std::string ngram_layers = {};   // those with a table, from 0, as 1,6; empty: the second
 };
 
 // Layers in turn: so many with a window, then so many without.
@@ -99,10 +105,98 @@ inline std::string effective_window_pattern(const ModelConfig& c) {
     return sliding == 0 || sliding == c.layers ? "" : WindowPattern{sliding, end - sliding}.text();
 }
 
+// Ascending numbers between limits: "2,3". Refuses what is none.
+inline std::vector<int> parse_ascending(const char* option, const std::string& list, int least, int most) {
+    std::vector<int> numbers;
+    const char *at = list.data(), *end = at + list.size();
+    for (bool more = !list.empty(); more;) {
+        int number = 0;
+        auto [rest, error] = std::from_chars(at, end, number);
+        more = rest != end && *rest == ',';
+        bool good = error == std::errc() && (rest == end || more) && number >= std::max(least, 0) &&
+                    number <= most && (numbers.empty() || number > numbers.back());
+        if (!good) {
+            std::string such_as = std::to_string(least) + (most > least ? text(",%d", least + 1) : "");
+            fail("%s %s: not ascending numbers from %d to %d; give such as %s", option,
+                 printable(list).c_str(), least, most, such_as.c_str());
+        }
+        numbers.push_back(number);
+        at = rest + 1;
+    }
+    return numbers;
+}
+
+// ----------------------------------------------------------------------------
+// n-gram memory (kernels/ngram_gate.cuh): which layers have a table, and the heads that look rows up in it
+
+constexpr int longest_ngram = 8;  // tokens
+
+// A head looks up one row for each token, by the n-gram that ends with it, among rows of its own.
+struct NgramHead {
+    int tokens;            // length of the n-gram
+    uint64_t first, rows;  // its rows in each table
+};
+
+inline std::vector<int> ngram_sizes(const ModelConfig& c) {
+    return parse_ascending("--ngram", c.ngram, 1, longest_ngram);
+}
+
+// All heads of a table; also those of its part that one of `tp` tensor ranks looks up.
+inline int ngram_head_count(const ModelConfig& c, int tp = 1) {
+    return (int)ngram_sizes(c).size() * c.ngram_heads / tp;
+}
+
+inline bool has_table(const ModelConfig& c, int layer) {
+    if (c.ngram.empty()) return false;
+    constexpr int any = 1 << 20;  // complete() refuses those that the model does not have
+    return std::ranges::count(parse_ascending("--ngram-layers", c.ngram_layers, 0, any), layer) > 0;
+}
+inline std::vector<bool> layers_with_table(const ModelConfig& c) {
+    std::vector<bool> has(c.layers);
+    for (int layer = 0; layer < c.layers; layer++) has[layer] = has_table(c, layer);
+    return has;
+}
+
+// Each head has a prime number of rows, and no two have the same: n-grams that share a row of one head have
+// rows of their own in others.
+inline std::vector<NgramHead> ngram_heads(const ModelConfig& c) {
+    auto is_prime = [](uint64_t n) {
+        for (uint64_t divisor = 2; divisor * divisor <= n; divisor++)
+            if (n % divisor == 0) return false;
+        return n > 1;
+    };
+    std::vector<NgramHead> heads;
+    uint64_t rows = (uint64_t)c.ngram_rows / (uint64_t)c.ngram_heads + 1, first = 0;
+    for (int tokens : ngram_sizes(c)) {
+        for (int head = 0; head < c.ngram_heads; head++) {
+            do rows--;
+            while (rows > 0 && !is_prime(rows));
+            if (rows == 0)
+                fail("--ngram-rows %lld: too few for %d heads with a prime number each; give more",
+                     c.ngram_rows, ngram_head_count(c));
+            heads.push_back({tokens, first, rows});
+            first += rows;
+        }
+    }
+    return heads;
+}
+
+// Rows of each table.
+inline uint64_t rows_of_table(const ModelConfig& c) {
+    if (c.ngram.empty()) return 0;
+    NgramHead last = ngram_heads(c).back();
+    return last.first + last.rows;
+}
+
+// Numbers that the rows of a token have together.
+inline int ngram_inputs(const ModelConfig& c) {
+    return ngram_head_count(c) * c.ngram_width;
+}
+
 // ----------------------------------------------------------------------------
 // the sublayers of a block, and their widths
 
-enum class SublayerKind { attention, filtered_attention, mlp };
+enum class SublayerKind { attention, filtered_attention, mlp, ngram_memory };
 
 // Sublayers side by side: each reads the same norm of the residual stream and adds to the stream.
 using SublayerGroup = std::vector<SublayerKind>;
@@ -112,11 +206,12 @@ struct LayerKind {
     std::vector<SublayerGroup> groups;  // one after another, each with a norm of its own
 };
 
-// A layer, from 0, as the model has it. All layers have as many groups.
+// A layer, from 0, as the model has it.
 inline LayerKind layer_kind(const ModelConfig& c, int layer) {
     SublayerKind attention = c.local_filter ? SublayerKind::filtered_attention : SublayerKind::attention;
     LayerKind kind = {window_of_layer(c, layer), {{attention}, {SublayerKind::mlp}}};
     if (c.block == BlockKind::parallel) kind.groups = {{attention, SublayerKind::mlp}};
+    if (has_table(c, layer)) kind.groups.insert(kind.groups.begin(), {SublayerKind::ngram_memory});
     return kind;
 }
 
@@ -210,6 +305,7 @@ enum Tensor {
     // embedding
     wte, wpe,
     // block
+    ngramnormw, ngramw,
     norm1w, norm1b, filter1w, filter1b, filter2w, filter2b, filternormw, qkvw, qkvb, qnormw, knormw,
     attprojw, attprojb, norm2w, norm2b, fcw, fcb, fcprojw, fcprojb,
     // last block
@@ -237,7 +333,7 @@ inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
     size_t H = filter_width(c);
     float filter1 = 1 / std::sqrt(2.0f * C), filter2 = 1 / std::sqrt(2.0f * H);
     bool bias = c.bias, norm_bias = bias && c.norm == NormKind::layernorm,
-         two_norms = layer_kind(c, 0).groups.size() > 1, filter = c.local_filter, uniform = true;
+         two_norms = c.block == BlockKind::sequential, filter = c.local_filter, uniform = true;
     std::vector<Section> hidden = {{F, 0, "", "--mlp-width"}},
                          heads = {{A, c.heads, "queries", "--heads"},
                                   {KV, c.kv_heads, "keys", "--kv-heads", true},
@@ -255,6 +351,17 @@ inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
     using enum Shard;
     add(true, {wte, embedding, "wte", V, C, 0, in, true, rows, {}, vocab_multiple});
     add(c.position == PositionKind::learned, {wpe, embedding, "wpe", P, C, 0, in, true, replicated});
+    if (!c.ngram.empty()) {
+        std::vector<Section> parts = {{C, 0, "keys"}, {C, 0, "values"}};
+        if (!c.ngram_gate) parts = {};
+        TensorRow norm = {ngramnormw, block, "ngram.norm.weight", C, 0, 1, 0, false, replicated};
+        TensorRow weight = {
+            ngramw, block,   "ngram.weight", c.ngram_gate ? 2 * C : C, (size_t)ngram_inputs(c), 0, in,
+            true,   columns, parts};
+        norm.layers = weight.layers = layers_with_table(c);
+        add(c.ngram_gate, norm);
+        add(true, weight);
+    }
     add(true, {norm1w, block, "norm1.weight", C, 0, 1, 0, false, replicated});
     add(norm_bias, {norm1b, block, "norm1.bias", C, 0, 0, 0, false, replicated});
     add(filter, {filter1w, block, "filter1.weight", 2 * H, C, 0, filter1, true, rows, taps(H), 1, uniform});
@@ -302,25 +409,27 @@ inline std::vector<LocalProduct> local_products(const ModelConfig& c, int tp) {
     return products;
 }
 
-// Parameters of a completed config; a tied output matrix counts once.
+// How often a model has a tensor.
+inline int count_of(const TensorRow& row, const ModelConfig& c) {
+    return row.unit != Unit::block ? 1
+           : row.layers.empty()    ? c.layers
+                                   : (int)std::ranges::count(row.layers, true);
+}
+
+// Parameters of a completed config, but for the rows of tables; a tied output matrix counts once.
 inline int64_t parameter_count(const ModelConfig& c) {
     int64_t count = 0;
-    for (const TensorRow& row : tensor_table(c)) {
-        int times = row.unit != Unit::block ? 1
-                    : row.layers.empty()    ? c.layers
-                                            : (int)std::ranges::count(row.layers, true);
-        count += (int64_t)row.size() * times;
-    }
+    for (const TensorRow& row : tensor_table(c)) count += (int64_t)row.size() * count_of(row, c);
     return count;
 }
 
-// The parameters of one block.
+// The parameters of one block, on average.
 inline int64_t block_parameters(const ModelConfig& c) {
     int64_t count = 0;
     for (const TensorRow& row : tensor_table(c)) {
-        if (row.unit == Unit::block) count += (int64_t)row.size();
+        if (row.unit == Unit::block) count += (int64_t)row.size() * count_of(row, c);
     }
-    return count;
+    return count / c.layers;
 }
 
 // ----------------------------------------------------------------------------
@@ -353,6 +462,17 @@ inline void complete(ModelConfig& c) {
         fail("--local-filter on: --channels %d is odd, and the filter has half as many within; give an even "
              "number",
              c.channels);
+    }
+    if (!c.ngram_layers.empty() && c.ngram.empty()) {
+        fail("--ngram-layers %s: no n-grams look rows up there; give --ngram too, or leave this out",
+             printable(c.ngram_layers).c_str());
+    }
+    if (!c.ngram.empty()) {
+        if (c.ngram_layers.empty()) c.ngram_layers = std::to_string(std::min(1, c.layers - 1));
+        if (c.ngram_width % 8)
+            fail("--ngram-width %d: not a multiple of 8; give %d", c.ngram_width, c.ngram_width / 8 * 8 + 8);
+        parse_ascending("--ngram-layers", c.ngram_layers, 0, c.layers - 1);
+        ngram_heads(c);
     }
     if (!c.window_pattern.empty()) {
         parse_window_pattern(c.window_pattern);

@@ -36,6 +36,10 @@ NAMES_OF(Exposed, "none", "tensor", "pipeline", "data");
 enum class ResumeFrom { newest, place };
 NAMES_OF(ResumeFrom, "auto");
 
+// The memory that the rows of tables lie in.
+enum class TablePlace { device, host };
+NAMES_OF(TablePlace, "device", "host");
+
 enum class OptimizerKind { adamw, lamb, muon };
 NAMES_OF(OptimizerKind, "adamw", "lamb", "muon");
 
@@ -127,6 +131,7 @@ struct Cut {
     bool overlap = true;
     int prefetch = 1;
     Offload offload = Offload::none;
+    TablePlace ngram_place = TablePlace::device;
 
     auto operator<=>(const Cut&) const = default;
     // The processes of a data rank, and those that it needs; if dp is 0, a multiple of these will do.
@@ -195,6 +200,7 @@ struct Options : ModelConfig, Cut, Arithmetic {
     float beta2 = 0.95f;
     float adam_eps = 1e-8f;
     float muon_momentum = 0.95f;
+    float ngram_lr = 0.02f;
     float gradient_clip = 1;
 
     double spike_sigma = 0;  // deviations; 0: nothing is a spike

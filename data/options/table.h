@@ -88,6 +88,24 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(local_filter), "Model", alike, on_off,
          "Make queries and keys of each token and the two before it, by two convolutions (Yuan 2.0).", shape,
          !positional, later},
+        {FIELD(ngram), "Model", alike, any_text,
+         "N-gram memory: the last 2 tokens and the last 3, for 2,3, look rows up in tables, and what these "
+         "hold is added to the residual stream (Engram). Empty: there is none.",
+         shape, !positional, later},
+        {FIELD(ngram_rows), "Model", alike, count(1, 1e12),
+         "Rows of each table for each number of tokens in --ngram; the heads share them, each a prime "
+         "number.",
+         shape, !positional, later},
+        {FIELD(ngram_width), "Model", alike, range(8, 4096), "Numbers of a row of a table, a multiple of 8.",
+         shape, !positional, later},
+        {FIELD(ngram_heads), "Model", alike, range(1, 256),
+         "Rows that each n-gram looks up, by hashes of their own.", shape, !positional, later},
+        {FIELD(ngram_gate), "Model", alike, on_off,
+         "The residual stream decides how much of what n-grams find is added to it. off: all of it.", shape,
+         !positional, later},
+        {FIELD(ngram_layers), "Model", alike, any_text,
+         "Layers with a table of n-grams, counted from 0, as in 1,6. Empty: the second.", shape, !positional,
+         later},
 
         {FIELD(machine), "Machine", own, any_text,
          "What a run is planned for, and its steps are compared with: a card by its name, such as h100 or "
@@ -362,6 +380,9 @@ inline const std::vector<OptionRow>& option_table() {
          "AdamW, LAMB: added to the root of the mean square.", overridable_noted},
         {FIELD(muon_momentum), "Optimizer", alike, range(0, 0.999999),
          "Muon: memory of the gradient's mean, for the blocks' matrices.", overridable_noted},
+        {FIELD(ngram_lr), "Optimizer", alike, range(0, 10),
+         "Step size at its peak for the rows of tables, by row-wise AdaGrad, whatever --optimizer is.",
+         overridable_noted, !positional, later},
         {FIELD(gradient_clip), "Optimizer", alike, range(0, 1e9),
          "Gradients whose global norm exceeds this are scaled down to it. 0: never.", overridable_noted},
 
@@ -480,6 +501,11 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(prefetch), "Layout", alike, range(0, 16),
          "--zero 3: layers whose parameters are gathered before they are needed, each in memory of its own; "
          "the result is the same."},
+        {FIELD(ngram_place), "Layout", alike, by_name,
+         "Where the rows of tables lie, dealt to all ranks of the stages that have them: in the memory of "
+         "devices, or in that of hosts, from where a step's rows come to the devices, and whose cores step "
+         "them. The result is the same.",
+         overridable, !positional, later},
         {FIELD(offload), "Layout", alike, by_name,
          "What lives in the memory of the host: the optimizer's state, updated there, frees device memory."},
         {FIELD(throttle_link), "Layout", alike, range(0, 1000),

@@ -22,12 +22,12 @@ inline double mean_keys(const ModelConfig& c, int layer, int T, bool causal) {
 // attention counts: the whole sequence by the published definition (Korthikanti et al. 2022), or what a
 // causal mask leaves. A window counts what it holds, less where it begins before the sequence.
 inline double flops_per_token(const ModelConfig& c, int T, bool causal) {
-    double C = c.channels, A = (double)c.heads * c.head_size, block = 0;
+    double C = c.channels, A = (double)c.heads * c.head_size, blocks = 0;
     for (const TensorRow& row : tensor_table(c))
-        if (row.unit == Unit::block && row.cols > 0) block += (double)row.size();
+        if (row.is_block_matrix()) blocks += (double)row.size() * count_of(row, c);
     double positions = 0;  // the sum over layers
     for (int layer = 0; layer < c.layers; layer++) positions += mean_keys(c, layer, T, causal);
-    return 6 * (c.layers * block + C * c.vocab_size) + 12 * A * positions;
+    return 6 * (blocks + C * c.vocab_size) + 12 * A * positions;
 }
 
 // Rates and shares from the tokens per second of the whole run. peak_flops and gemm_flops are FLOP/s of one

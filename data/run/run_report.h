@@ -58,6 +58,15 @@ inline std::string validation_note(const nlohmann::json& before, const std::vect
     return "the validation loss is that of other tokens from here on";
 }
 
+// "2 of 8.39M rows of 64 numbers, 1.07G in all, where n-grams of 2,3 tokens look up 8 a token"; or nothing.
+inline std::string tables_text(const ModelConfig& c) {
+    auto layers = (double)std::ranges::count(layers_with_table(c), true), rows = (double)rows_of_table(c);
+    if (layers == 0) return "";
+    return text("%.0f of %s rows of %d numbers, %s in all, where n-grams of %s tokens look up %d a token",
+                layers, human(rows).c_str(), c.ngram_width, human(layers * rows * c.ngram_width).c_str(),
+                c.ngram.c_str(), ngram_head_count(c));
+}
+
 // done: steps that were made before.
 inline void print_run(const Options& o, const TokenLoader& data, const std::vector<ValidationSet>& validation,
                       int64_t done) {
@@ -67,6 +76,7 @@ inline void print_run(const Options& o, const TokenLoader& data, const std::vect
           "counts causal)\n",
           o.model.c_str(), human(count).c_str(), o.layers, o.channels,
           human(flops_per_token(o, T, false)).c_str(), human(flops_per_token(o, T, true)).c_str());
+    if (std::string tables = tables_text(o); !tables.empty()) print("tables       %s\n", tables.c_str());
     print("data         %s tokens, %s samples of %d\n", human((double)data.total_tokens()).c_str(),
           human((double)data.samples_per_epoch()).c_str(), T);
     for (const std::string& line : data.summary()) print("             %s\n", line.c_str());

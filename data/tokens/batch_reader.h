@@ -18,6 +18,7 @@ says how one batch is read; what is read ahead, and when, is decided here once.
 
 #include "data/base/background.h"
 #include "data/base/error.h"
+#include "data/tokens/ngrams.h"  // NgramTokens
 #include "data/tokens/token_loader.h"
 #include "kernels/row_order.h"  // sort_by_token, sort_by_position
 
@@ -58,6 +59,16 @@ inline HostBatch host_batch(const int* memory, const BatchShape& shape) {
     HostBatch batch = batch_at(memory, shape.B, shape.T);
     if (shape.document_end < 0) batch.doc_start = nullptr;
     return batch;
+}
+
+// The rows of a batch, as tables look them up.
+inline std::vector<NgramTokens> rows_of(const HostBatch& batch, int B, int T) {
+    std::vector<NgramTokens> rows;
+    for (int row = 0; row < B; row++) {
+        size_t at = (size_t)row * (size_t)T;
+        rows.push_back({batch.tokens + at, T, 0, batch.doc_start ? batch.doc_start + at : nullptr});
+    }
+    return rows;
 }
 
 // Samples first .. first+count-1 of the run, and rows without targets up to B.

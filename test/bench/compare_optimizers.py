@@ -31,7 +31,9 @@ CONTESTANTS = [
     ("adamw", ["--optimizer", "adamw"], 8),
     ("lamb", ["--optimizer", "lamb"], 8),
     ("local filter", [*EMBEDDINGS, "--local-filter", "on"], 1),
-    # has as many weights in products, so FLOPs, as the one with a local filter, to 0.1%
+    ("n-gram memory", [*EMBEDDINGS, "--ngram", "2,3", "--ngram-rows", "256k"], 1),
+    ("n-grams, no gate", [*EMBEDDINGS, "--ngram", "2,3", "--ngram-rows", "256k", "--ngram-gate", "off"], 1),
+    # has as many weights in products, so FLOPs, as the one with a local filter, and that with n-gram memory, to 0.1%
     ("wider MLP", [*EMBEDDINGS, "--mlp-width", "469"], 1),
 ]
 SHARES = [0.3, 0.5, 0.8]  # of the tokens, for Muon

@@ -76,7 +76,7 @@ TEST_CASE("every matrix is whole at one owner, and its parts come back") {
             CAPTURE(text("tp %d, pp %d, dp %d, shard %d, llama %d", shape.tp, shape.pp, shape.dp, shape.shard,
                          llama));
             shape.copies = std::max(1, shape.copies);
-            shape.matrix_owners = true;
+            shape.stage_group = true;
             ModelConfig config = config_of(llama);
             Mesh mesh(test_world(), shape, test_stream());
             StageUnits place = {.tp = shape.tp, .tensor = mesh.position[Axis::tensor]};
@@ -161,7 +161,7 @@ TEST_CASE("every matrix is whole at one owner, and its parts come back") {
 TEST_CASE("an arena that counts finds the memory of a rank's matrices") {
     ModelConfig config = config_of(true);
     int n = test_world().size();
-    MeshShape shape = {.dp = n, .shard = n, .matrix_owners = true};
+    MeshShape shape = {.dp = n, .shard = n, .stage_group = true};
     Mesh mesh(test_world(), shape, test_stream());
     ParameterLayout layout = parameter_layout(config, n);
     auto scratch = [](size_t rows, size_t cols, size_t) { return rows * cols + 3; };

@@ -150,7 +150,7 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
     const World& world = test_world();
     for (MeshShape shape : shapes_of(world.size())) {
         CAPTURE(text("tp %d pp %d dp %d shard %d", shape.tp, shape.pp, shape.dp, shape.shard));
-        shape.matrix_owners = true;
+        shape.stage_group = true;
         constexpr MeshTraffic traffic = {11, 13, 5};  // 11 and 13 divide by no group's size, but 1
         Mesh mesh(world, shape, test_stream(), traffic);
         // Worked out here from the definition: ranks that agree in the other coordinates.
@@ -242,10 +242,10 @@ TEST_CASE("the memory of groups follows from their channels, and from where the 
     CHECK(communicator_memory({.dp = 4, .shard = 2}, 2) ==
           2 * ring + 4 * peer + 2 * 16 * (ring + 2 * peer) + 16 * (2 * ring + 2 * peer));
     // Muon's matrices go between all four.
-    CHECK(communicator_memory({.dp = 4, .shard = 2, .matrix_owners = true}, 2) -
+    CHECK(communicator_memory({.dp = 4, .shard = 2, .stage_group = true}, 2) -
               communicator_memory({.dp = 4, .shard = 2}, 2) ==
           16 * (2 * ring + 4 * peer));
-    CHECK(communicator_memory({.dp = 4, .shard = 4, .matrix_owners = true}, 8) ==
+    CHECK(communicator_memory({.dp = 4, .shard = 4, .stage_group = true}, 8) ==
           communicator_memory({.dp = 4, .shard = 4}, 8));
     // Between two stages on a machine each: four links, and the ends.
     CHECK(communicator_memory({.pp = 2}, 1) == (1 + 4 * blocks_of_links + 16) * (2 * ring + 2 * peer));

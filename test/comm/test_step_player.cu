@@ -202,7 +202,7 @@ TEST_CASE("a faster link, or less to send, never makes a step slower") {
 
 TEST_CASE("groups in a ledger have the ranks of those in a mesh") {
     for (MeshShape shape : {MeshShape{.tp = 4, .pp = 3, .dp = 4, .shard = 2, .copies = 2},
-                            {.tp = 2, .pp = 2, .dp = 6, .shard = 3, .matrix_owners = true},
+                            {.tp = 2, .pp = 2, .dp = 6, .shard = 3, .stage_group = true},
                             {.tp = 1, .pp = 5, .dp = 1, .shard = 1},
                             {.tp = 8, .pp = 1, .dp = 2, .shard = 1, .copies = 4}}) {
         for (int rank = 0; rank < shape.ranks(); rank++) {

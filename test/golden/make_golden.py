@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """
-Writes the golden runs beside this script: what PyTorch computes for eight tiny models, for our trainer to
+Writes the golden runs beside this script: what PyTorch computes for nine tiny models, for our trainer to
 reproduce.
 
     pip install torch transformers numpy          (CPU builds suffice; nothing else is downloaded)
@@ -9,8 +9,11 @@ reproduce.
 gpt2, llama, llama3, qwen2 and qwen are the models of Hugging Face transformers. parallel and yuan, which have no
 counterpart there, are written below with PyTorch's own layers; yuan after the formulas of "YUAN 2.0: A
 Large Language Model with Localized Filtering-based Attention", with the tensors of the published files,
-and on rows of several documents. Each is trained for ten steps by torch.optim.AdamW with clip_grad_norm_;
-muon, a small llama, by torch.optim.Muon, whose Newton-Schulz steps are then in float64 as all else.
+and on rows of several documents. ngram is a llama of transformers with n-gram memory before some of its
+layers, on rows of several documents too; the memory, its hashes and its tables are written below after the
+comments of kernels/ngram_gate.cuh, kernels/table_rows.cuh and data/tokens/ngrams.h. Each model is trained for
+ten steps by torch.optim.AdamW with clip_grad_norm_; muon, a small llama, by torch.optim.Muon, whose
+Newton-Schulz steps are then in float64 as all else; and the rows of tables by row-wise AdaGrad.
 Everything is computed in float64 from weights that are exact in float32, and stored as float32
 (transformers computes the angles of RoPE in float32, whatever the model). Running the script again gives
 the same bytes.
@@ -21,15 +24,19 @@ ModelConfig), the optimizer settings, the loss and the unclipped gradient norm o
 tensors by kind: `weight` (initial), `gradient` (step 1, unclipped), `final` (after the last step), `logits`
 (step 1), `tokens` and `targets` (all steps; -1 is ignored by the loss). Of yuan also `doc_start` (the
 position at which each token's document begins), `whole_logits` (step 1, each row one document) and
-`published` (the initial weights under the names, and in the order, of the published files). Offsets are bytes
-from the start of the data. Names and layouts are ours: linear weights are (out, in); qkv is the rows of
-[query heads | key heads | value heads], and fc of a SwiGLU is the rows of [gate | up].
+`published` (the initial weights under the names, and in the order, of the published files); of ngram
+`doc_start` and `whole_logits`, `lookups` (all steps: the rows that each token looks up), `rows` (the
+numbers of those that occur, in all tables alike), and of each table these rows' `row_gradient` (step 1,
+unclipped), `row_values` and `row_squares` (both after the last step). Offsets are bytes from the start of
+the data. Names and layouts are ours: linear weights are (out, in); qkv is the rows of [query heads | key
+heads | value heads], and fc of a SwiGLU is the rows of [gate | up].
 
 A caution for comparisons: the gradient of GPT-2's key biases is zero in exact arithmetic (softmax ignores a
 constant), so there AdamW divides rounding noise by itself, and `final` means nothing beyond learning_rate *
 steps.
 """
 
+import functools
 import json
 import struct
 import sys
@@ -49,6 +56,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 BATCH, TIME, STEPS, SEED = 2, 12, 10, 1
 MUON = dict(momentum=0.95, nesterov=True, adjust_lr_fn="match_rms_adamw")  # as large as AdamW's updates
+NGRAM = dict(ngram_lr=0.02, seed=2**40 + 7)  # more than 32 bits
 OPTIMIZER = dict(learning_rate=2e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
 
 # The fields of ModelConfig; each model states what differs.
@@ -77,14 +85,18 @@ CONFIGS = {
     "yuan": CONFIG | dict(channels=8, heads=2, kv_heads=2, head_size=4, mlp_width=12, vocab_size=31,
                           norm="rmsnorm", norm_eps=1e-6, position="rope", rope_dims=4, mlp="swiglu",
                           bias=False, local_filter=True),
+    "ngram": CONFIG | dict(layers=3, channels=16, heads=2, kv_heads=1, head_size=8, mlp_width=20,
+                           vocab_size=31, norm="rmsnorm", position="rope", rope_dims=8, mlp="swiglu",
+                           bias=False, ngram="2,3", ngram_heads=2, ngram_width=8, ngram_rows=211,
+                           ngram_layers="0,2"),
 }
 # These settings keep, blend, divide and divide the four frequencies of a head.
 CONFIGS["llama3"] = CONFIGS["llama"] | dict(context=256, rope_scaling=4.0, rope_original_context=128)
 # Between the gradient norms of a run, so that some of its steps are clipped.
 GRADIENT_CLIP = {"gpt2": 2.8, "llama": 6.3, "llama3": 5.4, "qwen": 4.2, "qwen2": 2.9, "parallel": 2.9,
-                 "muon": 1.35, "yuan": 1.9}
+                 "muon": 1.35, "yuan": 1.9, "ngram": 2.9}
 IGNORED_TARGETS = {"llama3": 0.25}  # share of the targets
-DOCUMENT_ENDS = {"yuan": 0.2}  # share of the tokens that end one
+DOCUMENT_ENDS = {"yuan": 0.2, "ngram": 0.2}  # share of the tokens that end one
 
 
 # A model is a function from a config to (module, names), where names maps each of our tensors to the module's
@@ -335,8 +347,131 @@ def yuan(c):
     return Yuan(c), names
 
 
+def philox(key, counter):
+    """The four numbers of 32 bits of Philox4x32-10."""
+    x, k = [counter & 0xffffffff, counter >> 32, 0, 0], [key & 0xffffffff, key >> 32]
+    for _ in range(10):
+        a, b = 0xD2511F53 * x[0], 0xCD9E8D57 * x[2]
+        x = [b >> 32 ^ x[1] ^ k[0], b & 0xffffffff, a >> 32 ^ x[3] ^ k[1], a & 0xffffffff]
+        k = [k[0] + 0x9E3779B9 & 0xffffffff, k[1] + 0xBB67AE85 & 0xffffffff]
+    return x
+
+
+# The authors publish these numbers for a key and a counter of zeros.
+assert philox(0, 0) == [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]
+
+
+def random_key(seed, name):
+    fnv = 0xcbf29ce484222325
+    for byte in name.encode():
+        fnv = (fnv ^ byte) * 0x100000001b3 % 2**64
+    high, low, *_ = philox(seed, fnv)
+    return high << 32 | low
+
+
+class NgramHash:
+    def __init__(self, c, seed):
+        primes = (n for n in range(c["ngram_rows"] // c["ngram_heads"], 1, -1)
+                  if all(n % divisor for divisor in range(2, n)))
+        self.heads, self.rows = [], 0  # heads: tokens, first row, rows, and the factor of each token
+        for tokens in map(int, c["ngram"].split(",")):
+            for _ in range(c["ngram_heads"]):
+                factors = [random_key(seed, f"n-gram head {len(self.heads)} token {back}") | 1
+                           for back in range(tokens)]
+                self.heads.append((tokens, self.rows, next(primes), factors))
+                self.rows += self.heads[-1][2]
+
+    def look_up(self, tokens, doc_start):
+        """(B, T, heads): the rows of each token."""
+        rows = np.empty((*tokens.shape, len(self.heads)), "<i4")
+        for b, t in np.ndindex(*tokens.shape):
+            document = tokens[b, doc_start[b, t]:t + 1].tolist()
+            for head, (length, first, count, factors) in enumerate(self.heads):
+                mix = 0
+                for token, factor in zip(reversed(document[-length:]), factors):
+                    mix ^= (token + 1) * factor % 2**64
+                mix = (mix ^ mix >> 33) * 0xff51afd7ed558ccd % 2**64
+                rows[b, t, head] = first + (mix ^ mix >> 33) % count
+        return rows
+
+
+def new_table(rows, W, key):
+    """(rows, W): uniform numbers that deviate by 0.02, as other weights do that are normal."""
+    bits = np.array([philox(key, block) for block in range(-(-rows * W // 4))]).flatten()[:rows * W]
+    symmetric = 2 * ((bits >> 8) * 2.0**-24) - 1  # exact in float32
+    values = np.float32(0.02) * np.float32(1.7320508) * symmetric.astype(np.float32)
+    return torch.from_numpy(values.reshape(rows, W)).double().requires_grad_()
+
+
+class NgramMemory(nn.Module):
+    """Adds the values of what was looked up to x, each as far as its key agrees with x."""
+
+    def __init__(self, c):
+        super().__init__()
+        inputs = len(c["ngram"].split(",")) * c["ngram_heads"] * c["ngram_width"]
+        self.norm = RMSNorm(c["channels"], c["norm_eps"])
+        self.kv = nn.Linear(inputs, 2 * c["channels"], bias=False)
+
+    def forward(self, x, found):
+        key, value = self.kv(found.flatten(2)).chunk(2, -1)
+        key = F.rms_norm(key, key.shape[-1:], eps=self.norm.variance_epsilon)
+        score = (self.norm(x) * key).sum(-1, keepdim=True) / key.shape[-1] ** 0.5
+        return x + score.sigmoid() * value
+
+
+class NgramLlama(nn.Module):
+    """Its tables are no parameters: they map the name of each to all of its rows."""
+
+    def __init__(self, c):
+        super().__init__()
+        self.llama, self.names = llama(c)
+        self.hash = NgramHash(c, NGRAM["seed"])
+        self.memory = nn.ModuleDict({layer: NgramMemory(c) for layer in c["ngram_layers"].split(",")})
+        self.tables = {}
+        for layer, memory in self.memory.items():
+            name = f"layers.{layer}.ngram"
+            self.tables[name] = new_table(self.hash.rows, c["ngram_width"], random_key(NGRAM["seed"], name))
+            hook = functools.partial(self.remember, memory, self.tables[name])
+            self.llama.model.layers[int(layer)].register_forward_pre_hook(hook)
+
+    def remember(self, memory, table, _, args):
+        x, *others = args
+        return memory(x, table[self.looked_up]), *others
+
+    def forward(self, tokens, doc_start):
+        self.looked_up = torch.from_numpy(self.hash.look_up(tokens.numpy(), doc_start.int().numpy())).long()
+        position = torch.arange(tokens.shape[1])
+        seen = (position[None] <= position[:, None]) & (position >= doc_start[..., None])
+        return self.llama(tokens, attention_mask=seen[:, None])
+
+
+def ngram(c):
+    model = NgramLlama(c)
+    names = {name: [f"llama.{part}" for part in parts] for name, parts in model.names.items()}
+    for layer in model.memory:
+        names[f"layers.{layer}.ngram.norm.weight"] = [f"memory.{layer}.norm.weight"]
+        names[f"layers.{layer}.ngram.weight"] = [f"memory.{layer}.kv.weight"]
+    return model, names
+
+
+class RowwiseAdaGrad(torch.optim.Optimizer):
+    def __init__(self, tables, lr, eps):
+        super().__init__(tables, dict(lr=lr, eps=eps))
+        for group in self.param_groups:
+            for table in group["params"]:
+                self.state[table] = torch.zeros(len(table)).double()  # of each row, the sum of squares
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for table in group["params"]:
+                self.state[table] += table.grad.square().mean(-1)
+                root = self.state[table].sqrt()[:, None]
+                table -= group["lr"] * table.grad / (root + group["eps"])
+
+
 MODELS = {"gpt2": gpt2, "llama": llama, "llama3": llama, "qwen": qwen, "qwen2": qwen2, "parallel": parallel,
-          "muon": llama, "yuan": yuan}
+          "muon": llama, "yuan": yuan, "ngram": ngram}
 
 
 def randomize(model, random):
@@ -389,15 +524,27 @@ def run(name):
         optimizers.append(torch.optim.Muon(of_blocks, lr=o["learning_rate"],
                                            weight_decay=o["weight_decay"], **MUON))
         o["kind"] = "muon"
+    tables = getattr(model, "tables", {})
+    if tables:
+        o |= NGRAM
+        adagrad = RowwiseAdaGrad(tables.values(), o["ngram_lr"], o["eps"])
+        optimizers.append(adagrad)
+        starts = documents["doc_start"]["doc_start"]
+        lookups = [model.hash.look_up(tokens[step], starts[step]) for step in range(STEPS)]
+        rows = np.unique(lookups)
     optimizers.append(torch.optim.AdamW([dict(params=matrices, weight_decay=o["weight_decay"]),
                                          dict(params=vectors, weight_decay=0)],
                                         lr=o["learning_rate"], betas=(o["beta1"], o["beta2"]), eps=o["eps"]))
     kinds = {"weight": collect(model, names, lambda p: p)} | documents
     if documents:
-        published = {name: [name] for name, _ in model.named_parameters()}
         whole = model(torch.from_numpy(tokens[0]).long(), torch.zeros(tokens[0].shape))
-        kinds |= {"whole_logits": {"logits": whole.detach().numpy().astype("<f4")},
-                  "published": collect(model, published, lambda p: p)}
+        whole = getattr(whole, "logits", whole)
+        kinds["whole_logits"] = {"logits": whole.detach().numpy().astype("<f4")}
+    if name == "yuan":
+        published = {name: [name] for name, _ in model.named_parameters()}
+        kinds["published"] = collect(model, published, lambda p: p)
+    of_rows = lambda read: {name: read(table).detach().numpy()[rows].astype("<f4")
+                            for name, table in tables.items()}
     losses, gradient_norms = [], []
     for step in range(STEPS):
         out = model(torch.from_numpy(tokens[step]).long(),
@@ -405,18 +552,26 @@ def run(name):
         logits = getattr(out, "logits", out)
         loss = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(targets[step]).long().flatten(),
                                ignore_index=-1)
-        model.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         loss.backward()
         if step == 0:
             kinds["gradient"] = collect(model, names, lambda p: p.grad)
             kinds["logits"] = {"logits": logits.detach().numpy().astype("<f4")}
+            if tables:
+                kinds["row_gradient"] = of_rows(lambda table: table.grad)
         losses.append(loss.item())
-        gradient_norms.append(nn.utils.clip_grad_norm_(model.parameters(), o["gradient_clip"]).item())
+        trained = [*model.parameters(), *tables.values()]
+        gradient_norms.append(nn.utils.clip_grad_norm_(trained, o["gradient_clip"]).item())
         with mock.patch.object(torch, "bfloat16", torch.float64):  # which Muon would round to
             for optimizer in optimizers:
                 optimizer.step()
     kinds |= {"final": collect(model, names, lambda p: p), "tokens": {"tokens": tokens},
               "targets": {"targets": targets}}
+    if tables:
+        kinds |= {"lookups": {"lookups": np.array(lookups)}, "rows": {"rows": rows.astype("<i4")},
+                  "row_values": of_rows(lambda table: table),
+                  "row_squares": of_rows(lambda table: adagrad.state[table])}
     return config, o, losses, gradient_norms, kinds
 
 

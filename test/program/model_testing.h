@@ -10,15 +10,14 @@ tokens.
 
 constexpr bool exact = std::is_same_v<floatX, float>;
 
-// The micro-batch of given tokens and targets, on the device. If none are given, positions count from the
-// beginning of each row, which is one document.
+// The micro-batch of given tokens and targets, on the device and on the host. If none are given, positions
+// count from the beginning of each row, which is one document.
 class TestBatch {
 public:
     TestBatch(int B, int T, const std::vector<int>& tokens, const std::vector<int>& targets,
               const std::vector<int>& positions = {}, const std::vector<int>& doc_start = {})
-        : memory_(batch_ints(B, T)) {
-        std::vector<int> values(memory_.size());
-        BatchArrays<int> rows = batch_at(values.data(), B, T);
+        : values_(batch_ints(B, T)), memory_(values_.size()) {
+        BatchArrays<int> rows = batch_at(values_.data(), B, T);
         for (int n = 0; n < B * T; n++) {
             rows.tokens[n] = tokens[n];
             rows.targets[n] = targets[n];
@@ -27,7 +26,7 @@ public:
         }
         sort_by_token(rows.by_token, rows.tokens, B * T);
         sort_by_position(rows.by_position, rows.positions, B * T);
-        copy_to_device<int>(memory_, values.data(), values.size(), test_stream());
+        copy_to_device<int>(memory_, values_.data(), values_.size(), test_stream());
         batch_ = {batch_at<const int>(memory_, B, T), B, T};
         if (doc_start.empty()) batch_.doc_start = nullptr;
         valid_ = (int)std::count_if(targets.begin(), targets.end(), [](int target) { return target >= 0; });
@@ -35,12 +34,30 @@ public:
 
     const Batch& operator*() const { return batch_; }
     int valid() const { return valid_; }
+    // Its rows, as tables look them up.
+    std::vector<NgramTokens> rows() const {
+        HostBatch host = batch_at(values_.data(), batch_.B, batch_.T);
+        if (!batch_.doc_start) host.doc_start = nullptr;
+        return rows_of(host, batch_.B, batch_.T);
+    }
 
 private:
+    std::vector<int> values_;
     Buffer<int> memory_;
     Batch batch_;
     int valid_;
 };
+
+// The batch with what it looks up in tables, if the model has any. What was looked up before is forgotten.
+inline Batch looked_up(Gpt& g, const TestBatch& batch) {
+    g.tables.look_up({0, 1, [&](int) { return batch.rows(); }});
+    return g.with_lookups(*batch, 0, 0);
+}
+
+// New tables, if the model has any. Each token is a word of its own.
+inline void begin_tables(Gpt& g, uint64_t seed) {
+    g.tables.set_hash(seed, folded_tokens(nullptr, g.config.vocab_size));
+}
 
 inline const ZeroSettings with_master = {.keep_master = !exact}, inference = {.training = false};
 

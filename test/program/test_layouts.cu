@@ -436,7 +436,7 @@ MeshShape mesh_of(const Case& c) {
     MeshShape mesh = c.mesh;
     mesh.ring = c.pipeline.chunks > 1;
     mesh.copies = std::max(1, mesh.tp / config_of(c).kv_heads);
-    mesh.matrix_owners = true;  // for Muon
+    mesh.stage_group = true;  // for Muon
     return mesh;
 }
 

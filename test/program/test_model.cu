@@ -3,6 +3,13 @@ The whole model: against golden runs of PyTorch (test/golden/), against finite d
 and the promises about recomputation, repetition, accumulation and steps that are not finite.
 */
 // seconds: 15
+#include <functional>
+#include <map>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "test/program/model_testing.h"
 #include "test/support/golden.h"
 
@@ -17,7 +24,76 @@ void set_tensor(Gpt& g, size_t offset, const float* values, size_t count) {
 
 void forward_backward(Gpt& g, const TestBatch& batch) {
     zero_gradients(g);
-    accumulate_gradients(g, *batch, 1.0f / batch.valid(), true);
+    accumulate_gradients(g, looked_up(g, batch), 1.0f / batch.valid(), true);
+    g.tables.sum_gradients();
+}
+
+// Steps the weights, and the rows of tables.
+void update(Gpt& g, const Optimizer& optimizer, float gradient_clip, const AdaGrad& adagrad) {
+    g.state.update(g.stats.data, optimizer, gradient_clip);
+    g.tables.update(adagrad, &g.stats.data->scale);
+}
+
+// ----------------------------------------------------------------------------
+// rows of tables, of which one rank has all
+
+std::vector<int> layers_with_table(const Gpt& g) {
+    return g.tables.sizes().layers;
+}
+
+// The rows with these numbers, as lookups find them.
+std::vector<floatX> fetch(Gpt& g, int layer, const std::vector<uint64_t>& rows) {
+    Buffer<uint64_t> numbers(rows);
+    Buffer<floatX> values(rows.size() * (size_t)g.config.ngram_width);
+    fetch_rows(values, g.tables.table(layer), numbers, (int)rows.size(), g.stream);
+    cudaCheck(cudaStreamSynchronize(g.stream));
+    return values.host();
+}
+
+void put(Gpt& g, int layer, const std::vector<uint64_t>& rows, const std::vector<float>& values,
+         float squares) {
+    Buffer<uint64_t> numbers(rows);
+    Buffer<floatX> rounded(values);
+    Buffer<float> of_rows(std::vector<float>(rows.size(), squares));
+    put_rows(g.tables.table(layer), numbers, rounded, of_rows, (int)rows.size(), g.stream);
+    cudaCheck(cudaStreamSynchronize(g.stream));
+}
+
+std::vector<uint64_t> all_rows(const Gpt& g) {
+    std::vector<uint64_t> rows(g.tables.sizes().rows);
+    std::iota(rows.begin(), rows.end(), 0);
+    return rows;
+}
+
+std::vector<float> squares_of_rows(const Gpt& g, int layer) {
+    cudaCheck(cudaStreamSynchronize(g.stream));
+    return from_device(g.tables.own(layer).squares, g.tables.sizes().rows);
+}
+
+// The rows that the batch looks up: token by token, for each all heads.
+std::vector<uint64_t> lookups_of(const Gpt& g, const TestBatch& batch) {
+    std::vector<uint64_t> rows;
+    int heads = g.tables.sizes().heads;
+    for (const NgramTokens& tokens : batch.rows()) {
+        size_t at = rows.size();
+        rows.resize(at + (size_t)tokens.count * (size_t)heads);
+        g.tables.hash().look_up(&rows[at], tokens, 0, heads);
+    }
+    return rows;
+}
+
+// The gradient of all rows of a table, of which the batch was the last to look some up. Those come in the
+// order in which they occur first.
+std::vector<double> gradient_of_rows(const Gpt& g, int layer, const TestBatch& batch) {
+    cudaCheck(cudaStreamSynchronize(g.stream));
+    const size_t W = (size_t)g.config.ngram_width;
+    std::vector<double> gradient(g.tables.sizes().rows * W);
+    std::vector<uint64_t> distinct;
+    for (uint64_t row : lookups_of(g, batch))
+        if (std::ranges::count(distinct, row) == 0) distinct.push_back(row);
+    std::vector<float> grads = from_device(g.tables.grads(layer), distinct.size() * W);
+    for (size_t i = 0; i < distinct.size(); i++) std::copy_n(&grads[i * W], W, &gradient[distinct[i] * W]);
+    return gradient;
 }
 
 // ----------------------------------------------------------------------------
@@ -70,23 +146,46 @@ void check_golden(const char* name) {
     auto tokens = golden.tensor<int>("tokens", "tokens"), targets = golden.tensor<int>("targets", "targets");
     auto documents =
         golden.has("doc_start") ? golden.tensor<int>("doc_start", "doc_start") : std::vector<int>();
+    std::vector<int> lookups, rows_that_occur;
+    if (g.tables.any()) {
+        begin_tables(g, o["seed"]);
+        lookups = golden.tensor<int>("lookups", "lookups");
+        rows_that_occur = golden.tensor<int>("rows", "rows");
+    }
+    // The rows that occur, of all that a table has.
+    auto occurring = [&](const auto& all, size_t width) {
+        std::vector<double> some;
+        for (int row : rows_that_occur) some.insert(some.end(), &all[row * width], &all[row * width] + width);
+        return some;
+    };
+    const size_t W = (size_t)config.ngram_width;
+    auto of_rows = [&](const char* kind, int layer) {
+        return to_doubles(golden.tensor<float>(kind, text("layers.%d.ngram", layer)));
+    };
     auto check_logits = [&](const char* kind) {
         auto want = to_doubles(golden.tensor<float>(kind, "logits"));
         CHECK(relative_error(logits_of(g, N), want) < (exact ? 1e-5 : 2e-2));
     };
     for (int step = 0; step < steps; step++) {
         auto of_step = [&](const std::vector<int>& all) {
-            return all.empty() ? all : std::vector(&all[step * N], &all[step * N] + N);
+            size_t count = all.size() / (size_t)steps;
+            return std::vector(all.begin() + (long)(step * count), all.begin() + (long)((step + 1) * count));
         };
         TestBatch batch(B, T, of_step(tokens), of_step(targets), {}, of_step(documents));
         if (step == 0 && !documents.empty()) {
             TestBatch whole(B, T, of_step(tokens), of_step(targets));
-            forward(g, *whole);
+            forward(g, looked_up(g, whole));
             check_logits("whole_logits");
         }
+        if (g.tables.any()) REQUIRE(std::ranges::equal(lookups_of(g, batch), of_step(lookups)));
         forward_backward(g, batch);
         if (step == 0) {
             check_logits("logits");
+            for (int layer : layers_with_table(g)) {
+                INFO(layer);
+                CHECK(relative_error(occurring(gradient_of_rows(g, layer, batch), W),
+                                     of_rows("row_gradient", layer)) < (exact ? 2e-5 : 6e-2));
+            }
             g.layout.each([&](const TensorRow& row, const std::string& tensor, size_t offset) {
                 INFO(tensor);
                 auto want = to_doubles(golden.tensor<float>("gradient", tensor)),
@@ -98,7 +197,8 @@ void check_golden(const char* name) {
         }
         AdamW settings = {o["learning_rate"], o["beta1"], o["beta2"], o["eps"],
                           o["weight_decay"],  step + 1,   false};
-        g.state.update(g.stats.data, optimizer_of(kind, settings, 0), o["gradient_clip"].get<float>());
+        AdaGrad adagrad = {o.value("ngram_lr", 0.0f), o["eps"], step + 1};
+        update(g, optimizer_of(kind, settings, 0), o["gradient_clip"].get<float>(), adagrad);
         StepResult stats = read_result(g, batch.valid());
         CHECK(stats.finite);
         CHECK(stats.loss ==
@@ -118,6 +218,15 @@ void check_golden(const char* name) {
                                    g.layout.here(row.id).padded_size() - row.size());
         CHECK(std::all_of(padding.begin(), padding.end(), [](floatX value) { return (float)value == 0; }));
     });
+    for (int layer : layers_with_table(g)) {
+        INFO(layer);
+        auto squares = to_doubles(squares_of_rows(g, layer));
+        auto values = to_doubles(fetch(g, layer, all_rows(g)));
+        CHECK(relative_error(occurring(values, W), of_rows("row_values", layer)) < (exact ? 2e-5 : 6e-2));
+        CHECK(relative_error(occurring(squares, 1), of_rows("row_squares", layer)) < (exact ? 4e-5 : 6e-2));
+        CHECK(std::ranges::count_if(squares, [](double sum) { return sum > 0; }) ==
+              (long)rows_that_occur.size());
+    }
 }
 
 TEST_CASE("golden: GPT-2") {
@@ -144,6 +253,9 @@ TEST_CASE("golden: a small LLaMA, trained with Muon") {
 TEST_CASE("golden: Yuan, local filter, rows of several documents") {
     check_golden("yuan");
 }
+TEST_CASE("golden: a small LLaMA with n-gram memory, rows of several documents") {
+    check_golden("ngram");
+}
 
 // ----------------------------------------------------------------------------
 // models of every kind
@@ -152,6 +264,11 @@ struct Variant {
     const char* name;
     void (*change)(ModelConfig&);
 };
+
+// Both layers have one.
+void with_tables(ModelConfig& c) {
+    c.ngram = "2,3", c.ngram_rows = 97, c.ngram_width = 8, c.ngram_heads = 2, c.ngram_layers = "0,1";
+}
 
 const Variant variants[] = {
     {"plain", [](ModelConfig&) {}},
@@ -169,8 +286,11 @@ const Variant variants[] = {
     {"untied", [](ModelConfig& c) { c.tie_embeddings = false; }},
     {"qk-norm", [](ModelConfig& c) { c.qk_norm = true; }},
     {"local filter", [](ModelConfig& c) { c.local_filter = true, c.kv_heads = 2; }},
+    {"n-gram memory", with_tables},
+    {"n-gram memory without a gate", [](ModelConfig& c) { with_tables(c), c.ngram_gate = false; }},
     {"all together",
      [](ModelConfig& c) {
+         with_tables(c);
          c.norm = NormKind::rmsnorm, c.position = PositionKind::rope, c.rope_dims = 6,
          c.mlp = MlpKind::swiglu, c.bias = false, c.qkv_bias = true, c.kv_heads = 1, c.local_filter = true;
          c.window = 4, c.block = BlockKind::parallel, c.tie_embeddings = false, c.qk_norm = true;
@@ -195,11 +315,18 @@ void randomize(Gpt& g) {
         auto values = random_values<float>(name.c_str(), row.size(), 0.3f, row.mean);
         set_tensor(g, offset, values.data(), values.size());
     });
+    begin_tables(g, 7);
+    for (int layer : layers_with_table(g)) {
+        auto values = random_values<float>(text("rows of layer %d", layer).c_str(),
+                                           all_rows(g).size() * (size_t)g.config.ngram_width, 0.3f);
+        put(g, layer, all_rows(g), values, 1);
+    }
 }
 
 double loss_of(Gpt& g, const TestBatch& batch) {
-    forward(g, *batch);
-    classify(g, *batch, 0, false);
+    Batch on_device = looked_up(g, batch);
+    forward(g, on_device);
+    classify(g, on_device, 0, false);
     cudaCheck(cudaStreamSynchronize(g.stream));
     double total = 0;
     for (float loss : from_device(g.acts[0].losses, (size_t)(*batch).B * (*batch).T)) total += loss;
@@ -215,29 +342,41 @@ TEST_CASE("gradients agree with finite differences for every switch" * doctest::
         randomize(g);
         TestBatch batch = random_batch("differences", config.vocab_size);
         forward_backward(g, batch);
-        g.layout.each([&](const TensorRow& row, const std::string& name, size_t offset) {
+        // set: gives the model other values in place of these
+        auto check = [&](const std::string& name, const std::vector<float>& start,
+                         const std::vector<double>& gradient,
+                         const std::function<void(const std::vector<float>&)>& set) {
             INFO(name);
-            auto start = from_device((float*)(void*)g.state.params(0) + offset, row.size());
-            auto gradient = gradient_of(g, offset, row.size());
-            auto direction = random_values<float>(("direction " + name).c_str(), row.size());
+            const size_t size = start.size();
+            auto direction = random_values<float>(("direction " + name).c_str(), size);
             double slope = 0, norm = 0;
-            for (size_t i = 0; i < row.size(); i++)
+            for (size_t i = 0; i < size; i++)
                 slope += gradient[i] * direction[i], norm += direction[i] * direction[i];
             double step = 1e-2 / std::sqrt(norm), loss[2];
             for (int side = 0; side < 2; side++) {
                 auto moved = start;
-                for (size_t i = 0; i < row.size(); i++)
-                    moved[i] += (float)((side ? step : -step) * direction[i]);
-                set_tensor(g, offset, moved.data(), moved.size());
+                for (size_t i = 0; i < size; i++) moved[i] += (float)((side ? step : -step) * direction[i]);
+                set(moved);
                 loss[side] = loss_of(g, batch);
             }
-            set_tensor(g, offset, start.data(), start.size());
+            set(start);
             double gradient_norm = 0;
             for (double value : gradient) gradient_norm += value * value;
             double measured = (loss[1] - loss[0]) / (2 * step);
             // rounding of the loss, then of the slope itself
-            CHECK(std::abs(measured - slope) <
-                  2e-6 / step + 2e-3 * std::sqrt(gradient_norm * norm / row.size()));
+            CHECK(std::abs(measured - slope) < 2e-6 / step + 2e-3 * std::sqrt(gradient_norm * norm / size));
+        };
+        std::map<int, std::vector<double>> of_rows;  // before lookups clear them
+        for (int layer : layers_with_table(g)) of_rows[layer] = gradient_of_rows(g, layer, batch);
+        for (auto& [layer, gradient] : of_rows) {
+            auto start = fetch(g, layer, all_rows(g));
+            check(text("rows of layer %d", layer), {start.begin(), start.end()}, gradient,
+                  [&](auto& values) { put(g, layer, all_rows(g), values, 1); });
+        }
+        g.layout.each([&](const TensorRow& row, const std::string& name, size_t offset) {
+            auto start = from_device((float*)(void*)g.state.params(0) + offset, row.size());
+            check(name, start, gradient_of(g, offset, row.size()),
+                  [&](auto& values) { set_tensor(g, offset, values.data(), values.size()); });
         });
     }
 }
@@ -261,22 +400,28 @@ TEST_CASE("with a pattern of windows each layer has its own") {
     CHECK(loss(3, "1:1", "layers.0.attproj.") != loss(3, "", "layers.0.attproj."));
 }
 
-// The parameters' bits after two steps.
+// The bits of parameters, and of rows of tables, after two steps.
 std::vector<floatX> trained(const ModelConfig& config, Recompute recompute, int T = test_T,
                             bool fp8 = false) {
     Gpt g(config,
           {.B = test_B, .T = T, .training = true, .recompute = recompute, .loss_chunk = 8, .fp8 = fp8},
           with_master);
     initialize(g.state, 5);
+    begin_tables(g, 5);
     for (int step = 0; step < 2; step++) {
         TestBatch batch = random_batch(step ? "second" : "first", config.vocab_size, test_B, T);
         forward_backward(g, batch);
-        g.state.update(g.stats.data, adamw_optimizer({1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1, false}, 0),
-                       1.0f);
+        update(g, adamw_optimizer({1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1, false}, 0), 1.0f,
+               {1e-2f, 1e-8f, step + 1});
         g.products.weights_changed(false);
         CHECK(read_result(g, batch.valid()).finite);
     }
-    return from_device(g.state.params(0), g.layout.size());
+    auto bits = from_device(g.state.params(0), g.layout.size());
+    for (int layer : layers_with_table(g)) {
+        auto rows = fetch(g, layer, all_rows(g));
+        bits.insert(bits.end(), rows.begin(), rows.end());
+    }
+    return bits;
 }
 
 TEST_CASE("recomputation and repetition do not change a bit") {
@@ -396,6 +541,39 @@ TEST_CASE("a step that is not finite leaves the weights as they were") {
     CHECK(first_bad_gradient(g.state) == "layers.0.qkv.weight[3] = inf");
 }
 
+TEST_CASE("a step whose loss is not finite leaves every row of a table as it was") {
+    ModelConfig config = small_config();
+    with_tables(config);
+    Gpt g(config, {test_B, test_T, true, Recompute::none, 8}, with_master);
+    initialize(g.state, 5);
+    begin_tables(g, 5);
+    auto step = [&](int number, bool fails) {
+        TestBatch batch = random_batch(fails ? "second" : "first", config.vocab_size);
+        forward_backward(g, batch);
+        if (fails) g.stats.poison(g.stream);  // the gradients are finite
+        update(g, adamw_optimizer({1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, number, false}, 0), 1.0f,
+               {1e-2f, 1e-8f, number});
+        CHECK(read_result(g, batch.valid()).finite != fails);
+    };
+    auto tables = [&] {
+        std::vector<std::pair<std::vector<floatX>, std::vector<float>>> all;
+        for (int layer : layers_with_table(g))
+            all.push_back({fetch(g, layer, all_rows(g)), squares_of_rows(g, layer)});
+        return all;
+    };
+    auto fresh = tables();
+    step(1, false);
+    auto before = tables();
+    step(2, true);
+    auto after = tables();
+    for (size_t i = 0; i < before.size(); i++) {
+        CHECK_FALSE(same_bits(before[i].first, fresh[i].first));
+        CHECK_FALSE(same_bits(before[i].second, fresh[i].second));
+        CHECK(same_bits(after[i].first, before[i].first));
+        CHECK(same_bits(after[i].second, before[i].second));
+    }
+}
+
 TEST_CASE("the statistics of a step are sent before its weights change") {
     ModelConfig config = small_config();
     Gpt g(config, {test_B, test_T, true, Recompute::none, 8}, with_master);
@@ -443,17 +621,24 @@ const Variant by_position[] = {
     {"learned", [](ModelConfig&) {}},
     {"local filter",
      [](ModelConfig& c) { c.position = PositionKind::rope, c.rope_dims = 6, c.local_filter = true; }},
+    {"n-gram memory",
+     [](ModelConfig& c) { c.position = PositionKind::rope, c.rope_dims = 6, with_tables(c); }},
 };
 
-// The output of the last norm in rows [first, first + count), and the gradients of all parameters.
-std::pair<std::vector<floatX>, std::vector<float>> outputs_and_gradients(Gpt& g, const Batch& on, int first,
-                                                                         int count, float dloss) {
+// The output of the last norm in rows [first, first + count), and the gradients of all parameters
+// and rows of tables.
+std::pair<std::vector<floatX>, std::vector<float>> outputs_and_gradients(Gpt& g, const TestBatch& batch,
+                                                                         int first, int count, float dloss) {
     zero_gradients(g);
-    accumulate_gradients(g, on, dloss, true);
+    accumulate_gradients(g, looked_up(g, batch), dloss, true);
     cudaCheck(cudaStreamSynchronize(g.stream));
     size_t C = g.config.channels;
-    return {from_device(g.acts[0].normf + first * C, count * C),
-            from_device(g.state.grads(0), g.layout.size())};
+    auto gradients = from_device(g.state.grads(0), g.layout.size());
+    for (int layer : layers_with_table(g)) {
+        auto of_rows = gradient_of_rows(g, layer, batch);
+        gradients.insert(gradients.end(), of_rows.begin(), of_rows.end());
+    }
+    return {from_device(g.acts[0].normf + first * C, count * C), gradients};
 }
 
 // A document behind another one in a row, and alone. Only its own tokens are predicted.
@@ -472,8 +657,8 @@ TEST_CASE("documents do not see each other, and send each other no gradients") {
         std::vector<int> positions;
         for (int t = 0; t < 12; t++) positions.push_back(learned ? t - starts[t] : t);
         TestBatch joined(1, 12, both, targets, positions, starts), single(1, 6, alone, alone);
-        auto [behind, its_gradients] = outputs_and_gradients(g, *joined, 6, 6, 1.0f / 6);
-        auto [first, gradients] = outputs_and_gradients(g, *single, 0, 6, 1.0f / 6);
+        auto [behind, its_gradients] = outputs_and_gradients(g, joined, 6, 6, 1.0f / 6);
+        auto [first, gradients] = outputs_and_gradients(g, single, 0, 6, 1.0f / 6);
         CHECK(relative_error(to_doubles(behind), to_doubles(first)) < (exact ? 1e-6 : 3e-2));
         CHECK(relative_error(to_doubles(its_gradients), to_doubles(gradients)) < (exact ? 1e-6 : 3e-2));
     }
@@ -493,7 +678,7 @@ TEST_CASE("other documents' tokens change no bit of a document's outputs and gra
             std::vector<int> tokens = random_rows(others, 24, config.vocab_size), targets(24, -1);
             for (int n = first; n < first + count; n++) tokens[n] = n, targets[n] = n + 1;
             TestBatch packed(2, 12, tokens, targets, {}, starts);
-            return outputs_and_gradients(g, *packed, first, count, 1.0f / count);
+            return outputs_and_gradients(g, packed, first, count, 1.0f / count);
         };
         auto [out, gradients] = among("some");
         auto [again, its_gradients] = among("others");

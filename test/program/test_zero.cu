@@ -67,7 +67,7 @@ ModelConfig config_of(const Case& c) {
 MeshShape shape_of(const Case& c) {
     int ranks = test_world().size();
     int group = c.level == 0 ? 1 : c.whole_group || ranks % 2 ? ranks : ranks / 2;
-    return {.dp = ranks, .shard = group, .matrix_owners = true};
+    return {.dp = ranks, .shard = group, .stage_group = true};
 }
 
 ZeroSettings settings_of(const Case& c) {
@@ -446,7 +446,7 @@ TEST_CASE("each kind of tensor has its own learning rate and decay") {
     are(TensorKind::vector, 6, 1);
     are(TensorKind::matrix, 1, 1);
 
-    Mesh mesh(test_world(), {.dp = test_world().size(), .shard = test_world().size(), .matrix_owners = true},
+    Mesh mesh(test_world(), {.dp = test_world().size(), .shard = test_world().size(), .stage_group = true},
               test_stream());
     ParameterLayout layout = bare_layout(false, mesh.shape.shard);
     auto stepped = [&](OptimizerKind kind, TensorKind other, Multipliers by, bool steps = true) {
@@ -494,7 +494,7 @@ TEST_CASE("each kind of tensor has its own learning rate and decay") {
 TEST_CASE("a tensor of several pieces is set and collected whole") {
     constexpr size_t size = 2 * tensor_piece + 3;
     auto value = [](size_t i) { return exact ? (float)i : (float)(i >> 15); };  // no rounding
-    Mesh mesh(test_world(), {.dp = test_world().size(), .shard = test_world().size(), .matrix_owners = true},
+    Mesh mesh(test_world(), {.dp = test_world().size(), .shard = test_world().size(), .stage_group = true},
               test_stream());
     ParameterLayout layout({{0, Unit::embedding, "in", size, 0, 0, 1, true},
                             {1, Unit::block, "weight", 40, 8, 0, 1, true},
@@ -574,7 +574,7 @@ std::vector<MeshShape> cut_shapes() {
                                      {.tp = 2, .dp = 2},
                                      {.pp = 2, .dp = 2, .shard = 2}});
     }
-    for (MeshShape& shape : shapes) shape.matrix_owners = true;  // for Muon
+    for (MeshShape& shape : shapes) shape.stage_group = true;  // for Muon
     return shapes;
 }
 

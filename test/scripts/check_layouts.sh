@@ -11,8 +11,8 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/layouts.sh
-checks=67
-[ -z "$EVERY" ] || checks=113
+checks=72
+[ -z "$EVERY" ] || checks=125
 plan $checks
 cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
 # one that does not change: with some texts differences grow ten times as large within the steps
@@ -115,6 +115,7 @@ neutral='
 --zero 2                   | --check-replicas 2 --check-replay 3
 --pp 2 --zero 3            | --check-replicas 1 --check-replay 2 --overlap off
 --pp 2 --zero 1            | --check-replay 2 --pp-schedule zero-bubble
+--zero 1 --ngram 1,2 --ngram-rows 99 --ngram-width 8 | --ngram-place host --overlap off --recompute block --check-replay 2
 '
 more_neutral='
 --zero 0                   | --offload optimizer

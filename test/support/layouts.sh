@@ -18,6 +18,7 @@ declare -A shapes=(
 )
 shapes[filter]="--vocab-size 261 --layers 4 --channels 48 --heads 4 --mlp-width 52 --norm rmsnorm --position rope --mlp swiglu
     --bias off --tie-embeddings on --local-filter on"
+shapes[tables]="${shapes[llama]} --ngram 2,3 --ngram-rows 300 --ngram-width 8 --ngram-heads 2 --ngram-layers 1,4"
 shapes[parallel-filter]="${shapes[parallel]} --local-filter on"
 
 # SHAPE RANKS OPTIONS; more_layouts: in `make soak` alone
@@ -47,6 +48,9 @@ filter    2 --tp 2 --micro-batch 4 --recompute block
 filter    3 --micro-batch 2 --zero 3 --offload optimizer --optimizer muon
 filter    4 --tp 2 --pp 2 --micro-batch 6 --pp-schedule zero-bubble --optimizer muon
 parallel-filter 2 --tp 2 --micro-batch 6 --recompute block
+tables    1 --micro-batch 2 --ngram-place host --recompute block
+tables    4 --pp 2 --micro-batch 2 --zero 2 --pp-schedule zero-bubble --recompute elementwise
+tables    4 --tp 2 --pp 2 --micro-batch 3 --pp-schedule zero-bubble --ngram-place host
 parallel-filter 4 --tp 2 --pp 2 --micro-batch 3 --pp-schedule zero-bubble --zero 1
 '
 more_layouts='
@@ -82,4 +86,9 @@ parallel  8 --tp 2 --pp 4 --micro-batch 3
 filter    4 --tp 4 --micro-batch 8 --recompute mlp --optimizer lamb
 filter    8 --tp 2 --pp 2 --zero 2 --micro-batch 2 --pp-layers 3,1
 gpt2      6 --pp 2 --micro-batch 3 --zero 2 --pp-schedule interleaved
+tables    2 --tp 2 --micro-batch 6 --optimizer muon
+tables    2 --micro-batch 1 --zero 2 --pp-schedule zero-bubble
+tables    2 --pp 2 --micro-batch 2 --pp-schedule interleaved --pp-chunks 3
+tables    3 --zero 3 --micro-batch 4 --overlap off --ngram-place host --optimizer muon
+tables    8 --tp 4 --micro-batch 2 --zero 1 --optimizer lamb
 '

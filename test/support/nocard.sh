@@ -141,7 +141,7 @@ L
     checked_defect 'fence.proxy.async.shared::cta;' '' 'no fence.proxy.async since'
 }
 
-nocard_soak_checks=133
+nocard_soak_checks=139
 # The others: a card of Ampere, every recomputation and optimizer, shapes of other models, schedules. The program's own test of
 # a card is for cards: its products and its memory are too large here.
 nocard_soak() {
@@ -166,6 +166,9 @@ nocard_soak() {
         done
         checked_run "$card-bubble" 2 "$card-one" 1e-4 --pp 2 --pp-schedule zero-bubble --micro-batch 1
         checked_run "$card-eight" 8 "$card-one" 1e-3 --tp 2 --pp 2 --zero 1 --micro-batch 1
+        local tables=(--ngram 2,3 --ngram-rows 301 --ngram-width 16)
+        check "$card: n-gram memory" run_on "$nocard" 1 "$card-tables" "${tables[@]}"
+        checked_run "$card-tables-2" 2 "$card-tables" 1e-4 "${tables[@]}" --ngram-place host --zero 1
         check "$card: local filter" run_on "$nocard" 1 "$card-filter" --local-filter on
         check "$card: a GPT-2's block" run_on "$nocard" 1 "$card-gpt2" --norm layernorm --position learned --mlp gelu --bias on
         check "$card: a Qwen3's block" run_on "$nocard" 1 "$card-qwen3" --head-size 64 --kv-heads 1 --qk-norm on

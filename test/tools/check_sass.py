@@ -38,6 +38,8 @@ scalars = {
     r'classifier_part_kernel': 6,         # the target, its logit, the last logits; three results
     r'embedding_forward_kernel': 2,       # the token, the position
     r'elementwise_kernel': 1,             # the largest element so far, as in all others that look for it
+    r'fetch_rows_kernel': 1,              # the sum of squares of a row
+    r'ngram_gate_(for|back)ward_kernel': 2,  # score and rstd
     r'fp8_quantize_kernel': 2,            # the largest element; the scale
     r'kv_cache_append_kernel': 1,         # what came before in the text
     r'amax_kernel': 1,         # that so far

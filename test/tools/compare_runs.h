@@ -4,8 +4,8 @@ with its moments.
 
 Losses, gradient norms and validation losses are compared relative to the reference; a tensor by the largest
 difference of its elements, relative to the largest element of the reference, a moment relative to the largest
-element of this moment in any tensor. How a checkpoint is cut into pieces does not matter. With `bitwise` all
-limits are 0, and tensors must have the same bits.
+element of this moment in any tensor. How a checkpoint is cut into pieces does not matter, nor the order in
+which it has the rows of a table. With `bitwise` all limits are 0, and tensors must have the same bits.
 */
 #pragma once
 
@@ -113,6 +113,33 @@ inline TensorDifference compare_tensor(const std::string& name, const std::vecto
     return result;
 }
 
+// Whole numbers of a tensor.
+inline std::vector<uint64_t> read_numbers(const CheckpointReader& reader, int tensor) {
+    const CheckpointIndex& index = reader.index();
+    std::vector<uint64_t> numbers(index.tensors[(size_t)tensor].size());
+    for (const CheckpointPiece& piece : index.pieces)
+        if (piece.tensor == (uint32_t)tensor) reader.read(piece, (char*)&numbers[piece.begin]);
+    return numbers;
+}
+
+// The rows of a tensor in an order that all layouts share: by their numbers, for those of a table.
+inline std::vector<float> read_in_order(CheckpointReader& reader, int tensor, Slot slot) {
+    const CheckpointTensor& of = reader.index().tensors[(size_t)tensor];
+    std::vector<float> values(of.size()), in_order;
+    if (slot != Slot::data) {
+        reader.read_floats(tensor, slot, 0, values.size(), values.data());
+    } else {
+        std::ranges::copy(read_numbers(reader, tensor), values.begin());
+    }
+    int ids = reader.index().find(of.name.substr(0, of.name.rfind('.')) + ".ids");
+    if (ids < 0) return values;
+    std::multimap<uint64_t, size_t> rows;
+    for (uint64_t id : read_numbers(reader, ids)) rows.emplace(id, rows.size());
+    for (auto [id, row] : rows)
+        in_order.insert(in_order.end(), &values[row * of.width()], &values[row * of.width()] + of.width());
+    return in_order;
+}
+
 // Fails unless both are of the same step and model.
 inline void check_comparable(const CheckpointIndex& a, const CheckpointIndex& b) {
     if (a.step() != b.step() || a.samples() != b.samples()) {
@@ -141,9 +168,8 @@ inline std::map<Slot, Largest> compare_checkpoints(const std::string& run, const
         for (int slot = 0; slot < slot_count; slot++) {
             if (!table[(size_t)i].slots[(size_t)slot]) continue;
             const std::string& name = table[(size_t)i].name;
-            std::vector<float> values(table[(size_t)i].size()), want(values.size());
-            a.read_floats(a.index().find(name), (Slot)slot, 0, values.size(), values.data());
-            b.read_floats(i, (Slot)slot, 0, want.size(), want.data());
+            std::vector<float> values = read_in_order(a, a.index().find(name), (Slot)slot),
+                               want = read_in_order(b, i, (Slot)slot);
             tensors[(Slot)slot].push_back(compare_tensor(name, values, want, bitwise));
         }
     }

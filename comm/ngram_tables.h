@@ -1,0 +1,568 @@
+/*
+The tables of n-gram memory, of which each layer that has one has its own. All tables have the same rows by
+number, so what a step looks up is found once for all layers of a stage.
+
+Which rows a step needs follows from its tokens. They are listed on the host before the step, while the device
+works on the one before: the distinct rows of all micro-batches, and for each lookup which of them it is. Each
+row has an owner among the ranks of the stage (row r: rank r modulo their number), on the device or in the
+host's memory, and there is no other copy of it.
+
+    host      tokens of the step -> rows that the heads look up -> distinct ones, by owner
+    owner     table --fetch--> answers                        sums of ranks --AdaGrad--> table
+                                  | send                          ^ send
+    rank      rows of the step <--+                           gradients of the rows
+                  | gather, by micro-batch                        ^ sums, in the order of tokens
+              layer, forward                                  layer, backward
+
+Each sum has a fixed order: by place in the micro-batch, then micro-batch, then rank. So the bits are the same
+wherever a table lies. The squares of the summed rows count in the global norm, and the owner steps its rows
+once the factor that clips them is known: a step that is skipped leaves no trace.
+
+Tensor ranks have heads of their own, for all tokens of the micro-batch, so none fetches what another does.
+*/
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/memory.h"         // Arena
+#include "comm/mesh.h"           // Mesh, wait_for
+#include "comm/stage.h"          // Stage
+#include "comm/zero_arrays.h"    // ZeroSettings
+#include "data/base/error.h"     // fail
+#include "data/tokens/ngrams.h"  // NgramHash, NgramTokens
+#include "kernels/accumulate.cuh"
+#include "kernels/embedding.cuh"    // sum_rows
+#include "kernels/global_norm.cuh"  // sum_squares
+#include "kernels/row_order.h"      // sort_by
+#include "kernels/streams.cuh"
+#include "kernels/table_rows.cuh"
+
+// ----------------------------------------------------------------------------
+// sizes, and memory
+
+// A rank's share of the tables.
+struct TableSizes {
+    std::vector<int> layers;  // those with a table on this stage
+    int W = 0, heads = 0;     // numbers of a row; lookups of a token
+    size_t lookups = 0;       // for a micro-batch
+    int micro_batches = 0;    // those that are looked up at once, at most
+    int slots = 0;            // micro-batches on the device at the same time
+    uint64_t rows = 0;        // in a table
+    size_t owners = 1;
+
+    TableSizes() = default;
+    TableSizes(const ModelConfig& c, int B, int T, const Stage& stage) {
+        if (c.ngram.empty()) return;
+        for (int layer = 0; layer < c.layers; layer++)
+            if (stage.has(layer) && has_table(c, layer)) layers.push_back(layer);
+        const MeshShape& shape = stage.layout().mesh;
+        W = c.ngram_width, heads = ngram_head_count(c, shape.tp), rows = rows_of_table(c);
+        lookups = (size_t)B * (size_t)T * (size_t)heads;
+        micro_batches = stage.layout().pipeline.micro_batches, slots = stage.capacity.micro_batches;
+        owners = (size_t)shape.along(stage_axes);
+    }
+
+    size_t tables() const { return layers.size(); }
+    size_t own_rows() const { return (size_t)ceil_div(rows, (uint64_t)owners); }
+    // Distinct rows of a step, at most.
+    size_t distinct() const { return (size_t)std::min<uint64_t>(lookups * (size_t)micro_batches, rows); }
+    // Rows that all ranks together ask an owner for. Hashes deal rows out evenly, but for chance, and a row
+    // may be asked for by all ranks: beyond nine deviations there are none.
+    size_t asked() const {
+        if (owners == 1) return distinct();
+        auto mean = (double)distinct();
+        return std::min((size_t)(mean + 9 * std::sqrt(mean * (double)owners) + 64), distinct() * owners);
+    }
+};
+
+// An owner's part of a table.
+struct OwnTable {
+    floatX* values;  // (own rows, W)
+    float* squares;  // (own rows)
+};
+
+// Memory of lists, which are made on the host while the device may still work with the ones before.
+struct TableLists {
+    uint64_t* wanted;       // (distinct) the rows of this rank's step, by owner
+    int *slots, *by_slot;   // (micro-batches, lookups) which of them each lookup is; lookups in that order
+    uint64_t *asked, *own;  // (asked) own rows that ranks ask for, rank after rank; and the distinct ones
+    int *rows, *order;      // (asked) which of these each is, and what is asked in that order
+
+    // on the host alone
+    std::vector<size_t> from, to;  // rows that each rank asks this one for, and this one each
+    size_t distinct = 0;           // entries of `own`
+    size_t wants() const { return std::accumulate(to.begin(), to.end(), (size_t)0); }
+    size_t asks() const { return std::accumulate(from.begin(), from.end(), (size_t)0); }
+};
+
+struct TableArrays {
+    std::vector<OwnTable> tables;
+    std::vector<OwnTable> staged;  // copies for checkpoints
+    std::vector<floatX*> rows;     // for each table (distinct, W) the rows of the step
+    float* grads = nullptr;        // (tables, distinct, W) their gradients
+    float* sums = nullptr;         // (tables, asked, W) over the ranks; with one owner, grads
+    floatX* answers = nullptr;     // (asked, W) rows on their way to those who asked for them
+    float *received = nullptr, *scratch = nullptr;  // (asked, W) gradients that ranks have sent
+    float *squares = nullptr, *norm_scratch = nullptr;
+    int* slots = nullptr;                         // (slots, 2, lookups) of micro-batches
+    uint64_t *asked = nullptr, *own = nullptr;    // those of TableLists
+    int *list_rows = nullptr, *order = nullptr;   // likewise
+    int* counts = nullptr;                        // (2, owners)
+    uint64_t *wanted = nullptr, *asks = nullptr;  // (distinct), (asked) on their way to owners
+    std::array<TableLists, 2> lists = {};
+    uint64_t* known = nullptr;  // (places) hash table of the rows of a step, and which of them each is
+    int* known_at = nullptr;
+    size_t places = 0;
+    // for tables on the host
+    floatX* host_answers = nullptr;                     // (tables, asked, W)
+    float *host_sums = nullptr, *host_scale = nullptr;  // (tables, asked, W)
+
+    TableArrays(Arena& memory, const TableSizes& s, const ZeroSettings& settings,
+                cudaStream_t stream = nullptr) {
+        if (s.tables() == 0) return;
+        bool on_host = settings.table_place == TablePlace::host, training = settings.training,
+             several = s.owners > 1;
+        size_t n = s.tables(), distinct = s.distinct(), asked_ = s.asked(), own_rows = s.own_rows(),
+               W = (size_t)s.W, all = (size_t)s.micro_batches * s.lookups;
+        auto take_table = [&](bool host) -> OwnTable {
+            if (host)
+                return {memory.take_pages_of_elements(own_rows * W), memory.take_pages<float>(own_rows)};
+            return {memory.take_zero_numbers(own_rows * W, stream),
+                    memory.take_zeros<float>(own_rows, stream)};
+        };
+        memory.of(on_host ? "n-gram tables in host memory" : "n-gram tables", on_host);
+        for (size_t i = 0; i < n; i++) tables.push_back(take_table(on_host));
+        memory.of("n-gram rows");
+        for (size_t i = 0; i < n; i++) rows.push_back(memory.take_elements(distinct * W));
+        slots = memory.take<int>((size_t)s.slots * 2 * s.lookups);
+        asked = own = memory.take<uint64_t>(asked_);
+        if (several) {
+            answers = memory.take_elements(asked_ * W);
+            wanted = memory.take<uint64_t>(distinct), asks = memory.take<uint64_t>(asked_);
+            counts = memory.take<int>(2 * s.owners);
+        }
+        if (training) {
+            grads = memory.take<float>(n * distinct * W);
+            squares = memory.take<float>(1);
+            norm_scratch = memory.take<float>(n * (sum_squares_scratch(asked_ * W) + 1));
+            sums = grads;
+        }
+        if (training && several) {
+            sums = memory.take<float>(n * asked_ * W);
+            received = memory.take<float>(asked_ * W);
+            scratch = memory.take_zeros<float>(embedding_backward_scratch((int)asked_, s.W), stream);
+            own = memory.take<uint64_t>(asked_);
+            list_rows = memory.take<int>(asked_), order = memory.take<int>(asked_);
+        }
+        memory.of("n-gram lists", true);
+        for (TableLists& list : lists) {
+            list.wanted = memory.take<uint64_t>(distinct);
+            list.slots = memory.take<int>(all), list.by_slot = memory.take<int>(all);
+            list.asked = list.own = list.wanted;  // one owner needs no others
+            if (!several) continue;
+            list.asked = memory.take<uint64_t>(asked_), list.own = memory.take<uint64_t>(asked_);
+            list.rows = memory.take<int>(asked_), list.order = memory.take<int>(asked_);
+        }
+        for (places = 1; places < 2 * std::max(all, asked_);) places *= 2;
+        known = memory.take<uint64_t>(places), known_at = memory.take<int>(places);
+        if (on_host) {
+            host_answers = memory.take_elements(n * asked_ * W);
+            host_sums = memory.take<float>(training ? n * asked_ * W : 0);
+            host_scale = memory.take<float>(training ? 1 : 0);
+        }
+        if (settings.staging) {
+            memory.of("staging for checkpoints", true);
+            for (size_t i = 0; i < n; i++) staged.push_back(take_table(true));
+        }
+    }
+};
+
+// ----------------------------------------------------------------------------
+// the tables
+
+class NgramTables {
+public:
+    // For all ranks. The memory, the mesh and the configuration must outlive this.
+    NgramTables(Arena& memory, const ModelConfig& config, const Workload& workload,
+                const ZeroSettings& settings, const Mesh& mesh, const Stage& stage, cudaStream_t compute)
+        : config_(config),
+          settings_(settings),
+          mesh_(mesh),
+          sizes_(config, workload.B, workload.T, stage),
+          me_(index_along(stage_axes, mesh.position, mesh.shape)),
+          most_at_once_(stage.layout().pipeline.micro_batches),
+          compute_(compute),
+          asks_(compute),
+          host_(compute),
+          arrays_(memory, sizes_, settings, compute) {
+        if (!here()) return;
+        keys_.resize(sizes_.tables());
+        if (sizes_.owners > 1 && mesh.stage().size() != (int)sizes_.owners)
+            fail("mesh: has no group of a stage's ranks, and rows of tables travel there; see "
+                 "MeshShape::stage_group");
+        if (sizes_.asked() > INT32_MAX)
+            fail("--ngram %s: a rank looks up to %zu rows up in a step, more than 2^31; lower "
+                 "--global-batch, or "
+                 "start more processes",
+                 config.ngram.c_str(), sizes_.asked());
+        found_.resize(sizes_.lookups);
+        moved_.resize(sizes_.owners > 1 ? sizes_.distinct() : 0);
+        if (!settings.overlap.data) return;
+        if (sizes_.owners > 1) asks_ = new_communication_stream("lists of rows");
+        if (settings.table_place == TablePlace::host) host_ = new_communication_stream("tables on the host");
+    }
+    ~NgramTables() {
+        drain(compute_);
+        for (cudaStream_t stream : {asks_, host_})
+            if (stream != compute_) end_stream(stream);
+    }
+    NgramTables(const NgramTables&) = delete;
+    NgramTables& operator=(const NgramTables&) = delete;
+
+    // Tells whether the model has tables; and whether this stage has.
+    bool any() const { return !config_.ngram.empty(); }
+    bool here() const { return sizes_.tables() > 0; }
+    const TableSizes& sizes() const { return sizes_; }
+    // The micro-batches that can be looked up at once, `count` at most; the same on all stages.
+    int most_at_once(int count) const { return any() ? std::min(count, most_at_once_) : count; }
+    const ZeroSettings& settings() const { return settings_; }
+    const ModelConfig& config() const { return config_; }
+    const Mesh& mesh() const { return mesh_; }
+    cudaStream_t stream() const { return compute_; }
+
+    // How tokens become rows, and what rows are that no gradient has come to: by this seed. folded: as
+    // NgramHash has it.
+    void set_hash(uint64_t seed, std::vector<uint64_t> folded) {
+        hash_.emplace(config_, seed, std::move(folded));
+        for (size_t i = 0; i < keys_.size(); i++)
+            keys_[i] = random_key(seed, "layers." + std::to_string(sizes_.layers[i]) + ".ngram");
+        ahead_.reset();
+    }
+    const NgramHash& hash() const { return *hash_; }
+
+    // Lists what will be looked up next, while the device does other work. For all ranks of the stage, as are
+    // look_up() and sum_gradients(): what one lists ahead, and then looks up, all do.
+    void look_ahead(const Lookups& lookups) {
+        if (!here()) return;
+        list(arrays_.lists[1 - front_], lookups);
+        ahead_ = lookups;
+    }
+    // Brings the rows to the device, for the compute stream's next work. Their gradients are zero.
+    void look_up(const Lookups& lookups);
+    // Brings the lookups of a micro-batch to the device, to the place of this slot.
+    PlacesOfRows places(int micro_batch, int slot);
+
+    // The rows of the step for a layer's table (distinct, W), and their gradients.
+    const floatX* rows(int layer) const { return arrays_.rows[table_of(layer)]; }
+    float* grads(int layer) const { return arrays_.grads + table_of(layer) * sizes_.distinct() * sizes_.W; }
+
+    // Brings the gradients of a step to the owners. squares() (1) is then the sum of the squares of what this
+    // rank owns.
+    void sum_gradients();
+    const float* squares() const { return arrays_.squares; }
+    // Steps what this rank owns, unless the scale (1) is NaN.
+    void update(const AdaGrad& adagrad, const float* scale);
+
+    // ---- what this rank owns
+
+    int me() const { return me_; }
+    const OwnTable& own(int layer) const { return arrays_.tables[table_of(layer)]; }
+    const OwnTable& staged(int layer) const { return arrays_.staged[table_of(layer)]; }
+    TableRows table(int layer) const { return table_at(table_of(layer)); }
+    void synchronize() const {
+        wait_for(host_, mesh_);
+        wait_for(compute_, mesh_);
+    }
+
+private:
+    // Rows begin with the deviation of embeddings, but uniform.
+    static constexpr float deviation = 0.02f * 1.7320508f;
+
+    size_t table_of(int layer) const {
+        return (size_t)(std::ranges::find(sizes_.layers, layer) - sizes_.layers.begin());
+    }
+    TableRows table_at(size_t number) const {
+        const OwnTable& own = arrays_.tables[number];
+        return {own.values, own.squares, sizes_.W, keys_[number], deviation, (uint64_t)me_, sizes_.owners};
+    }
+    bool on_host() const { return settings_.table_place == TablePlace::host; }
+    bool several() const { return sizes_.owners > 1; }
+    TableLists& front() { return arrays_.lists[front_]; }
+    size_t sums_of_table() const {
+        return (several() ? sizes_.asked() : sizes_.distinct()) * (size_t)sizes_.W;
+    }
+
+    void list(TableLists& list, const Lookups& lookups);
+    void imagine(TableLists& list, const Lookups& lookups) const;
+    void list_rows(TableLists& list, const Lookups& lookups);
+    void ask_owners(TableLists& list);
+    void list_sums(TableLists& list);
+    int place_of(uint64_t row, size_t& count, uint64_t* distinct);
+    void forget_places() { std::fill_n(arrays_.known_at, arrays_.places, -1); }
+    void order(cudaStream_t before, cudaStream_t after) {
+        if (before == after) return;
+        order_.record(before);
+        order_.hold(after);
+    }
+    template <typename T>
+    void exchange(const Communicator& group, const T* sent, const std::vector<size_t>& to, T* received,
+                  const std::vector<size_t>& from, int W, Traffic kind, cudaStream_t stream) const;
+
+    const ModelConfig& config_;
+    const ZeroSettings settings_;
+    const Mesh& mesh_;
+    const TableSizes sizes_;
+    const int me_;  // among the owners
+    const int most_at_once_;
+    cudaStream_t compute_, asks_, host_;
+    TableArrays arrays_;
+    std::optional<NgramHash> hash_;
+    std::vector<uint64_t> keys_;    // for each table
+    std::vector<uint64_t> found_;   // (lookups) rows of a micro-batch
+    std::vector<int> moved_;        // (distinct) where a row goes that is sorted by owner
+    std::optional<Lookups> ahead_;  // belongs to the list behind the front
+    size_t front_ = 0;
+    Event order_, sums_copied_;
+    std::array<Event, 2> read_by_compute_, read_by_host_;  // the last work with each list
+};
+
+// ----------------------------------------------------------------------------
+// lists, on the host
+
+inline void NgramTables::list(TableLists& list, const Lookups& lookups) {
+    if (ledger) return imagine(list, lookups);
+    size_t number = (size_t)(&list - arrays_.lists.data());
+    wait_for(read_by_compute_[number], mesh_);
+    wait_for(read_by_host_[number], mesh_);
+    list_rows(list, lookups);
+    list.from = list.to;
+    list.distinct = list.wants();
+    if (!several()) return;
+    ask_owners(list);
+    if (settings_.training) list_sums(list);
+}
+
+// A ledger assumes that all lookups are of different rows, and that owners are asked for equally many.
+inline void NgramTables::imagine(TableLists& list, const Lookups& lookups) const {
+    size_t all = std::min(sizes_.distinct(), (size_t)lookups.count * sizes_.lookups);
+    list.to.assign(sizes_.owners, all / sizes_.owners);
+    list.from = list.to;
+    list.distinct = list.wants();
+}
+
+// The number of a row among those that were asked for since forget_places().
+inline int NgramTables::place_of(uint64_t row, size_t& count, uint64_t* distinct) {
+    size_t at = (row * 0x9e3779b97f4a7c15 >> 20) & (arrays_.places - 1);
+    while (arrays_.known_at[at] >= 0 && arrays_.known[at] != row) at = (at + 1) & (arrays_.places - 1);
+    if (arrays_.known_at[at] < 0) {
+        arrays_.known[at] = row;
+        distinct[count] = row;
+        arrays_.known_at[at] = (int)count++;
+    }
+    return arrays_.known_at[at];
+}
+
+// Fills wanted, slots, by_slot and `to`.
+inline void NgramTables::list_rows(TableLists& list, const Lookups& lookups) {
+    const int heads = sizes_.heads, first_head = mesh_.position[Axis::tensor] * heads;
+    if (lookups.count > sizes_.micro_batches)
+        fail("n-gram tables: %d micro-batches are looked up at once, and there is room for %d; see "
+             "most_at_once",
+             lookups.count, sizes_.micro_batches);
+    const size_t owners = sizes_.owners;
+    size_t count = 0;
+    std::vector<size_t> lookups_of(
+        lookups.count);  // a batch may be shorter than those that there is room for
+    forget_places();
+    for (int micro = 0; micro < lookups.count; micro++) {
+        int* slots = list.slots + (size_t)micro * sizes_.lookups;
+        size_t& found = lookups_of[micro];
+        for (const NgramTokens& tokens : lookups.tokens(micro)) {
+            hash_->look_up(&found_[found], tokens, first_head, heads);
+            found += (size_t)tokens.count * (size_t)heads;
+        }
+        for (size_t i = 0; i < found; i++) slots[i] = place_of(found_[i], count, list.wanted);
+        std::fill(slots + found, slots + sizes_.lookups, 0);
+    }
+    list.to.assign(owners, 0);
+    for (size_t i = 0; i < count; i++) list.to[list.wanted[i] % owners]++;
+    const size_t all = (size_t)lookups.count * sizes_.lookups;
+    if (several()) {
+        std::vector<size_t> next(owners);
+        std::exclusive_scan(list.to.begin(), list.to.end(), next.begin(), (size_t)0);
+        std::vector<uint64_t> by_owner(count);
+        for (size_t i = 0; i < count; i++) {
+            size_t place = next[list.wanted[i] % owners]++;
+            by_owner[place] = list.wanted[i];
+            moved_[i] = (int)place;
+        }
+        std::ranges::copy(by_owner, list.wanted);
+        for (size_t i = 0; i < all; i++) list.slots[i] = moved_[(size_t)list.slots[i]];
+    }
+    for (int micro = 0; settings_.training && micro < lookups.count; micro++) {
+        size_t at = (size_t)micro * sizes_.lookups;
+        const int* slots = list.slots + at;
+        std::fill_n(list.by_slot + at, sizes_.lookups, 0);
+        sort_by(list.by_slot + at, (int)lookups_of[micro], [=](int i) { return slots[i]; });
+    }
+}
+
+// Fills asked and `from`, with rows of this owner's table.
+inline void NgramTables::ask_owners(TableLists& list) {
+    const int owners = (int)sizes_.owners;
+    std::vector<int> counts(list.to.begin(), list.to.end());
+    int* received = arrays_.counts + owners;
+    copy_async(arrays_.counts, counts.data(), counts.size(), asks_);
+    copy_async(received + me_, arrays_.counts + me_, 1, asks_);
+    mesh_.asks().all_to_all(arrays_.counts, received, 1, Traffic::statistics, asks_);
+    copy_async(arrays_.wanted, list.wanted, list.wants(), asks_);
+    std::vector<int> from(counts.size());
+    copy_async(from.data(), received, from.size(), asks_);
+    wait_for(asks_, mesh_);
+    list.from.assign(from.begin(), from.end());
+    if (list.asks() > sizes_.asked())
+        fail("n-gram tables: a rank is asked for %zu rows, and hashes should deal it %zu at most; this is a "
+             "fault "
+             "of the program",
+             list.asks(), sizes_.asked());
+    exchange(mesh_.asks(), arrays_.wanted, list.to, arrays_.asks, list.from, 1, Traffic::statistics, asks_);
+    copy_async(list.asked, arrays_.asks, list.asks(), asks_);
+    wait_for(asks_, mesh_);
+    for (size_t i = 0; i < list.asks(); i++) list.asked[i] /= sizes_.owners;
+}
+
+// Fills own, rows and order.
+inline void NgramTables::list_sums(TableLists& list) {
+    forget_places();
+    list.distinct = 0;
+    for (size_t i = 0; i < list.asks(); i++) list.rows[i] = place_of(list.asked[i], list.distinct, list.own);
+    sort_by(list.order, (int)list.asks(), [&](int i) { return list.rows[i]; });
+}
+
+// ----------------------------------------------------------------------------
+// rows, on the device
+
+// Rows of W numbers, `to` each rank and `from` it, which lie one after another.
+template <typename T>
+void NgramTables::exchange(const Communicator& group, const T* sent, const std::vector<size_t>& to,
+                           T* received, const std::vector<size_t>& from, int W, Traffic kind,
+                           cudaStream_t stream) const {
+    grouped({group}, [&] {
+        for (int rank = 0; rank < (int)sizes_.owners; rank++) {
+            size_t out = to[(size_t)rank] * (size_t)W, in = from[(size_t)rank] * (size_t)W;
+            if (rank == me_) {
+                copy_async(received, sent, out, stream);
+            } else {
+                if (out > 0) group.send(sent, out, rank, kind, stream);
+                if (in > 0) group.receive(received, in, rank, stream, kind);
+            }
+            sent += out, received += in;
+        }
+    });
+}
+
+inline void NgramTables::look_up(const Lookups& lookups) {
+    if (!here()) return;
+    if (!ahead_ || !ahead_->are_those_of(lookups)) list(arrays_.lists[1 - front_], lookups);
+    ahead_.reset();
+    front_ = 1 - front_;
+    const TableLists& l = front();
+    const int asks = (int)l.asks(), W = sizes_.W;
+    sums_copied_.hold(compute_);
+    copy_async(arrays_.asked, l.asked, l.asks(), compute_);
+    if (several() && settings_.training) {
+        copy_async(arrays_.own, l.own, l.distinct, compute_);
+        copy_async(arrays_.list_rows, l.rows, l.asks(), compute_);
+        copy_async(arrays_.order, l.order, l.asks(), compute_);
+    }
+    order(compute_, host_);
+    for (size_t i = 0; i < sizes_.tables(); i++) {
+        floatX* answers = several() ? arrays_.answers : arrays_.rows[i];
+        if (on_host()) {
+            floatX* there = arrays_.host_answers + i * sizes_.asked() * (size_t)W;
+            if (ledger)
+                fetch_rows(there, table_at(i), l.asked, asks, host_);
+            else
+                host_work(host_, settings_.host_threads, [=, table = table_at(i), rows = l.asked] {
+                    fetch_rows_cpu(there, table, rows, asks);
+                });
+            if (several()) order(compute_, host_);  // the answers before these have been sent
+            copy_async(answers, there, (size_t)asks * (size_t)W, host_);
+            order(host_, compute_);
+        } else {
+            fetch_rows(answers, table_at(i), arrays_.asked, asks, compute_);
+        }
+        if (several())
+            exchange(mesh_.stage(), answers, l.from, arrays_.rows[i], l.to, W, Traffic::parameters, compute_);
+        if (settings_.training)
+            zero_async(arrays_.grads + i * sizes_.distinct() * (size_t)W, l.wants() * (size_t)W, compute_);
+    }
+    read_by_host_[front_].record(host_);
+    read_by_compute_[front_].record(compute_);
+}
+
+inline PlacesOfRows NgramTables::places(int micro_batch, int slot) {
+    if (!here()) return {};
+    size_t at = (size_t)micro_batch * sizes_.lookups;
+    int* to = arrays_.slots + (size_t)slot * 2 * sizes_.lookups;
+    copy_async(to, front().slots + at, sizes_.lookups, compute_);
+    if (settings_.training) copy_async(to + sizes_.lookups, front().by_slot + at, sizes_.lookups, compute_);
+    read_by_compute_[front_].record(compute_);
+    return {to, to + sizes_.lookups};
+}
+
+inline void NgramTables::sum_gradients() {
+    if (!here()) return;
+    const TableLists& l = front();
+    const size_t W = (size_t)sizes_.W, each = sums_of_table();
+    std::vector<SquaresRange> ranges;
+    for (size_t i = 0; i < sizes_.tables(); i++) {
+        float *grads = arrays_.grads + i * sizes_.distinct() * W, *sums = arrays_.sums + i * each;
+        if (several()) {
+            exchange(mesh_.stage(), (const float*)grads, l.to, arrays_.received, l.from, sizes_.W,
+                     Traffic::gradients, compute_);
+            zero_async(sums, l.distinct * W, compute_);
+            sum_rows(sums, arrays_.scratch, (const float*)arrays_.received, arrays_.list_rows, arrays_.order,
+                     (int)l.asks(), sizes_.W, compute_);
+        }
+        ranges.push_back({i * each, l.distinct * W});
+    }
+    sum_squares(arrays_.squares, arrays_.norm_scratch, arrays_.sums, ranges, compute_);
+}
+
+inline void NgramTables::update(const AdaGrad& adagrad, const float* scale) {
+    if (!here()) return;
+    const TableLists& l = front();
+    const int count = (int)l.distinct;
+    const size_t each = sums_of_table();
+    if (on_host()) {
+        copy_async(arrays_.host_scale, scale, 1, compute_);  // the next step makes another
+        order(compute_, host_);
+    }
+    for (size_t i = 0; i < sizes_.tables(); i++) {
+        const float* sums = arrays_.sums + i * each;
+        if (!on_host()) {
+            step_rows(table_at(i), arrays_.own, sums, count, scale, adagrad, compute_);
+            continue;
+        }
+        float *there = arrays_.host_sums + i * each, *host_scale = arrays_.host_scale;
+        copy_async(there, sums, (size_t)count * (size_t)sizes_.W, host_);
+        if (ledger)
+            step_rows(table_at(i), l.own, there, count, host_scale, adagrad, host_);
+        else
+            host_work(host_, settings_.host_threads, [=, table = table_at(i), rows = l.own] {
+                step_rows_cpu(table, rows, there, count, host_scale, adagrad);
+            });
+    }
+    if (on_host()) sums_copied_.record(host_);
+    read_by_host_[front_].record(host_);
+}

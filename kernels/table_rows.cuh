@@ -1,0 +1,225 @@
+/*
+Rows of a table, of which a step reads and changes few: they are fetched by their numbers, and stepped by
+row-wise AdaGrad (Duchi et al., "Adaptive subgradient methods", 2011; one sum for a row, as in Naumov et al.,
+"Deep learning recommendation model", 2019). With g = scale * grad:
+
+    squares[r] += average over w of g[w]^2
+    row[r, w]  -= learning_rate * g[w] / (sqrt(squares[r]) + eps)
+
+A row that no gradient has come to has squares of 0. Its values are not looked at: it is what its key says,
+uniform up to the deviation. So a table that is all zeros is a new one, and takes no memory where the system
+gives pages out when they are written to. In bf16, rows are rounded up or down at random
+(kernels/optimizer_pass.cuh), for most steps of an AdaGrad are less than half of the last digit.
+
+The table may lie on the device or on the host: the result is the same to the bit. A warp adds up a row, and
+the host adds in the same order.
+*/
+#pragma once
+
+#include <cmath>
+
+#include "kernels/common.cuh"
+#include "kernels/optimizer_pass.cuh"  // round_weight
+#include "kernels/random.cuh"
+
+struct TableRows {
+    floatX* values;  // (rows, W)
+    float* squares;  // (rows)
+    int W;
+    uint64_t key;     // draws random numbers: initial values, and rounding in each step from 1 on
+    float deviation;  // initial values are uniform up to this on either side
+    uint64_t first = 0, stride = 1;  // row r is number first + r * stride of the whole table
+
+    // The random bits of a number of a row; step 0: of its initial value.
+    HOST_DEVICE uint32_t random(uint64_t row, int w, int step) const {
+        uint64_t element = (first + row * stride) * W + w;
+        Random4 four = philox(key, element / 4, step);  // chosen from, for registers cannot be indexed
+        uint32_t even = element & 2 ? four.at[2] : four.at[0], odd = element & 2 ? four.at[3] : four.at[1];
+        return element & 1 ? odd : even;
+    }
+    HOST_DEVICE floatX value(uint64_t row, int w, bool is_new) const {
+        return is_new ? floatX(deviation * (2 * random_uniform(random(row, w, 0)) - 1)) : values[row * W + w];
+    }
+};
+
+struct AdaGrad {
+    float learning_rate, eps;
+    int step;  // counts from 1
+};
+
+// A row in a step.
+struct RowStep {
+    float squares;  // the new ones
+    float size;     // multiplies g; 0: nothing changes
+
+    // sum: of g^2 over the row
+    HOST_DEVICE RowStep(float before, float sum, int W, const AdaGrad& a)
+        : squares(before + sum / W), size(0) {
+        if (sum > 0 && squares > 0) size = a.learning_rate / (sqrtf(squares) + a.eps);
+    }
+    HOST_DEVICE static floatX stepped(const TableRows& table, uint64_t row, int w, bool is_new, float g,
+                                      float size, int step) {
+        float value = fmaf(-size, g, float(table.value(row, w, is_new)));
+        return round_weight(value, true, table.random(row, w, step));
+    }
+};
+
+// ----------------------------------------------------------------------------
+// CPU
+
+inline void fetch_rows_cpu(floatX* out, const TableRows& table, const uint64_t* rows, int count) {
+#pragma omp parallel for
+    for (int i = 0; i < count; i++) {
+        bool is_new = table.squares[rows[i]] == 0;
+        for (int w = 0; w < table.W; w++) out[(size_t)i * table.W + w] = table.value(rows[i], w, is_new);
+    }
+}
+
+inline void put_rows_cpu(const TableRows& table, const uint64_t* rows, const floatX* values,
+                         const float* squares, int count) {
+    for (int i = 0; i < count; i++) {
+        std::copy_n(values + (size_t)i * table.W, table.W, table.values + rows[i] * table.W);
+        table.squares[rows[i]] = squares[i];
+    }
+}
+
+inline void step_rows_cpu(const TableRows& table, const uint64_t* rows, const float* grads, int count,
+                          const float* scale, const AdaGrad& a) {
+    constexpr int lanes = 32;
+    if (std::isnan(*scale)) return;
+#pragma omp parallel for
+    for (int i = 0; i < count; i++) {
+        const float* grad = grads + (size_t)i * table.W;
+        float sums[lanes] = {};
+        for (int w = 0; w < table.W; w++) {
+            float g = grad[w] * *scale;
+            sums[w % lanes] = fmaf(g, g, sums[w % lanes]);
+        }
+        for (int half = lanes / 2; half > 0; half /= 2)
+            for (int lane = 0; lane < half; lane++) sums[lane] += sums[lane + half];
+        float& squares = table.squares[rows[i]];
+        RowStep step(squares, sums[0], table.W, a);
+        if (step.size == 0) continue;
+        for (int w = 0; w < table.W; w++)
+            table.values[rows[i] * table.W + w] =
+                RowStep::stepped(table, rows[i], w, squares == 0, grad[w] * *scale, step.size, a.step);
+        squares = step.squares;
+    }
+}
+
+// ----------------------------------------------------------------------------
+// CUDA kernels
+
+#ifndef DEVICE_CPU
+
+constexpr int table_block = 256;
+
+// Threads for neighbours of a row, and rows one below the other.
+inline dim3 threads_of_rows(int vectors) {
+    int threads = std::min(vectors, table_block);
+    return dim3(threads, table_block / threads);
+}
+
+// A thread for W neighbours of a row at a time.
+template <int W>
+__global__ void fetch_rows_kernel(floatX* out, TableRows table, const uint64_t* rows, int count) {
+    int i = (int)(blockIdx.x * blockDim.y + threadIdx.y);
+    if (i >= count) return;
+    uint64_t row = rows[i];
+    bool is_new = table.squares[row] == 0;
+    for (int w = threadIdx.x * W; w < table.W; w += blockDim.x * W) {
+        Vec<floatX, W> values;
+        if (is_new)
+            for (int k = 0; k < W; k++) values[k] = table.value(row, w + k, true);
+        else
+            values = load<W>(table.values + row * table.W + w);
+        store(out + (size_t)i * table.W + w, values);
+    }
+}
+
+__global__ void put_rows_kernel(TableRows table, const uint64_t* rows, const floatX* values,
+                                const float* squares, int count) {
+    int i = (int)(blockIdx.x * blockDim.y + threadIdx.y);
+    if (i >= count) return;
+    for (int w = threadIdx.x; w < table.W; w += blockDim.x)
+        table.values[rows[i] * table.W + w] = values[(size_t)i * table.W + w];
+    if (threadIdx.x == 0) table.squares[rows[i]] = squares[i];
+}
+
+// A warp for each row, which no other has.
+__global__ void step_rows_kernel(TableRows table, const uint64_t* rows, const float* grads, int count,
+                                 const float* scale_at, AdaGrad a) {
+    int i = (int)((blockIdx.x * blockDim.x + threadIdx.x) / warp_size), lane = threadIdx.x % warp_size;
+    float scale = *scale_at;
+    if (i >= count || scale != scale) return;
+    const float* grad = grads + (size_t)i * table.W;
+    uint64_t row = rows[i];
+    float before = table.squares[row], sum = 0;
+    for (int w = lane; w < table.W; w += warp_size) {
+        float g = grad[w] * scale;
+        sum = fmaf(g, g, sum);
+    }
+    RowStep step(before, warp_sum(sum), table.W, a);
+    if (step.size == 0) return;
+    for (int w = lane; w < table.W; w += warp_size)
+        table.values[row * table.W + w] =
+            RowStep::stepped(table, row, w, before == 0, grad[w] * scale, step.size, a.step);
+    __syncwarp();
+    if (lane == 0) table.squares[row] = step.squares;
+}
+
+#endif
+
+// ----------------------------------------------------------------------------
+// launchers
+
+inline void fetch_rows(floatX* out,                                   // (count, W)
+                       const TableRows& table, const uint64_t* rows,  // (count) numbers
+                       int count, cudaStream_t stream) {
+    auto cost = [&]() -> LaunchCost {
+        double bytes = array_bytes(out, count, table.W);
+        return {.read = bytes + array_bytes(table.squares, count) + array_bytes(rows, count),
+                .written = bytes,
+                .place = holder_of(table.values)};
+    };
+    if (count == 0) return;
+    ON_DEVICE(stream, cost(), fetch_rows_cpu(out, table, rows, count),
+              with_vec_width<floatX>(table.W, [=](auto width) {
+                  dim3 block = threads_of_rows(table.W / width());
+                  launch(fetch_rows_kernel<width()>, ceil_div(count, (int)block.y), block, 0, stream, out,
+                         table, rows, count);
+              }));
+}
+
+// Steps nothing if the scale (1) is NaN.
+inline void step_rows(const TableRows& table, const uint64_t* rows,  // (count) different numbers
+                      const float* grads,                            // (count, W)
+                      int count, const float* scale, const AdaGrad& adagrad, cudaStream_t stream) {
+    auto cost = [&]() -> LaunchCost {
+        double values = array_bytes(table.values, count, table.W),
+               squares = array_bytes(table.squares, count);
+        return {.read = array_bytes(grads, count, 2, table.W) + values + squares + array_bytes(rows, count),
+                .written = values + squares,
+                .place = holder_of(table.values)};
+    };
+    if (count == 0) return;
+    ON_DEVICE(stream, cost(), step_rows_cpu(table, rows, grads, count, scale, adagrad),
+              launch(step_rows_kernel, (unsigned)ceil_div(count, table_block / warp_size), table_block, 0,
+                     stream, table, rows, grads, count, scale, adagrad));
+}
+
+// Sets rows to these values, and their sums of squares.
+inline void put_rows(const TableRows& table, const uint64_t* rows,  // (count)
+                     const floatX* values,                          // (count, W)
+                     const float* squares,                          // (count)
+                     int count, cudaStream_t stream) {
+    auto cost = [&]() -> LaunchCost {
+        double bytes = array_bytes(values, count, table.W) + array_bytes(squares, count);
+        return {.read = bytes + array_bytes(rows, count), .written = bytes};
+    };
+    if (count == 0) return;
+    ON_DEVICE(stream, cost(), put_rows_cpu(table, rows, values, squares, count),
+              dim3 block = threads_of_rows(table.W);
+              launch(put_rows_kernel, ceil_div(count, (int)block.y), block, 0, stream, table, rows, values,
+                     squares, count));
+}
