@@ -124,11 +124,6 @@ struct Gpt {
                                   messages_beside(pass, state.cuts_params(), state.ranks_in_step() > 1));
     }
 
-    Batch with_lookups(Batch batch, int micro_batch, int slot) {
-        batch.rows = tables.places(micro_batch, slot);
-        return batch;
-    }
-
     // Points acts to what is kept for this task.
     void bind_activations(const PipelineTask& task) {
         activations.bind(task);
@@ -589,20 +584,20 @@ struct Block : BlockArrays {
         NormLayer norm1 = norm(norm1w, norm1b), norm2 = norm(norm2w, norm2b);
         NormLayer of_table = {Norm::rmsnorm, w[ngramnormw], nullptr, dw[ngramnormw], nullptr};
         of_table.inp = a.residual, of_table.out = a.ngram_norm, of_table.rstd = a.ngram_rstd;
-        bool has_table = g.stage.has_table(number);
-        norm1.inp = has_table ? a.ngram_residual : a.residual, norm1.out = a.norm1, norm1.mean = a.norm1_mean,
-        norm1.rstd = a.norm1_rstd;
+        norm1.inp = kind.has_table ? a.ngram_residual : a.residual, norm1.out = a.norm1,
+        norm1.mean = a.norm1_mean, norm1.rstd = a.norm1_rstd;
         norm2.inp = a.residual2, norm2.out = a.norm2, norm2.mean = a.norm2_mean, norm2.rstd = a.norm2_rstd;
         norm1.amax = norm1_8.amax(), norm2.amax = norm2_8.amax();
         norm1.dout_beside = a.dfilter_sum;
-        for (const SublayerGroup& kinds : kind.groups) {
-            bool first = groups.size() == has_table;
-            Group& group = groups.emplace_back(groups.size() < has_table ? of_table : first ? norm1 : norm2);
+        auto add = [&](const NormLayer& norm, const SublayerGroup& kinds, const LinearInput& rows) {
+            Group& group = groups.emplace_back(norm);
             group.norm.dinp_amax = a.dresidual_scale, group.norm.dinp_column_sums = a.dresidual_sums;
-            for (size_t i = 0; i < kinds.size(); i++) {
-                group.add(kinds[i], *this, number, first ? rows1 : rows2, side_of(i, kinds.size()));
-            }
-        }
+            for (size_t i = 0; i < kinds.size(); i++)
+                group.add(kinds[i], *this, number, rows, side_of(i, kinds.size()));
+        };
+        if (kind.has_table) add(of_table, {SublayerKind::ngram_memory}, {});
+        add(norm1, kind.groups.front(), rows1);
+        if (kind.groups.size() > 1) add(norm2, kind.groups.back(), rows2);
     }
     Block(const Block&) = delete;
 
@@ -879,7 +874,10 @@ void run_micro_batches(Gpt& g, const std::vector<PipelineAction>& actions, int t
     g.pipeline.run(actions, sent, [&](const PipelineTask& task) {
         LaunchGuard::tick();
         int slot = task.batch_slot;
-        if (loaded[slot] != task.micro_batch) batches[slot] = load(task.micro_batch, slot);
+        if (loaded[slot] != task.micro_batch) {
+            batches[slot] = load(task.micro_batch, slot);
+            batches[slot].rows = g.tables.places(task.micro_batch, slot);
+        }
         loaded[slot] = task.micro_batch;
         g.bind_activations(task);
         work(batches[slot], task);
@@ -930,16 +928,9 @@ inline void zero_gradients(Gpt& g, Matrices matrices = Matrices::overwritten) {
     g.stats.clear(g.stream);
 }
 
-// Micro-batches by their number in a step of this rank: their samples, and how they come to the device with
-// what they look up in tables.
+// The samples of a micro-batch of this rank, by its number in the step.
 inline std::function<BatchRequest(int)> requests(const StepShare& share) {
     return [share](int micro) -> BatchRequest { return {share.sample(micro), share.samples(micro)}; };
-}
-inline auto loaded(Gpt& g, DeviceBatches& batches, std::function<BatchRequest(int)> request) {
-    return [&g, &batches, request](int micro, int slot) {
-        auto [first, count] = request(micro);
-        return g.with_lookups(batches.load(first, count, slot, request(micro + 1).first), micro, slot);
-    };
 }
 
 inline StepShare step_share(const Gpt& g, uint64_t first, int micro_batches) {
@@ -952,8 +943,7 @@ inline void step_gradients(Gpt& g, DeviceBatches& batches, uint64_t first, int m
     StepShare share = step_share(g, first, micro_batches);
     zero_gradients(g);
     g.tables.look_up(batches.lookups(share.joined(), requests(share)));
-    accumulate_gradients(g, share.joined(), loaded(g, batches, requests(share)),
-                         share.of_token(g.workload.T));
+    accumulate_gradients(g, share.joined(), batches.loads(requests(share)), share.of_token(g.workload.T));
     g.tables.sum_gradients();
 }
 
@@ -981,7 +971,7 @@ struct GptPasses final : ModelInTraining {
     }
 
     Logits logits(const Batch& batch, int texts) override {
-        forward(g, g.with_lookups(batch, 0, 0));
+        forward(g, batch);
         if (!g.stage.has_head()) return {};
         const floatX* normf = classifier_input(g, g.dims(batch)) + (size_t)batch.last * g.config.channels;
         int unit = g.classifier_unit(), Vp = g.local_vocab(), ranks = g.rows.ranks();
@@ -1026,10 +1016,7 @@ struct GptPasses final : ModelInTraining {
 
     void losses(int count, const Load& load, const Take& take) override {
         g.stats.clear(g.stream);
-        auto with_lookups = [&](int micro, int slot) {
-            return g.with_lookups(load(micro, slot), micro, slot);
-        };
-        add_losses(count, with_lookups, [&](int micro_batch) {
+        add_losses(count, load, [&](int micro_batch) {
             if (g.rows.rank() != 0) return;
             std::vector<float> losses((size_t)g.workload.B * g.workload.T);
             copy_to_host(losses.data(), g.acts[0].losses, losses.size(), g.stream, g.mesh);
@@ -1048,7 +1035,7 @@ struct GptPasses final : ModelInTraining {
             };
             int here = std::min(some, count - begin);
             g.tables.look_up(batches.lookups(here, request));
-            add_losses(here, loaded(g, batches, request), [](int) {});
+            add_losses(here, batches.loads(request), [](int) {});
         }
         if (!error.empty()) g.stats.poison(g.stream);
         g.state.sum_statistics(g.stats.data);
@@ -1068,7 +1055,7 @@ struct GptPasses final : ModelInTraining {
         Lookups beside = batches.lookups(1, request);
         beside.reader = nullptr;  // some ranks may have listed just these ahead, and all must do the same
         g.tables.look_up(beside);
-        accumulate_gradients(g, 1, loaded(g, batches, request), of_token, false);
+        accumulate_gradients(g, 1, batches.loads(request), of_token, false);
     }
 
     Stateful* tables() override { return saved_tables ? &*saved_tables : nullptr; }
@@ -1130,7 +1117,7 @@ void record_steps(const ModelConfig& config, const Workload& workload, const Zer
     DeviceArray<int> numbers(batch_ints(workload.B, workload.T));
     Batch batch = {batch_at((const int*)numbers.data, workload.B, workload.T), workload.B, workload.T};
     batch.doc_start = nullptr;
-    auto load = [&](int micro, int slot) { return g.with_lookups(batch, micro, slot); };
+    auto load = [&](int, int) { return batch; };
     auto update = [&] {
         g.state.update(g.stats.data, optimizer, 0, [&] { ledger->end_step(g.stream); });
         g.tables.update({}, &g.stats.data->scale);
@@ -1183,9 +1170,7 @@ struct LoadedGpt {
         ZeroCheckpoint state(g.state, [&](const MeshPosition& position) {
             return parameter_layout(plan.options, plan.layout, position, false);
         });
-        Contributors parts = {&state};
-        if (passes.tables()) parts.push_back(passes.tables());
-        load_checkpoint(parts, world, checkpoint, true);
+        load_checkpoint(passes.contributors(state), world, checkpoint, true);
     }
 };
 

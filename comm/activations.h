@@ -133,7 +133,7 @@ public:
           stage_(stage),
           layer_slots_(stage.layers(0)),
           inner_slots_(stage.layers(1)),
-          table_slots_(stage.layers_with_table()) {
+          table_slots_(stage.tables_of_chunks()) {
         for (const ActivationRow& row : table_) {
             for (View& view : views) row.bind(&view, 0);
         }
@@ -321,9 +321,12 @@ struct RowsInPlace {
     bool norm1, norm2, filtered;
 
     RowsInPlace(const ModelConfig& c, Recompute kind) {
-        norm1 = is_recomputed(SublayerKind::attention, kind);
-        norm2 = is_recomputed(SublayerKind::mlp, kind);
-        if (c.block == BlockKind::parallel) norm1 = norm2 = norm1 || norm2;
+        auto reader_is_recomputed = [&](const SublayerGroup& group) {
+            return std::ranges::any_of(group, [&](SublayerKind s) { return is_recomputed(s, kind); });
+        };
+        const LayerKind layer = layer_kind(c, 0);
+        norm1 = reader_is_recomputed(layer.groups.front());
+        norm2 = reader_is_recomputed(layer.groups.back());
         filtered = is_recomputed(SublayerKind::filtered_attention, kind);
     }
 };

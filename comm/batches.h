@@ -416,12 +416,7 @@ public:
         if (count == 0) return copy(empty_.data, device);
         Slot& slot = slots_[next_++ % pinned_slots];
         wait_for(slot.copied, mesh_);  // its memory is free once the last copy from it is over
-        const HostBatch* batch = nullptr;
-        note_error(error_, [&] {
-            WorksOn work("reading the next micro-batch");
-            HostSpan wait(Operation::data);
-            batch = &source_->load(first, count, next);
-        });
+        const HostBatch* batch = read(first, count, next);
         if (!batch) return copy(empty_.data, device);
         std::copy_n(batch->tokens, size_, slot.host.data);  // the other arrays are behind it
         Batch copied = copy(slot.host.data, device);
@@ -429,25 +424,41 @@ public:
         return copied;
     }
 
-    // Lookups in tables for `count` micro-batches, of which request(i) names the samples.
-    Lookups lookups(int count, const std::function<BatchRequest(int micro_batch)>& request) {
+    // Names the samples of a micro-batch.
+    using Request = std::function<BatchRequest(int micro_batch)>;
+
+    // Micro-batches as passes load them, by their numbers and the slots for them.
+    std::function<Batch(int, int)> loads(const Request& request) {
+        return [this, request](int micro, int slot) {
+            auto [first, count] = request(micro);
+            return load(first, count, slot, request(micro + 1).first);
+        };
+    }
+    // Lookups in tables for `count` of them.
+    Lookups lookups(int count, const Request& request) {
         return {request(0).first, count,
                 [this, count, request](int micro) {
                     auto [first, rows] = request(micro);
-                    auto [B, T, document_end, reset_positions] = source_->shape();
-                    HostBatch batch = host_batch(empty_.data, source_->shape());
-                    auto read = [&] {
-                        WorksOn work("reading the next micro-batch");
-                        HostSpan wait(Operation::data);
-                        batch = source_->load(first, rows, request((micro + 1) % count).first);
-                    };
-                    if (rows > 0) note_error(error_, read);
-                    return rows_of(batch, B, T);
+                    const BatchShape& shape = source_->shape();
+                    const HostBatch* batch =
+                        rows > 0 ? read(first, rows, request((micro + 1) % count).first) : nullptr;
+                    return rows_of(batch ? *batch : host_batch(empty_.data, shape), shape.B, shape.T);
                 },
                 this};
     }
 
 private:
+    // On the host, until the next one is read. Null: it could not be read.
+    const HostBatch* read(uint64_t first, int count, std::optional<uint64_t> next) {
+        const HostBatch* batch = nullptr;
+        note_error(error_, [&] {
+            WorksOn work("reading the next micro-batch");
+            HostSpan wait(Operation::data);
+            batch = &source_->load(first, count, next);
+        });
+        return batch;
+    }
+
     Batch copy(const int* host, int* device) {
         copy_async(device, host, size_, stream_);
         const BatchShape& shape = source_->shape();

@@ -195,7 +195,10 @@ private:
     template <typename T>
     T* pages(T* pointer, size_t count, bool is_floatX) {
         if (!counts_in<T>(count, is_floatX)) return nullptr;
-        if (ledger) return ledger->imagine<T*>(count * element_bytes_, is_floatX, true);
+        if (ledger) {
+            allocate(pointer, count, true, is_floatX);
+            return pointer;
+        }
         pointer = (T*)calloc(count, sizeof(T));
         if (!pointer)
             fail("cannot allocate %s of host memory; free some, or ask for less",

@@ -14,7 +14,6 @@ writes a copy, which is made before it begins.
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cfloat>
 #include <cstdint>
 #include <cstring>
@@ -25,12 +24,12 @@ writes a copy, which is made before it begins.
 #include <utility>
 #include <vector>
 
-#include "comm/memory.h"        // HostArray
+#include "comm/memory.h"        // DeviceArray
 #include "comm/ngram_tables.h"  // NgramTables
 #include "comm/stateful.h"      // Stateful
 #include "data/base/dtype.h"
-#include "data/base/strings.h"      // shape_text
 #include "data/checkpoint/files.h"  // CheckpointReader
+#include "kernels/bf16_bits.h"
 
 class NgramCheckpoint final : public Stateful {
 public:
@@ -229,7 +228,7 @@ private:
     }
     static floatX number_at(const char* numbers, Dtype stored, size_t i) {
         return floatX(stored == Dtype::fp32 ? at<float>(numbers, i)
-                                            : std::bit_cast<float>((uint32_t)at<uint16_t>(numbers, i) << 16));
+                                            : bf16_to_float(at<uint16_t>(numbers, i)));
     }
 
     bool on_host() const { return tables_.settings().table_place == TablePlace::host; }

@@ -239,8 +239,8 @@ public:
     const Mesh& mesh() const { return mesh_; }
     cudaStream_t stream() const { return compute_; }
 
-    // How tokens become rows, and what rows are that no gradient has come to: by this seed. folded: as
-    // NgramHash has it.
+    // The seed decides which rows tokens look up, and the initial values of rows. folded: as NgramHash has
+    // it.
     void set_hash(uint64_t seed, std::vector<uint64_t> folded) {
         hash_.emplace(config_, seed, std::move(folded));
         for (size_t i = 0; i < keys_.size(); i++)
@@ -308,11 +308,6 @@ private:
     void list_sums(TableLists& list);
     int place_of(uint64_t row, size_t& count, uint64_t* distinct);
     void forget_places() { std::fill_n(arrays_.known_at, arrays_.places, -1); }
-    void order(cudaStream_t before, cudaStream_t after) {
-        if (before == after) return;
-        order_.record(before);
-        order_.hold(after);
-    }
     template <typename T>
     void exchange(const Communicator& group, const T* sent, const std::vector<size_t>& to, T* received,
                   const std::vector<size_t>& from, int W, Traffic kind, cudaStream_t stream) const;
@@ -329,7 +324,7 @@ private:
     std::vector<uint64_t> keys_;    // for each table
     std::vector<uint64_t> found_;   // (lookups) rows of a micro-batch
     std::vector<int> moved_;        // (distinct) where a row goes that is sorted by owner
-    std::optional<Lookups> ahead_;  // belongs to the list behind the front
+    std::optional<Lookups> ahead_;  // was listed by look_ahead(), in the list that is not the front
     size_t front_ = 0;
     Event order_, sums_copied_;
     std::array<Event, 2> read_by_compute_, read_by_host_;  // the last work with each list
@@ -484,7 +479,7 @@ inline void NgramTables::look_up(const Lookups& lookups) {
         copy_async(arrays_.list_rows, l.rows, l.asks(), compute_);
         copy_async(arrays_.order, l.order, l.asks(), compute_);
     }
-    order(compute_, host_);
+    order_.order(compute_, host_);
     for (size_t i = 0; i < sizes_.tables(); i++) {
         floatX* answers = several() ? arrays_.answers : arrays_.rows[i];
         if (on_host()) {
@@ -495,9 +490,9 @@ inline void NgramTables::look_up(const Lookups& lookups) {
                 host_work(host_, settings_.host_threads, [=, table = table_at(i), rows = l.asked] {
                     fetch_rows_cpu(there, table, rows, asks);
                 });
-            if (several()) order(compute_, host_);  // the answers before these have been sent
+            if (several()) order_.order(compute_, host_);  // the answers before these have been sent
             copy_async(answers, there, (size_t)asks * (size_t)W, host_);
-            order(host_, compute_);
+            order_.order(host_, compute_);
         } else {
             fetch_rows(answers, table_at(i), arrays_.asked, asks, compute_);
         }
@@ -546,7 +541,7 @@ inline void NgramTables::update(const AdaGrad& adagrad, const float* scale) {
     const size_t each = sums_of_table();
     if (on_host()) {
         copy_async(arrays_.host_scale, scale, 1, compute_);  // the next step makes another
-        order(compute_, host_);
+        order_.order(compute_, host_);
     }
     for (size_t i = 0; i < sizes_.tables(); i++) {
         const float* sums = arrays_.sums + i * each;

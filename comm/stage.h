@@ -72,7 +72,7 @@ public:
         capacity = pipeline_capacity(list, shape.chunks);
         layer_slots = ActivationSlots::most(layers(0), list, training);
         inner_slots = ActivationSlots::most(layers(1), list, training);
-        table_slots = ActivationSlots::most(layers_with_table(), list, training);
+        table_slots = ActivationSlots::most(tables_of_chunks(), list, training);
     }
 
     PipelineCapacity capacity;  // micro-batches that are held at the same time
@@ -98,7 +98,7 @@ public:
             layers.push_back(end_layer(chunk) - first_layer(chunk) - less);
         return layers;
     }
-    std::vector<int> layers_with_table() const {
+    std::vector<int> tables_of_chunks() const {
         std::vector<int> layers;
         for (int chunk = 0; chunk < chunks(); chunk++) {
             int& count = layers.emplace_back(0);

@@ -74,6 +74,10 @@ struct ModelInTraining : ModelPasses {
     virtual void weights_changed() = 0;
     // The tables, as a contributor to checkpoints; null: there are none.
     virtual Stateful* tables() = 0;
+    // All that a checkpoint of it has. weights: of its state
+    Contributors contributors(Stateful& weights) {
+        return tables() ? Contributors{&weights, tables()} : Contributors{&weights};
+    }
     // New tables, under a seed; folded: as NgramHash has it.
     virtual void begin_tables(uint64_t seed, std::vector<uint64_t> folded) = 0;
 };
@@ -105,7 +109,7 @@ struct TrainingRun {
                                    return parameter_layout(o, plan.memory->layout, position, true);
                                }};
     RunCheckpoints checkpoints{
-        with_tables(saved_state, model), model.state.settings().staging, o, world,
+        model.contributors(saved_state), model.state.settings().staging, o, world,
         // So the log tells of every step that a checkpoint has, even if the power fails.
         [&] { plan.log ? progress.warn(plan.log->sync()) : void(); },
         [&](const SaveReport& report) {
@@ -133,10 +137,6 @@ struct TrainingRun {
                 ModelInTraining& model)
         : line(line), o(line.options), world(world), plan(plan), model(model) {}
 
-    static Contributors with_tables(ZeroCheckpoint& state, ModelInTraining& model) {
-        return model.tables() ? Contributors{&state, model.tables()} : Contributors{&state};
-    }
-
     // ---- before the first step: for all ranks, as all that follows
 
     void begin() {
@@ -158,16 +158,16 @@ struct TrainingRun {
 
     // Resumes the run, or gives it the weights that it begins with: another run's, or random ones.
     void take_weights() {
-        begin_tables();
         if (line.origin && !line.weights_only)
             at = checkpoints.resume(*line.origin);
         else if (line.origin)
             checkpoints.take_weights(*line.origin);
         else
-            initialize(model.state, o.seed);
+            begin_weights();
     }
 
-    void begin_tables() {
+    void begin_weights() {
+        initialize(model.state, o.seed);
         if (model.tables())
             model.begin_tables((uint64_t)o.seed, folded_tokens(plan.tokenizer.get(), o.vocab_size));
     }

@@ -200,8 +200,7 @@ private:
     size_t whole_offset(int unit) const { return layout_.unit_offset(unit) + owned_begin(unit); }
     size_t shard_offset(int unit) const { return layout_.unit_offset(unit) / shards_; }
 
-    // Work given to `after` from now on waits for the work given to `before` until now.
-    void order(cudaStream_t before, cudaStream_t after);
+    void order(cudaStream_t before, cudaStream_t after) { order_.order(before, after); }
     // The compute stream waits for communication: until it comes to an event, or is done until now.
     void wait(Traffic kind, const Event& event);
     void wait(Traffic kind, cudaStream_t communication);
@@ -311,12 +310,6 @@ inline ZeroState::~ZeroState() {
     if (ledger) ledger->left_behind = {};
     drain(compute_);
     for (cudaStream_t stream : own_streams_) end_stream(stream);
-}
-
-inline void ZeroState::order(cudaStream_t before, cudaStream_t after) {
-    if (before == after) return;
-    order_.record(before);
-    order_.hold(after);
 }
 
 inline void ZeroState::wait(Traffic kind, const Event& event) {

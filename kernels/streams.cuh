@@ -140,6 +140,12 @@ public:
         if (ledger) return ledger->add({.kind = LedgerEntry::hold, .stream = stream, .event = event_});
         cudaCheck(cudaStreamWaitEvent(stream, event_, 0));
     }
+    // Work given to `after` from now on waits for the work given to `before` until now.
+    void order(cudaStream_t before, cudaStream_t after) const {
+        if (before == after) return;
+        record(before);
+        hold(after);
+    }
     // The host waits likewise.
     void wait() const {
         if (!ledger) cudaCheck(cudaEventSynchronize(event_));

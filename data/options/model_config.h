@@ -60,7 +60,7 @@ struct ModelConfig {
     bool qk_norm = false;
     bool local_filter = false;
     std::string ngram = {};          // tokens of the n-grams that look up rows of tables, as 2,3; empty: none
-    long long ngram_rows = 1 << 20;  // a table has so many for each of them, dealt over its heads
+    long long ngram_rows = 1 << 20;  // rows of each table for each length of n-gram, in all heads together
     int ngram_width = 64;            // numbers of a row
     int ngram_heads = 4;             // rows that an n-gram looks up
     bool ngram_gate = true;          // the stream decides how much of them is added to it
@@ -108,20 +108,18 @@ inline std::string effective_window_pattern(const ModelConfig& c) {
 // Ascending numbers between limits: "2,3". Refuses what is none.
 inline std::vector<int> parse_ascending(const char* option, const std::string& list, int least, int most) {
     std::vector<int> numbers;
-    const char *at = list.data(), *end = at + list.size();
-    for (bool more = !list.empty(); more;) {
+    if (list.empty()) return numbers;
+    for (const std::string& item : comma_separated(list)) {
         int number = 0;
-        auto [rest, error] = std::from_chars(at, end, number);
-        more = rest != end && *rest == ',';
-        bool good = error == std::errc() && (rest == end || more) && number >= std::max(least, 0) &&
-                    number <= most && (numbers.empty() || number > numbers.back());
-        if (!good) {
+        const char* end = item.data() + item.size();
+        auto [rest, error] = std::from_chars(item.data(), end, number);
+        if (error != std::errc() || rest != end || number < (numbers.empty() ? least : numbers.back() + 1) ||
+            number > most) {
             std::string such_as = std::to_string(least) + (most > least ? text(",%d", least + 1) : "");
             fail("%s %s: not ascending numbers from %d to %d; give such as %s", option,
                  printable(list).c_str(), least, most, such_as.c_str());
         }
         numbers.push_back(number);
-        at = rest + 1;
     }
     return numbers;
 }
@@ -203,15 +201,15 @@ using SublayerGroup = std::vector<SublayerKind>;
 
 struct LayerKind {
     int window;                         // attention's; 0: none
+    bool has_table;                     // n-grams look rows up before all groups
     std::vector<SublayerGroup> groups;  // one after another, each with a norm of its own
 };
 
-// A layer, from 0, as the model has it.
+// A layer, from 0, as the model has it. All layers have as many groups.
 inline LayerKind layer_kind(const ModelConfig& c, int layer) {
     SublayerKind attention = c.local_filter ? SublayerKind::filtered_attention : SublayerKind::attention;
-    LayerKind kind = {window_of_layer(c, layer), {{attention}, {SublayerKind::mlp}}};
+    LayerKind kind = {window_of_layer(c, layer), has_table(c, layer), {{attention}, {SublayerKind::mlp}}};
     if (c.block == BlockKind::parallel) kind.groups = {{attention, SublayerKind::mlp}};
-    if (has_table(c, layer)) kind.groups.insert(kind.groups.begin(), {SublayerKind::ngram_memory});
     return kind;
 }
 
@@ -333,7 +331,7 @@ inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
     size_t H = filter_width(c);
     float filter1 = 1 / std::sqrt(2.0f * C), filter2 = 1 / std::sqrt(2.0f * H);
     bool bias = c.bias, norm_bias = bias && c.norm == NormKind::layernorm,
-         two_norms = c.block == BlockKind::sequential, filter = c.local_filter, uniform = true;
+         two_norms = layer_kind(c, 0).groups.size() > 1, filter = c.local_filter, uniform = true;
     std::vector<Section> hidden = {{F, 0, "", "--mlp-width"}},
                          heads = {{A, c.heads, "queries", "--heads"},
                                   {KV, c.kv_heads, "keys", "--kv-heads", true},

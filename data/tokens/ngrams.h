@@ -50,7 +50,7 @@ struct Lookups {
     uint64_t first;
     int count;
     std::function<std::vector<NgramTokens>(int micro_batch)> tokens;
-    const void* reader = nullptr;  // whoever reads these samples
+    const void* reader = nullptr;  // identifies the data set; null: none
 
     bool are_those_of(const Lookups& other) const {
         return first == other.first && count == other.count && reader == other.reader;

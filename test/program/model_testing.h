@@ -48,10 +48,11 @@ private:
     int valid_;
 };
 
-// The batch with what it looks up in tables, if the model has any. What was looked up before is forgotten.
-inline Batch looked_up(Gpt& g, const TestBatch& batch) {
+// The batch, once the rows that it looks up in tables are there, if the model has any. What was looked up
+// before is forgotten.
+inline const Batch& looked_up(Gpt& g, const TestBatch& batch) {
     g.tables.look_up({0, 1, [&](int) { return batch.rows(); }});
-    return g.with_lookups(*batch, 0, 0);
+    return *batch;
 }
 
 // New tables, if the model has any. Each token is a word of its own.
