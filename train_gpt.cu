@@ -943,6 +943,7 @@ inline void step_gradients(Gpt& g, DeviceBatches& batches, uint64_t first, int m
     StepShare share = step_share(g, first, micro_batches);
     zero_gradients(g);
     g.tables.look_up(batches.lookups(share.joined(), requests(share)));
+    g.stats.count_rows(g.tables.sent(), g.tables.waited_for(), g.stream);
     accumulate_gradients(g, share.joined(), batches.loads(requests(share)), share.of_token(g.workload.T));
     g.tables.sum_gradients();
 }
@@ -1070,13 +1071,13 @@ struct GptPasses final : ModelInTraining {
 // training
 // ----------------------------------------------------------------------------
 
-// While the device makes a step, lists what the next one will look up in tables, if that is as expected.
+// While the device makes a step, lists what the next one looks up in tables, if there is one as expected.
 inline void look_ahead(Gpt& g, const TrainingRun& run) {
     const int next = run.at.step + 1;
     if (!g.tables.any() || next >= run.o.steps) return;
     uint64_t first = run.at.samples + samples_of_step(run.o, run.at.step);
     StepShare share = step_share(g, first, micro_batches_of_step(run.o, next));
-    g.tables.look_ahead(run.batches->lookups(share.joined(), requests(share)));
+    g.tables.look_ahead(run.batches->lookups(share.joined(), requests(share), true));
 }
 
 // Gives the device all work of one step, and then waits for the result. A rank that meets an error, such as a
@@ -1099,10 +1100,10 @@ inline void step(Gpt& g, TrainingRun& run) {
         // the device the next step.
         g.state.update(g.stats.data, optimizer, run.spikes.limits(run.at, targets),
                        [&] { g.stats.send(g.stream); });
+        look_ahead(g, run);
         g.tables.update(make_adagrad(run.o, number), &g.stats.data->scale);
         run.timings->end_step();
     }
-    look_ahead(g, run);
     run.end_step(g.stats.result(targets, g.mesh), optimizer.learning_rate);
 }
 
@@ -1118,18 +1119,19 @@ void record_steps(const ModelConfig& config, const Workload& workload, const Zer
     Batch batch = {batch_at((const int*)numbers.data, workload.B, workload.T), workload.B, workload.T};
     batch.doc_start = nullptr;
     auto load = [&](int, int) { return batch; };
-    auto update = [&] {
+    auto update = [&](size_t next) {
         g.state.update(g.stats.data, optimizer, 0, [&] { ledger->end_step(g.stream); });
+        if (next < micro_batches.size()) g.tables.look_ahead({0, micro_batches[next], nullptr});
         g.tables.update({}, &g.stats.data->scale);
     };
-    update();
-    for (int count : micro_batches) {
+    update(0);
+    for (size_t i = 0; i < micro_batches.size(); i++) {
         zero_gradients(g);
-        g.tables.look_up({0, count, nullptr});
-        accumulate_gradients(g, count, load, 1.0f);
+        g.tables.look_up({0, micro_batches[i], nullptr});
+        accumulate_gradients(g, micro_batches[i], load, 1.0f);
         g.tables.sum_gradients();
         ledger->end_passes();
-        update();
+        update(i + 1);
     }
 }
 

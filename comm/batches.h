@@ -413,10 +413,11 @@ public:
     // batch of no rows leaves alone what is read ahead.
     Batch load(uint64_t first, int count, int slot_on_device = 0, std::optional<uint64_t> next = {}) {
         int* device = device_.data + slot_on_device * size_;
+        if (error_.empty()) error_ = std::exchange(error_ahead_, {});
         if (count == 0) return copy(empty_.data, device);
         Slot& slot = slots_[next_++ % pinned_slots];
         wait_for(slot.copied, mesh_);  // its memory is free once the last copy from it is over
-        const HostBatch* batch = read(first, count, next);
+        const HostBatch* batch = read(first, count, next, error_);
         if (!batch) return copy(empty_.data, device);
         std::copy_n(batch->tokens, size_, slot.host.data);  // the other arrays are behind it
         Batch copied = copy(slot.host.data, device);
@@ -434,14 +435,16 @@ public:
             return load(first, count, slot, request(micro + 1).first);
         };
     }
-    // Lookups in tables for `count` of them.
-    Lookups lookups(int count, const Request& request) {
+    // Lookups in tables for `count` of them. ahead: of a step that may not come, so an error is one once it
+    // loads its batches.
+    Lookups lookups(int count, const Request& request, bool ahead = false) {
         return {request(0).first, count,
-                [this, count, request](int micro) {
+                [this, count, request, ahead](int micro) {
                     auto [first, rows] = request(micro);
                     const BatchShape& shape = source_->shape();
+                    uint64_t next = request((micro + 1) % count).first;
                     const HostBatch* batch =
-                        rows > 0 ? read(first, rows, request((micro + 1) % count).first) : nullptr;
+                        rows > 0 ? read(first, rows, next, ahead ? error_ahead_ : error_) : nullptr;
                     return rows_of(batch ? *batch : host_batch(empty_.data, shape), shape.B, shape.T);
                 },
                 this};
@@ -449,9 +452,9 @@ public:
 
 private:
     // On the host, until the next one is read. Null: it could not be read.
-    const HostBatch* read(uint64_t first, int count, std::optional<uint64_t> next) {
+    const HostBatch* read(uint64_t first, int count, std::optional<uint64_t> next, NotedError& error) {
         const HostBatch* batch = nullptr;
-        note_error(error_, [&] {
+        note_error(error, [&] {
             WorksOn work("reading the next micro-batch");
             HostSpan wait(Operation::data);
             batch = &source_->load(first, count, next);
@@ -475,6 +478,7 @@ private:
     cudaStream_t stream_;
     const Mesh& mesh_;
     NotedError& error_;
+    NotedError error_ahead_;
     const size_t size_;  // ints
     DeviceArray<int> device_;
     HostArray<int> empty_;  // a batch of no rows

@@ -62,6 +62,7 @@ public:
 
     void begin_save(const SaveScope& scope) override {
         in_background_ = scope.in_background;
+        tables_.forget_stale();
         tables_.synchronize();
         squares_.clear();
         for (int layer : tables_.sizes().layers) {

@@ -14,6 +14,14 @@ host's memory, and there is no other copy of it.
                   | gather, by micro-batch                        ^ sums, in the order of tokens
               layer, forward                                  layer, backward
 
+From the host's memory the rows of the next step come while the device works on this one, but for those that
+this step's update changes. They come last, behind the update of these rows, and the next step waits for them
+alone; with staleness it takes them as they were, and waits for none. The stream of the host has, in order:
+
+    step k passes over the model      rows of k+1 that k does not change -> device
+    step k has its gradients          update of rows that k+1 takes too; these rows -> device
+    step k+1 passes over the model    update of the other rows of k; rows of k+2 that k+1 does not change ...
+
 Each sum has a fixed order: by place in the micro-batch, then micro-batch, then rank. So the bits are the same
 wherever a table lies. The squares of the summed rows count in the global norm, and the owner steps its rows
 once the factor that clips them is known: a step that is skipped leaves no trace.
@@ -96,10 +104,15 @@ struct TableLists {
     int *slots, *by_slot;   // (micro-batches, lookups) which of them each lookup is; lookups in that order
     uint64_t *asked, *own;  // (asked) own rows that ranks ask for, rank after rank; and the distinct ones
     int *rows, *order;      // (asked) which of these each is, and what is asked in that order
+    // for tables on the host
+    uint64_t* fetched;  // (asked) what is asked, in the order in which it comes to the device
+    int *place, *turn;  // (asked) where each comes to; and the order in which own rows are updated
 
     // on the host alone
     std::vector<size_t> from, to;  // rows that each rank asks this one for, and this one each
     size_t distinct = 0;           // entries of `own`
+    size_t early = 0, sent = 0;    // entries of `fetched` that need no update; that were sent to the device
+    size_t shared = 0;             // entries of `turn` that the next step takes too
     size_t wants() const { return std::accumulate(to.begin(), to.end(), (size_t)0); }
     size_t asks() const { return std::accumulate(from.begin(), from.end(), (size_t)0); }
 };
@@ -113,18 +126,18 @@ struct TableArrays {
     floatX* answers = nullptr;     // (asked, W) rows on their way to those who asked for them
     float *received = nullptr, *scratch = nullptr;  // (asked, W) gradients that ranks have sent
     float *squares = nullptr, *norm_scratch = nullptr;
-    int* slots = nullptr;                         // (slots, 2, lookups) of micro-batches
-    uint64_t *asked = nullptr, *own = nullptr;    // those of TableLists
-    int *list_rows = nullptr, *order = nullptr;   // likewise
-    int* counts = nullptr;                        // (2, owners)
+    int* slots = nullptr;                                          // (slots, 2, lookups) of micro-batches
+    uint64_t *asked = nullptr, *own = nullptr;                     // those of TableLists
+    int *list_rows = nullptr, *order = nullptr, *place = nullptr;  // likewise
+    int* counts = nullptr;                                         // (2, owners)
     uint64_t *wanted = nullptr, *asks = nullptr;  // (distinct), (asked) on their way to owners
     std::array<TableLists, 2> lists = {};
     uint64_t* known = nullptr;  // (places) hash table of the rows of a step, and which of them each is
     int* known_at = nullptr;
     size_t places = 0;
     // for tables on the host
-    floatX* host_answers = nullptr;                     // (tables, asked, W)
-    float *host_sums = nullptr, *host_scale = nullptr;  // (tables, asked, W)
+    floatX *host_answers = nullptr, *fetched = nullptr;  // (tables, asked, W), and on the device
+    float *host_sums = nullptr, *host_scale = nullptr;   // (tables, asked, W)
 
     TableArrays(Arena& memory, const TableSizes& s, const ZeroSettings& settings,
                 cudaStream_t stream = nullptr) {
@@ -143,6 +156,7 @@ struct TableArrays {
         for (size_t i = 0; i < n; i++) tables.push_back(take_table(on_host));
         memory.of("n-gram rows");
         for (size_t i = 0; i < n; i++) rows.push_back(memory.take_elements(distinct * W));
+        if (on_host) fetched = memory.take_elements(n * asked_ * W), place = memory.take<int>(asked_);
         slots = memory.take<int>((size_t)s.slots * 2 * s.lookups);
         asked = own = memory.take<uint64_t>(asked_);
         if (several) {
@@ -172,6 +186,10 @@ struct TableArrays {
             list.asked = memory.take<uint64_t>(asked_), list.own = memory.take<uint64_t>(asked_);
             list.rows = memory.take<int>(asked_), list.order = memory.take<int>(asked_);
         }
+        for (size_t i = 0; i < lists.size() && on_host; i++) {
+            lists[i].fetched = memory.take<uint64_t>(asked_);
+            lists[i].place = memory.take<int>(asked_), lists[i].turn = memory.take<int>(asked_);
+        }
         for (places = 1; places < 2 * std::max(all, asked_);) places *= 2;
         known = memory.take<uint64_t>(places), known_at = memory.take<int>(places);
         if (on_host) {
@@ -197,7 +215,7 @@ public:
         : config_(config),
           settings_(settings),
           mesh_(mesh),
-          sizes_(config, workload.B, workload.T, stage),
+          sizes_(checked(TableSizes(config, workload.B, workload.T, stage))),
           me_(index_along(stage_axes, mesh.position, mesh.shape)),
           most_at_once_(stage.layout().pipeline.micro_batches),
           compute_(compute),
@@ -209,11 +227,6 @@ public:
         if (sizes_.owners > 1 && mesh.stage().size() != (int)sizes_.owners)
             fail("mesh: has no group of a stage's ranks, and rows of tables travel there; see "
                  "MeshShape::stage_group");
-        if (sizes_.asked() > INT32_MAX)
-            fail("--ngram %s: a rank looks up to %zu rows up in a step, more than 2^31; lower "
-                 "--global-batch, or "
-                 "start more processes",
-                 config.ngram.c_str(), sizes_.asked());
         found_.resize(sizes_.lookups);
         moved_.resize(sizes_.owners > 1 ? sizes_.distinct() : 0);
         if (!settings.overlap.data) return;
@@ -249,12 +262,21 @@ public:
     }
     const NgramHash& hash() const { return *hash_; }
 
-    // Lists what will be looked up next, while the device does other work. For all ranks of the stage, as are
-    // look_up() and sum_gradients(): what one lists ahead, and then looks up, all do.
+    // Lists what will be looked up next, while the device does other work; from the host's memory rows come
+    // ahead too. Between sum_gradients() and the update() that may change these rows. For all ranks of the
+    // stage, as are look_up() and sum_gradients(): what one lists ahead, and then looks up, all do.
     void look_ahead(const Lookups& lookups) {
         if (!here()) return;
-        list(arrays_.lists[1 - front_], lookups);
+        TableLists& next = arrays_.lists[1 - front_];
+        list(next, lookups);
         ahead_ = lookups;
+        if (!on_host()) return;
+        order_fetches(next, front());
+        fetch(next, next.early);
+    }
+    // The next step sees all updates, as it does after a resume.
+    void forget_stale() {
+        if (settings_.table_staleness > 0) ahead_.reset();
     }
     // Brings the rows to the device, for the compute stream's next work. Their gradients are zero.
     void look_up(const Lookups& lookups);
@@ -269,6 +291,9 @@ public:
     // rank owns.
     void sum_gradients();
     const float* squares() const { return arrays_.squares; }
+    // Rows of this step that owners send from the host's memory, and those that waited for an update.
+    size_t sent() const { return here() && on_host() ? front().asks() : 0; }
+    size_t waited_for() const { return here() && on_host() ? front().asks() - front().early : 0; }
     // Steps what this rank owns, unless the scale (1) is NaN.
     void update(const AdaGrad& adagrad, const float* scale);
 
@@ -296,7 +321,16 @@ private:
     }
     bool on_host() const { return settings_.table_place == TablePlace::host; }
     bool several() const { return sizes_.owners > 1; }
+    const TableSizes& checked(const TableSizes& sizes) const {
+        if (sizes.asked() > INT32_MAX)
+            fail("--ngram %s: a rank is asked for %zu rows in a step, more than 2^31; lower --global-batch, "
+                 "or "
+                 "start more processes",
+                 config_.ngram.c_str(), sizes.asked());
+        return sizes;
+    }
     TableLists& front() { return arrays_.lists[front_]; }
+    const TableLists& front() const { return arrays_.lists[front_]; }
     size_t sums_of_table() const {
         return (several() ? sizes_.asked() : sizes_.distinct()) * (size_t)sizes_.W;
     }
@@ -306,6 +340,10 @@ private:
     void list_rows(TableLists& list, const Lookups& lookups);
     void ask_owners(TableLists& list);
     void list_sums(TableLists& list);
+    void order_fetches(TableLists& next, TableLists& now);
+    void fetch(TableLists& list, size_t end);
+    void update_on_host(size_t begin, size_t end, const AdaGrad& adagrad);
+    size_t where(uint64_t row) const;
     int place_of(uint64_t row, size_t& count, uint64_t* distinct);
     void forget_places() { std::fill_n(arrays_.known_at, arrays_.places, -1); }
     template <typename T>
@@ -326,7 +364,7 @@ private:
     std::vector<int> moved_;        // (distinct) where a row goes that is sorted by owner
     std::optional<Lookups> ahead_;  // was listed by look_ahead(), in the list that is not the front
     size_t front_ = 0;
-    Event order_, sums_copied_;
+    Event order_, sums_copied_, fetched_, taken_;  // rows are on the device; and their place is free again
     std::array<Event, 2> read_by_compute_, read_by_host_;  // the last work with each list
 };
 
@@ -341,9 +379,14 @@ inline void NgramTables::list(TableLists& list, const Lookups& lookups) {
     list_rows(list, lookups);
     list.from = list.to;
     list.distinct = list.wants();
-    if (!several()) return;
-    ask_owners(list);
-    if (settings_.training) list_sums(list);
+    if (several()) {
+        ask_owners(list);
+        if (settings_.training) list_sums(list);
+    }
+    if (!on_host()) return;
+    std::copy_n(list.asked, list.asks(), list.fetched);
+    std::iota(list.place, list.place + list.asks(), 0);
+    list.early = list.sent = 0;
 }
 
 // A ledger assumes that all lookups are of different rows, and that owners are asked for equally many.
@@ -352,12 +395,19 @@ inline void NgramTables::imagine(TableLists& list, const Lookups& lookups) const
     list.to.assign(sizes_.owners, all / sizes_.owners);
     list.from = list.to;
     list.distinct = list.wants();
+    list.early = list.sent = 0;
+}
+
+// The place of a row in the hash table, or the empty one that it would have.
+inline size_t NgramTables::where(uint64_t row) const {
+    size_t at = (row * 0x9e3779b97f4a7c15 >> 20) & (arrays_.places - 1);
+    while (arrays_.known_at[at] >= 0 && arrays_.known[at] != row) at = (at + 1) & (arrays_.places - 1);
+    return at;
 }
 
 // The number of a row among those that were asked for since forget_places().
 inline int NgramTables::place_of(uint64_t row, size_t& count, uint64_t* distinct) {
-    size_t at = (row * 0x9e3779b97f4a7c15 >> 20) & (arrays_.places - 1);
-    while (arrays_.known_at[at] >= 0 && arrays_.known[at] != row) at = (at + 1) & (arrays_.places - 1);
+    size_t at = where(row);
     if (arrays_.known_at[at] < 0) {
         arrays_.known[at] = row;
         distinct[count] = row;
@@ -443,8 +493,53 @@ inline void NgramTables::list_sums(TableLists& list) {
     sort_by(list.order, (int)list.asks(), [&](int i) { return list.rows[i]; });
 }
 
+// Sorts what the next step fetches and what this one updates by whether it is in both. The hash table has the
+// next step's rows.
+inline void NgramTables::order_fetches(TableLists& next, TableLists& now) {
+    bool ahead = settings_.table_prefetch > 0;
+    next.early = ahead ? next.asks() : 0;
+    now.shared = ahead ? 0 : now.distinct;
+    if (ledger || !ahead || settings_.table_staleness > 0) return;
+    std::vector<char> is_late(next.distinct);
+    size_t other = now.distinct;
+    for (size_t i = 0; i < now.distinct; i++) {
+        int found = arrays_.known_at[where(now.own[i])];
+        if (found >= 0) is_late[(size_t)found] = true;
+        now.turn[found >= 0 ? now.shared++ : --other] = (int)i;
+    }
+    auto late = [&](size_t i) { return is_late[several() ? (size_t)next.rows[i] : i]; };
+    next.early = 0;
+    for (size_t i = 0; i < next.asks(); i++) next.early += !late(i);
+    size_t early = 0, behind = next.early;
+    for (size_t i = 0; i < next.asks(); i++) {
+        size_t place = late(i) ? behind++ : early++;
+        next.place[i] = (int)place, next.fetched[place] = next.asked[i];
+    }
+}
+
 // ----------------------------------------------------------------------------
 // rows, on the device
+
+// Brings rows from the host's memory to the device: those of the list up to `end` that were not sent yet.
+inline void NgramTables::fetch(TableLists& list, size_t end) {
+    if (end == list.sent) return;
+    const int count = (int)(end - list.sent);
+    taken_.hold(host_);
+    for (size_t i = 0; i < sizes_.tables(); i++) {
+        size_t place = (i * sizes_.asked() + list.sent) * (size_t)sizes_.W;
+        floatX* there = arrays_.host_answers + place;
+        const uint64_t* rows = list.fetched + list.sent;
+        if (ledger)
+            fetch_rows(there, table_at(i), rows, count, host_);
+        else
+            host_work(host_, settings_.host_threads,
+                      [=, table = table_at(i)] { fetch_rows_cpu(there, table, rows, count); });
+        copy_async(arrays_.fetched + place, there, (size_t)count * (size_t)sizes_.W, host_);
+    }
+    fetched_.record(host_);
+    read_by_host_[(size_t)(&list - arrays_.lists.data())].record(host_);
+    list.sent = end;
+}
 
 // Rows of W numbers, `to` each rank and `from` it, which lie one after another.
 template <typename T>
@@ -470,38 +565,34 @@ inline void NgramTables::look_up(const Lookups& lookups) {
     if (!ahead_ || !ahead_->are_those_of(lookups)) list(arrays_.lists[1 - front_], lookups);
     ahead_.reset();
     front_ = 1 - front_;
-    const TableLists& l = front();
+    TableLists& l = front();
     const int asks = (int)l.asks(), W = sizes_.W;
     sums_copied_.hold(compute_);
-    copy_async(arrays_.asked, l.asked, l.asks(), compute_);
+    if (on_host()) {
+        fetch(l, l.asks());
+        copy_async(arrays_.place, l.place, l.asks(), compute_);
+        fetched_.hold(compute_);
+    } else {
+        copy_async(arrays_.asked, l.asked, l.asks(), compute_);
+    }
     if (several() && settings_.training) {
         copy_async(arrays_.own, l.own, l.distinct, compute_);
         copy_async(arrays_.list_rows, l.rows, l.asks(), compute_);
         copy_async(arrays_.order, l.order, l.asks(), compute_);
     }
-    order_.order(compute_, host_);
     for (size_t i = 0; i < sizes_.tables(); i++) {
         floatX* answers = several() ? arrays_.answers : arrays_.rows[i];
-        if (on_host()) {
-            floatX* there = arrays_.host_answers + i * sizes_.asked() * (size_t)W;
-            if (ledger)
-                fetch_rows(there, table_at(i), l.asked, asks, host_);
-            else
-                host_work(host_, settings_.host_threads, [=, table = table_at(i), rows = l.asked] {
-                    fetch_rows_cpu(there, table, rows, asks);
-                });
-            if (several()) order_.order(compute_, host_);  // the answers before these have been sent
-            copy_async(answers, there, (size_t)asks * (size_t)W, host_);
-            order_.order(host_, compute_);
-        } else {
+        if (on_host())
+            embedding_forward(answers, arrays_.place, arrays_.fetched + i * sizes_.asked() * (size_t)W,
+                              nullptr, nullptr, asks, W, compute_);
+        else
             fetch_rows(answers, table_at(i), arrays_.asked, asks, compute_);
-        }
         if (several())
             exchange(mesh_.stage(), answers, l.from, arrays_.rows[i], l.to, W, Traffic::parameters, compute_);
         if (settings_.training)
             zero_async(arrays_.grads + i * sizes_.distinct() * (size_t)W, l.wants() * (size_t)W, compute_);
     }
-    read_by_host_[front_].record(host_);
+    taken_.record(compute_);
     read_by_compute_[front_].record(compute_);
 }
 
@@ -536,28 +627,38 @@ inline void NgramTables::sum_gradients() {
 
 inline void NgramTables::update(const AdaGrad& adagrad, const float* scale) {
     if (!here()) return;
-    const TableLists& l = front();
-    const int count = (int)l.distinct;
-    const size_t each = sums_of_table();
+    TableLists& l = front();
+    const size_t each = sums_of_table(), W = (size_t)sizes_.W;
+    for (size_t i = 0; i < sizes_.tables() && !on_host(); i++)
+        step_rows(table_at(i), arrays_.own, arrays_.sums + i * each, (int)l.distinct, scale, adagrad,
+                  compute_);
     if (on_host()) {
         copy_async(arrays_.host_scale, scale, 1, compute_);  // the next step makes another
         order_.order(compute_, host_);
+        for (size_t i = 0; i < sizes_.tables(); i++)
+            copy_async(arrays_.host_sums + i * each, arrays_.sums + i * each, l.distinct * W, host_);
+        sums_copied_.record(host_);
+        TableLists& next = arrays_.lists[1 - front_];
+        size_t first = ahead_ ? l.shared : 0;
+        update_on_host(0, first, adagrad);
+        if (ahead_) fetch(next, next.asks());
+        update_on_host(first, l.distinct, adagrad);
     }
-    for (size_t i = 0; i < sizes_.tables(); i++) {
-        const float* sums = arrays_.sums + i * each;
-        if (!on_host()) {
-            step_rows(table_at(i), arrays_.own, sums, count, scale, adagrad, compute_);
-            continue;
-        }
-        float *there = arrays_.host_sums + i * each, *host_scale = arrays_.host_scale;
-        copy_async(there, sums, (size_t)count * (size_t)sizes_.W, host_);
+    read_by_host_[front_].record(host_);
+}
+
+// Updates rows in the order of `turn`; if none comes first, in their own.
+inline void NgramTables::update_on_host(size_t begin, size_t end, const AdaGrad& adagrad) {
+    const TableLists& l = front();
+    const int* turn = begin > 0 || end < l.distinct ? l.turn + begin : nullptr;
+    const float* scale = arrays_.host_scale;
+    for (size_t i = 0; i < sizes_.tables() && end > begin; i++) {
+        const float* sums = arrays_.host_sums + i * sums_of_table();
         if (ledger)
-            step_rows(table_at(i), l.own, there, count, host_scale, adagrad, host_);
+            step_rows(table_at(i), l.own, sums, (int)(end - begin), scale, adagrad, host_);
         else
             host_work(host_, settings_.host_threads, [=, table = table_at(i), rows = l.own] {
-                step_rows_cpu(table, rows, there, count, host_scale, adagrad);
+                step_rows_cpu(table, rows, sums, (int)(end - begin), scale, adagrad, turn);
             });
     }
-    if (on_host()) sums_copied_.record(host_);
-    read_by_host_[front_].record(host_);
 }

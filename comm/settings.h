@@ -70,6 +70,8 @@ inline ZeroSettings zero_settings(const Options& o, size_t element_bytes = sizeo
             .keep_master = o.master_weights && element_bytes < sizeof(float),
             .offload = o.offload == Offload::optimizer,
             .table_place = o.ngram_place,
+            .table_prefetch = o.ngram_prefetch,
+            .table_staleness = o.ngram_staleness,
             .host_threads = host_threads,
             .overlap = o.overlap,
             .reduce_dtype = o.reduce_dtype,

@@ -22,6 +22,7 @@ struct StepResult {
     bool stop;            // a rank was asked to stop
     bool saved;           // no rank need be waited for to go on with a checkpoint
     bool save;            // the first rank's clock says that one is due
+    float late_rows;      // share of the rows from hosts' memory that waited for an update; NaN: none came
 };
 
 // The statistics on the device (1), and what of them was sent to the host.
@@ -33,6 +34,13 @@ public:
 
     // Makes the loss of all ranks NaN, because this one has an error.
     void poison(cudaStream_t stream) { fill(&data->loss, NAN, 1, stream); }
+
+    // Rows of tables that came from this rank's host, and those of them that waited for an update.
+    void count_rows(size_t rows, size_t late, cudaStream_t stream) {
+        if (rows == 0) return;
+        fill(&data->rows, (float)rows, 1, stream);
+        fill(&data->late, (float)late, 1, stream);
+    }
 
     // Sends the host what they are when the stream comes here.
     void send(cudaStream_t stream) {
@@ -46,7 +54,14 @@ public:
         const StepStatistics& s = *host_.data;
         bool saved = s.saved > (float)mesh.shape.ranks() - 0.5f;
         bool finite = s.norm <= FLT_MAX && std::abs(s.loss) <= FLT_MAX, stepped = !std::isnan(s.scale);
-        return {(float)(s.loss / targets), s.norm, finite, stepped, s.stop > 0, saved, s.save > 0};
+        return {(float)(s.loss / targets),
+                s.norm,
+                finite,
+                stepped,
+                s.stop > 0,
+                saved,
+                s.save > 0,
+                s.late / s.rows};
     }
 
 private:

@@ -372,7 +372,8 @@ struct TrainingRun {
         if (!next_is_a_step()) model.state.synchronize();
         uint64_t trained_on = at.samples - at.spikes.samples_passed_over();
         progress.step(at.step, trained_on * o.sequence_length, result.loss, result.gradient_norm,
-                      learning_rate, seconds_now() - started, sent_bytes() - sent_before, !result.stepped);
+                      learning_rate, seconds_now() - started, sent_bytes() - sent_before, !result.stepped,
+                      result.late_rows);
         spikes.add_step(at, result.loss, result.gradient_norm, !result.stepped);
         status.set_seconds_left(progress.seconds_left(at.step));
         if (o.log_trust_ratios > 0 && at.step % o.log_trust_ratios == 0 && world.is_root())

@@ -40,7 +40,9 @@ struct ZeroSettings {
     bool keep_master = false;  // an fp32 copy of the parameters for the optimizer
     bool offload = false;
     TablePlace table_place = TablePlace::device;  // n-gram tables have their rows there
-    int host_threads = 0;                         // OpenMP threads of steps on the host; 0: as OpenMP chooses
+    int table_prefetch = 1,
+        table_staleness = 0;  // on the host: steps that rows come ahead; updates they miss
+    int host_threads = 0;     // OpenMP threads of steps on the host; 0: as OpenMP chooses
     Overlap overlap = true;
     Dtype reduce_dtype = Dtype::fp32;  // of gradients on their way to other data ranks
     int prefetch = 1;                  // level 3: units gathered ahead of their use
@@ -101,11 +103,13 @@ struct StepStatistics {
     float stop;     // ranks that were asked to stop
     float saved;    // ranks that need not be waited for to go on with a checkpoint
     float save;     // 1 if the first rank's clock says that a checkpoint is due
+    float rows;     // rows of tables that came from the host's memory
+    float late;     // those of them that waited for an update
     // these follow from them
     float norm;   // the gradients' norm
     float scale;  // by which they are multiplied; NaN: nothing is stepped
 };
-constexpr int summed_statistics = 5;
+constexpr int summed_statistics = 7;
 static_assert(offsetof(StepStatistics, norm) == summed_statistics * sizeof(float));
 
 // All memory of a state, by the ranks of its shard group.

@@ -83,13 +83,15 @@ inline void put_rows_cpu(const TableRows& table, const uint64_t* rows, const flo
     }
 }
 
+// chosen (count): which of the rows are stepped; null: the first ones.
 inline void step_rows_cpu(const TableRows& table, const uint64_t* rows, const float* grads, int count,
-                          const float* scale, const AdaGrad& a) {
+                          const float* scale, const AdaGrad& a, const int* chosen = nullptr) {
     constexpr int lanes = 32;
     if (std::isnan(*scale)) return;
 #pragma omp parallel for
-    for (int i = 0; i < count; i++) {
-        const float* grad = grads + (size_t)i * table.W;
+    for (int turn = 0; turn < count; turn++) {
+        size_t i = (size_t)(chosen ? chosen[turn] : turn);
+        const float* grad = grads + i * table.W;
         float sums[lanes] = {};
         for (int w = 0; w < table.W; w++) {
             float g = grad[w] * *scale;
@@ -149,7 +151,8 @@ __global__ void put_rows_kernel(TableRows table, const uint64_t* rows, const flo
 // A warp for each row, which no other has.
 __global__ void step_rows_kernel(TableRows table, const uint64_t* rows, const float* grads, int count,
                                  const float* scale_at, AdaGrad a) {
-    int i = (int)((blockIdx.x * blockDim.x + threadIdx.x) / warp_size), lane = threadIdx.x % warp_size;
+    int i = (int)(blockIdx.x * (blockDim.x / warp_size) + threadIdx.x / warp_size),
+        lane = threadIdx.x % warp_size;
     float scale = *scale_at;
     if (i >= count || scale != scale) return;
     const float* grad = grads + (size_t)i * table.W;

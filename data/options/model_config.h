@@ -158,10 +158,12 @@ inline std::vector<bool> layers_with_table(const ModelConfig& c) {
 // Each head has a prime number of rows, and no two have the same: n-grams that share a row of one head have
 // rows of their own in others.
 inline std::vector<NgramHead> ngram_heads(const ModelConfig& c) {
+    // Divisors are 2, 3 and what neither divides.
     auto is_prime = [](uint64_t n) {
-        for (uint64_t divisor = 2; divisor * divisor <= n; divisor++)
-            if (n % divisor == 0) return false;
-        return n > 1;
+        if (n < 5 || n % 2 == 0 || n % 3 == 0) return n == 2 || n == 3;
+        for (uint64_t divisor = 5; divisor * divisor <= n; divisor += 6)
+            if (n % divisor == 0 || n % (divisor + 2) == 0) return false;
+        return true;
     };
     std::vector<NgramHead> heads;
     uint64_t rows = (uint64_t)c.ngram_rows / (uint64_t)c.ngram_heads + 1, first = 0;

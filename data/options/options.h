@@ -201,6 +201,8 @@ struct Options : ModelConfig, Cut, Arithmetic {
     float adam_eps = 1e-8f;
     float muon_momentum = 0.95f;
     float ngram_lr = 0.02f;
+    int ngram_prefetch = 1;   // steps
+    int ngram_staleness = 0;  // likewise
     float gradient_clip = 1;
 
     double spike_sigma = 0;  // deviations; 0: nothing is a spike

@@ -116,6 +116,17 @@ inline void check_trace(const Options& options) {
     }
 }
 
+// Rows miss updates where they come ahead of them.
+inline void check_staleness(const Options& options) {
+    if (options.ngram_staleness == 0 || options.ngram.empty()) return;
+    const char* remedy = options.ngram_place != TablePlace::host ? "--ngram-place host"
+                         : options.ngram_prefetch == 0           ? "--ngram-prefetch 1"
+                                                                 : nullptr;
+    if (remedy)
+        fail("--ngram-staleness %d: the rows of a step are read behind all updates; give %s too, or 0",
+             options.ngram_staleness, remedy);
+}
+
 // Checks compare ranks: they need some that hold, or could compute, the same.
 inline void check_comparisons(const Options& options) {
     if (options.check_replay > 0 && options.dp == 1) {
@@ -174,6 +185,7 @@ inline void complete_training(Options& options, int processes, const LayoutChoic
     check_optimizer_options(options);
     check_trace(options);
     check_comparisons(options);
+    check_staleness(options);
     if (!options.batch_ramp.empty() && parse_batch_ramp(options.batch_ramp).steps >= options.steps) {
         fail("--batch-ramp %s: ends after the run's %d steps; give fewer steps, or a longer run",
              options.batch_ramp.c_str(), options.steps);

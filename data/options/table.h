@@ -506,6 +506,15 @@ inline const std::vector<OptionRow>& option_table() {
          "devices, or in that of hosts, from where a step's rows come to the devices, and whose cores step "
          "them. The result is the same.",
          overridable, !positional, later},
+        {FIELD(ngram_prefetch), "Layout", alike, range(0, 1),
+         "--ngram-place host: steps that rows come ahead of their use, while devices compute. Those that an "
+         "update has yet to change come behind it; the result is the same.",
+         overridable, !positional, later},
+        {FIELD(ngram_staleness), "Layout", alike, range(0, 1),
+         "--ngram-place host: updates that a step's rows may miss. 1: a step waits for none, and sees rows "
+         "as "
+         "they were before the last step's update, unless a validation, a check or a save lies between.",
+         overridable_noted, !positional, later},
         {FIELD(offload), "Layout", alike, by_name,
          "What lives in the memory of the host: the optimizer's state, updated there, frees device memory."},
         {FIELD(throttle_link), "Layout", alike, range(0, 1000),

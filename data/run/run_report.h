@@ -16,6 +16,7 @@ What a run is about to do, for its header.
 #include "data/options/help.h"  // options_summary
 #include "data/options/options.h"
 #include "data/options/schedule.h"
+#include "data/run/run_log.h"  // are_comparable
 #include "data/base/program_version.h"
 #include "data/base/screen.h"
 #include "data/tokens/token_loader.h"

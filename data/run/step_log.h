@@ -111,7 +111,7 @@ public:
 
     // tokens: trained on in all. sent_bytes: by this rank. skipped: the weights were left as they were.
     void step(int step, uint64_t tokens, float loss, float gradient_norm, float learning_rate, double seconds,
-              uint64_t sent_bytes, bool skipped = false) {
+              uint64_t sent_bytes, bool skipped = false, float late_rows = NAN) {
         double rate = tokens_of_step(o_, step - 1) / seconds;
         meter_.add_step(rate);
         recent_ = recent_ == 0 ? 1 / rate : 0.95 * recent_ + 0.05 / rate;
@@ -127,6 +127,7 @@ public:
                                        {"time", utc_time()}};
         if (meter_.has_peak()) line["mfu"] = meter_.mfu(rate);
         if (o_.ranks() > 1) line["sent_bytes"] = sent_bytes;
+        if (!std::isnan(late_rows)) line["late_rows"] = late_rows;
         if (skipped) line["skipped"] = true;
         write(line);
         interval_.add(step, tokens_of_step(o_, step - 1), loss, gradient_norm, seconds);

@@ -1108,6 +1108,9 @@ TEST_CASE("layouts that do not fit, and the nearest that do") {
         {1, "--check-replicas 5", "--check-replicas 5: everything is held by one rank alone; leave it out"},
         {2, "--check-replicas 5 --zero 3", "alone; give a smaller --shard-group, or --check-replay"},
         {2, "--pp 2 --check-replay 5", "there is one"},
+        {1, "--ngram 2 --ngram-staleness 1", "read behind all updates; give --ngram-place host too, or 0"},
+        {1, "--ngram 2 --ngram-place host --ngram-prefetch 0 --ngram-staleness 1",
+         "give --ngram-prefetch 1 too"},
     };
     for (auto& row : rows) {
         CAPTURE(row.processes);

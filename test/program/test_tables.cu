@@ -4,6 +4,8 @@ leaves no trace in them.
 */
 // devices: cpu cuda
 // seconds: 3
+#include <set>
+
 #include "test/program/model_testing.h"
 
 namespace {
@@ -47,23 +49,41 @@ std::vector<float> bits_of(Gpt& g) {
     return bits;
 }
 
-// Makes a step; ahead: other tokens are expected before these. It is left out if its norm exceeds a limit.
-StepResult make_step(Gpt& g, int number, bool ahead = false, float most_norm = FLT_MAX) {
-    std::vector<int> tokens = tokens_of(number), others = tokens_of(99);
+// The batch that a step expects next: none, the one that comes, or another.
+enum class Ahead { nothing, next, another };
+
+// Makes a step. It is left out if its norm exceeds a limit.
+StepResult make_step(Gpt& g, int number, Ahead ahead = Ahead::nothing, float most_norm = FLT_MAX) {
+    int expected = ahead == Ahead::next ? number + 1 : 99;
+    std::vector<int> tokens = tokens_of(number), others = tokens_of(expected);
     TestBatch batch(B, T, tokens, tokens), other(B, T, others, others);
-    if (ahead) g.tables.look_ahead(lookups_of(other, 7));
     zero_gradients(g);
     g.tables.look_up(lookups_of(batch, (uint64_t)number));
+    g.stats.count_rows(g.tables.sent(), g.tables.waited_for(), g.stream);
     accumulate_gradients(g, *batch, 1.0f / batch.valid(), true);
     g.tables.sum_gradients();
     ClipLimits limits = 1.0f;
     limits.most_norm = most_norm;
     g.state.update(g.stats.data, adamw_optimizer({1e-2, 0.9, 0.95, 1e-8, 0.1, number, false}, 0), limits);
+    if (ahead != Ahead::nothing) g.tables.look_ahead(lookups_of(other, (uint64_t)expected));
     g.tables.update({0.05f, 1e-8f, number}, &g.stats.data->scale);
     return read_result(g, batch.valid());
 }
-void train_step(Gpt& g, int number, bool ahead = false) {
+void train_step(Gpt& g, int number, Ahead ahead = Ahead::nothing) {
     CHECK(make_step(g, number, ahead).finite);
+}
+
+// The rows that a batch looks up.
+std::set<uint64_t> rows_of_batch(Gpt& g, int number) {
+    std::vector<int> tokens = tokens_of(number);
+    TestBatch batch(B, T, tokens, tokens);
+    std::set<uint64_t> rows;
+    for (const NgramTokens& text : batch.rows()) {
+        std::vector<uint64_t> found((size_t)(text.count * g.tables.sizes().heads));
+        g.tables.hash().look_up(found.data(), text, 0, g.tables.sizes().heads);
+        rows.insert(found.begin(), found.end());
+    }
+    return rows;
 }
 
 ZeroSettings on(TablePlace place, ZeroSettings settings = with_master) {
@@ -93,17 +113,139 @@ TEST_CASE("tables take the memory that is planned") {
 }
 
 TEST_CASE("a table has the same bits on the device and on the host, whatever was looked up ahead") {
-    std::vector<float> bits[3];
-    for (int i = 0; i < 3; i++) {
-        Gpt g(with_tables(), workload(true), on(i == 1 ? TablePlace::host : TablePlace::device));
+    std::vector<float> first;
+    for (TablePlace place : {TablePlace::device, TablePlace::host}) {
+        for (Ahead ahead : {Ahead::nothing, Ahead::next, Ahead::another}) {
+            for (int prefetch : {1, 0}) {
+                ZeroSettings settings = on(place);
+                settings.table_prefetch = prefetch;
+                Gpt g(with_tables(), workload(true), settings);
+                initialize(g.state, 5);
+                begin_tables(g, 5);
+                for (int step = 1; step <= 4; step++) train_step(g, step, ahead);
+                std::vector<float> bits = bits_of(g);
+                if (first.empty()) first = bits;
+                CHECK(same_bits(bits, first));
+            }
+        }
+    }
+    CHECK(std::ranges::count(first, 0.0f) > 0);  // rows that nothing has come to
+}
+
+TEST_CASE("a step waits for the rows that the one before changed, and for no others") {
+    for (int staleness : {0, 1}) {
+        ZeroSettings settings = on(TablePlace::host);
+        settings.table_staleness = staleness;
+        Gpt g(with_tables(), workload(true), settings);
         initialize(g.state, 5);
         begin_tables(g, 5);
-        for (int step = 1; step <= 3; step++) train_step(g, step, i == 2);
-        bits[i] = bits_of(g);
+        train_step(g, 1, Ahead::next);
+        float late = make_step(g, 2, Ahead::next).late_rows;
+        std::set<uint64_t> before = rows_of_batch(g, 1), now = rows_of_batch(g, 2);
+        auto shared = (float)std::ranges::count_if(now, [&](uint64_t row) { return before.contains(row); });
+        CHECK(shared > 0);
+        CHECK(shared < (float)now.size());
+        CHECK(late == (staleness ? 0.0f : shared / (float)now.size()));
     }
-    CHECK(same_bits(bits[0], bits[1]));
-    CHECK(same_bits(bits[0], bits[2]));
-    CHECK(std::ranges::count(bits[0], 0.0f) > 0);  // rows that nothing has come to
+}
+
+TEST_CASE("stale rows are those of before the last update, and what is saved is not") {
+    ZeroSettings settings = on(TablePlace::host);
+    settings.table_staleness = 1;
+    Gpt g(with_tables(), workload(true), settings);
+    initialize(g.state, 5);
+    begin_tables(g, 5);
+    train_step(g, 1);
+    std::vector<int> tokens = tokens_of(2);
+    TestBatch batch(B, T, tokens, tokens);
+    auto looked_up = [&] {
+        g.tables.look_up(lookups_of(batch, 2));
+        synchronize(g.stream);
+        return from_device(g.tables.rows(0), rows_of_batch(g, 2).size() * 8);
+    };
+    std::vector<floatX> old = looked_up();
+    train_step(g, 3);
+    CHECK_FALSE(same_bits(looked_up(), old));
+    old = looked_up();
+    train_step(g, 1, Ahead::next);
+    CHECK(same_bits(looked_up(), old));
+    CHECK_FALSE(same_bits(looked_up(), old));
+    old = looked_up();
+    train_step(g, 1, Ahead::next);
+    g.tables.forget_stale();
+    CHECK_FALSE(same_bits(looked_up(), old));
+}
+
+// Sums by lists are those of the embedding, and rows that are not looked up stay as they are.
+TEST_CASE("a table is a dense embedding with the same optimizer, to the bit") {
+    constexpr int W = 8, micro_batches = 3;
+    ModelConfig config = with_tables();
+    config.ngram_layers = "1";
+    const int rows = (int)rows_of_table(config), N = B * T * ngram_head_count(config);
+    for (TablePlace place : {TablePlace::device, TablePlace::host}) {
+        Layout layout;
+        layout.pipeline.micro_batches = micro_batches;
+        Gpt g(config, workload(true), on(place), one_process(), layout);
+        begin_tables(g, 5);
+        Buffer<float> dense_grads(rows * W), scratch(embedding_backward_scratch(N, W)), scale(1);
+        cudaCheck(cudaMemsetAsync(scratch, 0, scratch.size() * sizeof(float), g.stream));
+        fill(scale, 0.5f, 1, g.stream);
+        std::vector<floatX> values(rows * W);
+        std::vector<float> squares(rows);
+        TableRows dense = g.tables.table(1);
+        dense.values = values.data(), dense.squares = squares.data();
+        std::vector<uint64_t> all(rows);
+        std::iota(all.begin(), all.end(), 0);
+        fetch_rows_cpu(values.data(), dense, all.data(), rows);
+        for (int step = 1; step <= 4; step++) {
+            std::vector<std::unique_ptr<TestBatch>> batches;
+            for (int micro = 0; micro < micro_batches; micro++) {
+                std::vector<int> tokens = tokens_of(step * 10 + micro);
+                batches.push_back(std::make_unique<TestBatch>(B, T, tokens, tokens));
+            }
+            g.tables.look_up({0, micro_batches, [&](int micro) { return batches[micro]->rows(); }});
+            synchronize(g.stream);
+            cudaCheck(cudaMemsetAsync(dense_grads, 0, dense_grads.size() * sizeof(float), g.stream));
+            for (int micro = 0; micro < micro_batches; micro++) {
+                std::vector<uint64_t> found;
+                for (const NgramTokens& text : batches[micro]->rows()) {
+                    std::vector<uint64_t> of_row((size_t)text.count * g.tables.sizes().heads);
+                    g.tables.hash().look_up(of_row.data(), text, 0, g.tables.sizes().heads);
+                    found.insert(found.end(), of_row.begin(), of_row.end());
+                }
+                std::vector<int> tokens(found.begin(), found.end()), order(N);
+                sort_by_token(order.data(), tokens.data(), N);
+                std::vector<float> random(N * W);
+                for (int i = 0; i < N * W; i++) random[i] = random_uniform(philox(step, i).at[micro]) - 0.5f;
+                Buffer<floatX> dout(random);
+                Buffer<int> tokens_there(tokens), order_there(order);
+                embedding_backward(dense_grads, nullptr, scratch, dout, tokens_there, order_there, nullptr,
+                                   nullptr, N, W, g.stream);
+                PlacesOfRows places = g.tables.places(micro, 0);
+                Buffer<floatX> looked_up(N * W);
+                embedding_forward(looked_up, places.of_lookups, g.tables.rows(1), nullptr, nullptr, N, W,
+                                  g.stream);
+                sum_rows(g.tables.grads(1), scratch, (const floatX*)dout, places.of_lookups, places.in_order,
+                         N, W, g.stream);
+                synchronize(g.stream);
+                std::vector<floatX> expected;
+                for (int row : tokens)
+                    expected.insert(expected.end(), &values[row * W], &values[row * W] + W);
+                CHECK(same_bits(looked_up.host(), expected));
+            }
+            g.tables.sum_gradients();
+            AdaGrad adagrad = {0.05f, 1e-8f, step};
+            g.tables.update(adagrad, scale);
+            g.tables.synchronize();
+            float half = 0.5f;
+            step_rows_cpu(dense, all.data(), dense_grads.host().data(), rows, &half, adagrad);
+        }
+        CHECK(same_bits(from_device(g.tables.own(1).squares, rows), squares));
+        std::vector<floatX> own = from_device(g.tables.own(1).values, rows * W);
+        for (int i = 0; i < rows * W; i++)
+            if (squares[i / W] == 0) own[i] = values[i];  // such rows have no values yet
+        CHECK(same_bits(own, values));
+    }
 }
 
 TEST_CASE("lookups that are not trained on leave no trace") {
@@ -129,7 +271,7 @@ TEST_CASE("a step that is left out leaves no trace in the tables") {
     begin_tables(g, 5);
     train_step(g, 1);
     auto before = bits_of(g);
-    CHECK_FALSE(make_step(g, 2, false, 1e-9f).stepped);
+    CHECK_FALSE(make_step(g, 2, Ahead::nothing, 1e-9f).stepped);
     CHECK(same_bits(bits_of(g), before));
 }
 

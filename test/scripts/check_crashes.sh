@@ -320,8 +320,10 @@ for n in 1 2; do
     report "asked to stop while it saves, on $n ranks" "$trouble" "$name"
 done
 
-# Killed again and again, and resumed each time from what is there. A run that gets to its end is begun anew.
-long=(--zero 1 --steps 800 --save-every 4 --keep 2 --log-every 1)
+# Killed again and again, and resumed each time from what is there. A run that gets to its end is begun anew. Its tables begin
+# exactly behind each save, so a run that resumes misses the same updates.
+long=(--zero 1 --steps 800 --save-every 4 --keep 2 --log-every 1 --ngram 1,2 --ngram-rows 200 --ngram-width 8 --ngram-place host
+    --ngram-staleness 1)
 ranks 4 "$cpu" "${tiny[@]}" "${long[@]}" --run-dir undisturbed >undisturbed.out 2>undisturbed.err ||
     echo "FAILED to run undisturbed"
 

@@ -12,7 +12,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/layouts.sh
 checks=72
-[ -z "$EVERY" ] || checks=125
+[ -z "$EVERY" ] || checks=126
 plan $checks
 cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
 # one that does not change: with some texts differences grow ten times as large within the steps
@@ -115,7 +115,7 @@ neutral='
 --zero 2                   | --check-replicas 2 --check-replay 3
 --pp 2 --zero 3            | --check-replicas 1 --check-replay 2 --overlap off
 --pp 2 --zero 1            | --check-replay 2 --pp-schedule zero-bubble
---zero 1 --ngram 1,2 --ngram-rows 99 --ngram-width 8 | --ngram-place host --overlap off --recompute block --check-replay 2
+--zero 1 --ngram 1,2 --ngram-rows 99 --ngram-width 8 | --ngram-place host --recompute block --check-replay 3
 '
 more_neutral='
 --zero 0                   | --offload optimizer
@@ -130,6 +130,7 @@ more_neutral='
 --pp 2                     | --pp-schedule gpipe
 --pp 2                     | --pp-schedule zero-bubble
 --tp 2 --optimizer lamb    | --overlap off --offload optimizer
+--pp 2 --ngram 1,2 --ngram-rows 99 --ngram-width 8 --ngram-place host | --overlap off --ngram-prefetch 0
 --zero 3 --shard-group 2   |
 '
 declare -A first_run
