@@ -81,7 +81,7 @@ cores    := $(shell nproc)
 # products in bf16 that this processor has
 flags     = $(shell sed -n 's/^flags.*: //p;T;q' /proc/cpuinfo 2>/dev/null)
 cpu_bf16  = $(strip $(if $(filter avx512_bf16,$(flags)),bf16 dot products) $(if $(filter amx_bf16,$(flags)),AMX))
-# whether Linux gives large arrays pages of 2 MiB: always, madvise (to who asks, as the program does) or never
+# if Linux gives large arrays pages of 2 MiB: always, madvise (to who asks, as the program does) or never
 huge_pages = $(shell sed -n 's/.*\[\(.*\)\].*/\1/p' /sys/kernel/mm/transparent_hugepage/enabled 2>/dev/null)
 staged   := $(if $(filter cuda-mpi,$(DEVICE)-$(COMM)),yes)# GPUs that talk through host memory and MPI
 ifneq ($(filter-out address thread,$(SANITIZE)),)

@@ -1,33 +1,33 @@
 /*
-train_gpt pre-trains GPT-style transformers. This is a training step, and where each of its lines lives:
+train_gpt pre-trains GPT-style transformers. This is one training step, and where each line is implemented:
 
     for each micro-batch, in the order of the pipeline's schedule        run_micro_batches; comm/pipeline.h
         x = wte[tokens] + wpe[positions]                                 embed_forward
         for each layer                                                   stage_forward
             x = x + attention(norm(x));  x = x + mlp(norm(x))            block_forward
         loss = cross_entropy(norm(x) wte^T, targets)                     head_forward, classify
-        the gradients of all that, from the last line to the first       stage_backward, *_backward
+        compute the gradients of these lines, last to first              stage_backward, *_backward
         sum each unit's gradients over the data ranks                    ZeroState::reduce_gradients
     clip the gradients by their global norm                              ZeroState::update
-    step the parameters that this rank owns, by AdamW or another         kernels/adamw.cuh
-    bring new parameters to all who use them                             ZeroState::publish in comm/zero.h
+    update the parameters this rank owns (AdamW or another optimizer)    kernels/adamw.cuh
+    send the new parameters to the ranks that use them                   ZeroState::publish in comm/zero.h
 
-On one process the lines about other ranks do nothing, and the rest is the same. From top to bottom:
+In a single process the lines about other ranks do nothing; the rest is the same. The sections of this file:
 
-    model         what a rank has of it, and the memory that it takes
-    layers        attention, MLP, block, embedding, head: each forward, with its backward directly under it
-    stage         the part of both passes that one pipeline stage makes
+    model         the part of the model that a rank holds, and its memory
+    layers        attention, MLP, block, embedding, head: each forward pass, with its backward pass below it
+    stage         the part of both passes that one pipeline stage runs
     step          micro-batches: losses, gradients
-    passes        logits of what comes next, and losses of batches, for those who do not train
-    training      a step of a run; the train command, with the loop
-    commands      a model that is loaded for sample and eval; the table of all commands; main
+    passes        logits of the next token and losses of batches, for generation and evaluation
+    training      one step of a run; the train command with its loop
+    commands      loading a model for sample and eval; the table of all commands; main
 
-The arithmetic of a layer is in kernels/, one file each: the formula, the plain loop that specifies it, the
-CUDA kernels. How the work is cut over ranks is in comm/: matrices over tensor ranks in tensor_parallel.h,
-parameters in zero.h. The parameters are one table, of name, shape, initialisation, decay and shards, beside
-the switches that they follow from: data/options/model_config.h. The activations are another, of name, size
-and lifetime: comm/activations.h. What is read and written on disk, and what the commands make of passes
-through a model, is in data/.
+kernels/ has the arithmetic of each layer, one file per layer: the formula, the plain loop that specifies it,
+the CUDA kernels. comm/ divides the work over ranks: tensor_parallel.h cuts matrices over tensor ranks, and
+zero.h cuts parameters over data ranks. data/options/model_config.h lists all parameters in one table (name,
+shape, initialization, decay and shards), beside the switches that determine them. comm/activations.h lists
+all activations in another (name, size and lifetime). data/ reads and writes all files, and has what the
+commands do with a model's outputs.
 */
 #include <algorithm>
 #include <cmath>
@@ -40,18 +40,18 @@ through a model, is in data/.
 #include "comm/activations.h"        // Workload, ActivationMemory, ActivationArrays
 #include "comm/inference.h"          // ModelPasses, Generator, BatchLosses; the sample and eval commands
 #include "comm/memory_plan.h"        // memory_plan, stream_size
-#include "comm/ngram_checkpoint.h"   // NgramCheckpoint: what of NgramTables is saved
+#include "comm/ngram_checkpoint.h"   // NgramCheckpoint: saves and loads NgramTables
 #include "comm/ngram_tables.h"       // NgramTables: rows that n-grams look up
 #include "comm/batches.h"            // batches read once for all ranks of a machine
 #include "comm/plan_report.h"        // the plan command
-#include "comm/zero_checkpoint.h"    // ZeroCheckpoint: what of ZeroState is saved
+#include "comm/zero_checkpoint.h"    // ZeroCheckpoint: saves and loads ZeroState
 #include "comm/run_command.h"        // run_program: from main() to a command on every rank
 #include "comm/selftest.h"           // the selftest command
 #include "comm/settings.h"           // zero_settings, make_optimizer, wants_graphs
 #include "comm/run_device.h"         // print_rate, task_key
 #include "comm/tensor_parallel.h"    // column_parallel, row_parallel
-#include "comm/training_plan.h"      // open_training: what is refused before a run begins
-#include "comm/training_run.h"       // TrainingRun: what comes between the steps of a run
+#include "comm/training_plan.h"      // open_training: checks that precede a run
+#include "comm/training_run.h"       // TrainingRun: everything between the steps of a run
 #include "comm/zero.h"               // ZeroState: parameters, gradients and optimizer state, cut over ranks
 #include "data/commands/commands.h"  // the command line, and commands without a device
 #include "kernels/attention.cuh"     // attention_forward, attention_backward
@@ -73,31 +73,31 @@ struct Gpt {
     ModelConfig config;
     Workload workload;
     const Mesh& mesh;
-    Stage stage;             // this rank's part of the model,
-    ParameterLayout layout;  // and where its parameters lie
+    Stage stage;             // this rank's part of the model
+    ParameterLayout layout;  // offsets of its parameters
     const Norm norm = norm_kernel(config.norm);
     const bool swiglu = config.mlp == MlpKind::swiglu;
-    const RowsInPlace in_place{config, workload.recompute};  // of norms whose readers are recomputed
+    const RowsInPlace in_place{config, workload.recompute};  // norms whose rows recomputation has regathered
 
     ComputeStream compute;
     cudaStream_t stream = compute.stream;
-    Arena memory;        // holds everything that follows
+    Arena memory;        // owns the arrays of all members below
     ZeroState state;     // parameters, gradients, optimizer state
-    Pipeline pipeline;   // activations from stage to stage
+    Pipeline pipeline;   // sends activations between stages
     NgramTables tables;  // rows that n-grams look up
     ActivationMemory<Activations> activations;
-    // each layer's, for the micro-batch that is worked on; what they share is in all of them, and in acts[0]
+    // one per layer, for the current micro-batch; arrays that layers share are in each, so also in acts[0]
     std::vector<Activations>& acts;
     BlockProducts products;    // products with the blocks' matrices
-    SequenceParallel rows;     // activations' rows, over tensor ranks
+    SequenceParallel rows;     // activation rows, cut over tensor ranks
     TensorParallel tp;         // linear layers over tensor ranks
     float* rope;               // (positions, R/2, 2) cosines and sines
     StatisticsOnDevice stats;  // losses and norm of the step
-    Graphs graphs;             // graphs of the work on a micro-batch
-    // products leave these to messages, but in passes that say otherwise
+    Graphs graphs;             // CUDA graphs of the passes over a micro-batch
+    // SMs that products leave free for communication kernels, unless a pass sets its own number
     SparedMultiprocessors spares{spared({})};
 
-    // layout.mesh is the mesh's shape.
+    // layout.mesh must be the shape of `mesh`.
     Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings, const Mesh& mesh,
         const Layout& layout);
     Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings)
@@ -106,25 +106,25 @@ struct Gpt {
 
     Dims dims(const Batch& batch) const { return {config, rows.ranks(), batch.B, batch.T}; }
 
-    // Views into a unit: 0 is the embedding, then come the blocks, and then the head if it has a matrix of
-    // its own. What they show is there while the unit is acquired, or its gradients have begun.
+    // Views of a unit's tensors: unit 0 is the embedding, then come the blocks, and then the head if it has
+    // its own matrix. Weights are valid while the unit is acquired, gradients after begin_gradients().
     UnitTensors<floatX> weights(int unit) const { return layout.tensors(unit, state.params(unit)); }
     UnitTensors<float> gradients(int unit) const {
         return workload.training ? layout.tensors(unit, state.grads(unit)) : UnitTensors<float>();
     }
-    // the units of the last norm, which lies beside the last block, and of the classifier's weights (Vp, C)
+    // units of the last norm, which is stored with the last block, and of the classifier's weights (Vp, C)
     int last_norm_unit() const { return config.layers; }
     int classifier_unit() const { return config.tie_embeddings ? 0 : layout.last_unit(); }
     Tensor classifier_weight() const { return config.tie_embeddings ? wte : headw; }
     int local_vocab() const { return padded_vocab(config, rows.ranks()); }
 
-    // Multiprocessors that products of this pass leave to messages.
+    // Returns the number of SMs that products of this pass leave free for communication kernels.
     int spared(const PassOfStep& pass) const {
         return spared_by_products(mesh.shape, rows.chunks(),
                                   messages_beside(pass, state.cuts_params(), state.ranks_in_step() > 1));
     }
 
-    // Points acts to what is kept for this task.
+    // Points acts at the activations of this task.
     void bind_activations(const PipelineTask& task) {
         activations.bind(task);
         products.begin_work();
@@ -161,39 +161,41 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
 // layers
 // ----------------------------------------------------------------------------
 //
-// A block as each of t tensor ranks makes it. Between products a rank has n of the N rows, its own (drawn in
-// comm/tensor_parallel.h); a product works on all of them. C, the width of the stream, is whole; heads and
-// the MLP are the rank's part (Dims in comm/stage.h has all letters).
+// How each tensor rank computes a block. Between products a rank holds only its own n of the N rows (see the
+// figure in comm/tensor_parallel.h); a product works on all N. C, the width of the residual stream, is whole;
+// heads and the MLP are this rank's part (Dims in comm/stage.h defines all letters).
 //
 //     stream_norm      residual (n, C)    -> norm1 (n, C)
-//     qkv              all_norm1 (N, C)   -> qkv (N, QKV)              the own rows of all ranks are gathered
-//     attention        qkv                -> att (N, A)                a rank has heads of its own
-//     attproj          att                -> delta (n, C)              sums over the ranks are scattered
+//     qkv              all_norm1 (N, C)   -> qkv (N, QKV)              all-gather of the ranks' own rows
+//     attention        qkv                -> att (N, A)                each rank has its own heads
+//     attproj          att                -> delta (n, C)              reduce-scatter
 //     stream_norm      residual + delta   -> residual2, norm2 (n, C)
-//     fc, gelu         all_norm2 (N, C)   -> fc (N, F1), act (N, F)    gathered
-//     fcproj           act                -> delta (n, C)              scattered; the next norm adds it
+//     fc, gelu         all_norm2 (N, C)   -> fc (N, F1), act (N, F)    all-gather
+//     fcproj           act                -> delta (n, C)              reduce-scatter; the next norm adds it
 //
 // In a parallel block fc reads all_norm1 too: rows are gathered once for both halves, and their sums are
-// scattered once. The backward pass is the mirror image: the gradient of a sum, dresidual, is gathered in
-// dmlp_out or datt_out, and the gradient of gathered rows is summed and scattered to dnorm. Gradients that a
-// rank makes from its own rows or heads, as those of norms are, ZeroState::update sums over tensor ranks.
+// scattered once. The backward pass is the mirror image: dresidual, the gradient of a sum, is gathered into
+// dmlp_out or datt_out, and the gradient of gathered rows is reduce-scattered into dnorm. Gradients that a
+// rank computes from only its own rows or heads, such as those of norms, are summed over tensor ranks by
+// ZeroState::update.
 
-// A norm, of the residual stream or within a local filter, of the own rows of this rank.
+// A norm over this rank's own rows, of the residual stream or within a local filter.
 struct NormLayer {
     Norm norm;
     const floatX *weight, *bias;
     float *dweight, *dbias;
     floatX *inp = nullptr, *out = nullptr;   // (n, C)
     float *mean = nullptr, *rstd = nullptr;  // (n)
-    // (1) in fp8, or null: the amax of the rows it makes, and that of its input's gradient
+    // (1) fp8: amax of the output rows, and of the input's gradient; or null
     float *amax = nullptr, *dinp_amax = nullptr;
-    float* dinp_column_sums = nullptr;  // (C) become the sums of that gradient's columns; or null
-    // (n, C) a part of the output's gradient that dnorm has not: a connection around products; or null
+    float* dinp_column_sums = nullptr;  // (C) receives the column sums of the input's gradient; or null
+    // (n, C) the part of the output's gradient that bypasses the products (a skip connection), so that dnorm
+    // lacks it; or null
     const floatX* dout_beside = nullptr;
 };
 
-// The arrays of a block for one micro-batch, and their sizes: all that its sublayers share. Weights are there
-// while the block's unit is acquired.
+// The arrays of a block for one micro-batch, and their sizes: everything that its sublayers share. Weights
+// are valid while the block's unit is acquired.
 struct BlockArrays {
     Gpt& g;
     const Batch& batch;
@@ -212,8 +214,8 @@ struct BlockArrays {
           w(g.weights(number + 1)),
           dw(g.gradients(number + 1)) {}
 
-    // The linear layer with this matrix and bias, cut as the matrix's row in the table of tensors says, and
-    // with these operands. bias: tensor_count where there is none
+    // Returns the linear layer with this matrix, bias and operands, cut over tensor ranks as the matrix's row
+    // in the table of tensors says. bias: tensor_count if there is none
     Linear linear(Tensor weight, Tensor bias, Linear operands) const {
         LocalShape shape = g.layout.here(weight);
         operands.parallel = shape.shard == Shard::columns ? Parallel::row : Parallel::column;
@@ -223,9 +225,9 @@ struct BlockArrays {
         return operands;
     }
 
-    // The copy in fp8 of an activation (N, width) for the products that read it; empty without fp8. measured:
-    // the kernel that writes the activation finds its amax, which takes one that writes all rows; norms, and
-    // GELUs that are fused with products, do not on several tensor ranks.
+    // Returns the fp8 copy of an activation (N, width) for the products that read it; empty without fp8.
+    // measured: the kernel that writes the activation also computes its amax. That kernel must write all
+    // rows; norms, and GELUs that are fused with products, do not if there are several tensor ranks.
     Fp8Operand in_fp8(char* memory, int width, bool measured) const {
         return Fp8Operand::in_memory(memory, (size_t)d.N * width, measured);
     }
@@ -236,16 +238,16 @@ struct BlockArrays {
     }
 };
 
-// The residual stream and what is added to it. Their sum is left to the norm that reads it, which makes it in
-// the same pass over memory. Without a delta, the stream is whole.
+// The residual stream, and a delta yet to be added to it. The norm that reads the sum computes it, in the
+// same pass over memory. Without a delta, `residual` is the sum already.
 struct Sum {
     const floatX *residual, *delta = nullptr;  // (n, C)
 };
 
 // ---- norms
 
-// The norm of a sum, which it writes to l.inp. If the stream is whole, it lies there. Without out, the sum
-// alone is made.
+// Computes the norm of a sum, and writes the sum to l.inp. Without a delta, the sum is in l.inp already. If
+// l.out is null, computes only the sum.
 inline void stream_norm(Gpt& g, const NormLayer& l, const Sum& x, int n) {
     int C = g.config.channels;
     if (!l.out) {
@@ -261,7 +263,7 @@ inline void stream_norm(Gpt& g, const NormLayer& l, const Sum& x, int n) {
                      l.amax);
 }
 
-// Adds the gradient of the norm's input, which it makes of dnorm and dout_beside, to dinp.
+// Computes the gradient of the norm's input from dnorm and dout_beside, and adds it to dinp.
 inline void stream_norm_backward(Gpt& g, const NormLayer& l, floatX* dinp, const Activations& a, int n) {
     int C = g.config.channels;
     if (!l.out) return;
@@ -272,9 +274,9 @@ inline void stream_norm_backward(Gpt& g, const NormLayer& l, floatX* dinp, const
 
 // ---- sublayers
 
-// A sublayer reads a norm of the residual stream, and adds to the stream. Those of a parallel block do so
-// side by side and share one gather and one scatter: the first gathers the norm's rows, and the last scatters
-// the sum of what all of them add.
+// A sublayer reads a norm of the residual stream, and adds to the stream. The sublayers of a parallel block
+// work side by side and share one gather and one scatter: the first gathers the norm's rows, and the last
+// scatters the sum of all their outputs.
 struct Sublayer {
     const BlockArrays& l;
     const LinearInput inp;  // the norm's rows
@@ -286,19 +288,19 @@ struct Sublayer {
     Sublayer(const BlockArrays& l, const LinearInput& inp, Side side) : l(l), inp(inp), side(side) {}
     virtual ~Sublayer() = default;
 
-    // Computes delta, the sum of what sublayers side by side add, from this rank's rows of the norm.
+    // Computes delta from this rank's rows of the norm. Sublayers side by side are summed into one delta.
     virtual void forward() const = 0;
     // Recomputes what the forward pass did not keep, by the same operations, so with the same bits.
     virtual void recompute(Recompute kind) const = 0;
-    // Computes dnorm, the sum of what sublayers side by side make, from dresidual, the stream's gradient.
+    // Computes dnorm from dresidual, the stream's gradient. Sublayers side by side are summed into one dnorm.
     virtual void backward(WeightGradients weights) const = 0;
-    // Its linear layers, the last first.
+    // Returns its linear layers, last to first.
     virtual std::vector<const Linear*> linears() const = 0;
 
 protected:
-    // The linear layer that adds to the stream, so its output's gradient is the stream's. copy: where all
-    // rows of that are gathered, or where it waits for weight gradients that are made later, when the
-    // stream's has changed; null: dresidual is read where it is.
+    // Returns the linear layer that adds to the stream; the gradient of its output is dresidual. copy:
+    // receives all rows of dresidual, gathered from tensor ranks or saved for deferred weight gradients, as
+    // dresidual changes before those are computed. Null: dresidual is read in place.
     Linear linear_to_stream(Tensor weight, Tensor bias, const LinearInput& inp, floatX* copy) const {
         return l.linear(weight, bias,
                         {.inp = inp,
@@ -308,8 +310,9 @@ protected:
     }
 };
 
-// ---- n-gram memory: key and value = ngram(rows of a table that n-grams look up); the value is added to the
-// stream as far as the key agrees with its norm. Without a gate there is a value alone.
+// ---- n-gram memory: key, value = ngram(the table rows of a token's n-grams). A gate scales the value by how
+// well the key matches the norm of the stream, and the result is added to the stream. Without a gate there is
+// no key, and the value is added as it is.
 
 struct NgramMemory : Sublayer {
     const int layer, W = g.config.ngram_width, rows = d.N * d.K;
@@ -331,7 +334,7 @@ struct NgramMemory : Sublayer {
 
     void recompute(Recompute) const override { gather_rows(); }
 
-    // Makes the gradient of the matrix at once, for it costs little.
+    // Computes the matrix's gradient right away, even if others are deferred: it costs little.
     void backward(WeightGradients) const override {
         if (gate)
             ngram_gate_backward(a.dnorm, a.dngram_kv, a.dresidual, a.ngram_score, a.ngram_key_rstd,
@@ -356,7 +359,7 @@ struct Attention : Sublayer {
     Linear qkv = l.linear(qkvw, qkvb, {.inp = inp, .dout = a.dqkv, .dout8 = dqkv8});
     Linear attproj =
         linear_to_stream(attprojw, attprojb, {a.att, att8}, a.datt_out ? a.datt_out : a.dmlp_out);
-    // (QKV) the gradient of qkv's bias, if the backward pass of attention makes it, and qkv's does not
+    // (QKV) gradient of qkv's bias, if attention's backward pass computes it instead of qkv's; else null
     float* dqkvb = attention_makes_bias_gradient(g.config) ? std::exchange(qkv.dbias, nullptr) : nullptr;
     AttentionShape heads =
         self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, l.kind.window, l.batch.doc_start);
@@ -373,7 +376,7 @@ struct Attention : Sublayer {
     void recompute(Recompute kind) const override {
         if (is_recomputed(SublayerKind::attention, kind)) {
             hidden();
-            keep_input(g.tp, attproj);  // in fp8; the product, which is not made again, would do so
+            keep_input(g.tp, attproj);  // fp8; otherwise kept by the product, which is not recomputed
         } else if (g.config.qk_norm) {
             finish_qkv();
         }
@@ -392,7 +395,7 @@ struct Attention : Sublayer {
 
     std::vector<const Linear*> linears() const override { return {&attproj, &qkv}; }
 
-    // The layer whose backward pass follows that of attproj, for its input is regathered meanwhile.
+    // The layer whose backward pass follows attproj's. Its input is regathered during attproj's.
     virtual const Linear& next_backward() const { return qkv; }
     virtual void qkv_forward(floatX* out) const { column_parallel(g.tp, qkv, out, side); }
     virtual void qkv_backward(WeightGradients weights) const {
@@ -414,8 +417,7 @@ struct Attention : Sublayer {
         attention_forward(a.att, a.lse, a.qkv, heads, g.stream, att8.amax());
     }
 
-    // Queries and keys with their own norm, if they have one, and with their positions, if these are
-    // rotations.
+    // Applies QK-norm to queries and keys if the model has it, and RoPE if positions are rotary.
     void finish_qkv() const {
         if (g.config.qk_norm)
             qk_norm_forward(a.qkv, a.qk_rstd, a.qkv_raw, l.w[qnormw], l.w[knormw], rope, rows,
@@ -452,7 +454,7 @@ struct Mlp : Sublayer {
                 gelu_forward(fc.gelu, a.act, a.fc, (size_t)d.N * d.F, g.stream);
             return;
         }
-        // attention, the first of a parallel block, gathers the rows if it is recomputed
+        // the first sublayer gathers the rows; in a parallel block that is attention, if it is recomputed
         bool gathered = begins(side) || is_recomputed(SublayerKind::attention, kind);
         if (!gathered) g.rows.gather(inp.own, inp.all, d.N, d.C);
         hidden(!swiglu_is_made_backward(g.config, g.workload));
@@ -479,9 +481,8 @@ struct Mlp : Sublayer {
 // ---- filtered attention: queries and keys = qk(filternorm(x + filter2(filter1(x)))), values = v(x)
 //
 // Localized filtering attention (Wu et al., "YUAN 2.0: A Large Language Model with Localized Filtering-based
-// Attention", 2023), of x = norm1: queries and keys are made of a token and the two before it, by two
-// convolutions over two tokens each. What comes before a document, or before the first convolution's outputs
-// there, is zero.
+// Attention", 2023), on x = norm1: queries and keys depend on a token and the two before it, through two
+// convolutions over two tokens each. The inputs of both convolutions are zero before the start of a document.
 
 struct FilteredAttention : Attention {
     Fp8Operand filtered8 = l.in_fp8(a.filtered_fp8, d.C, l.has_all_rows());
@@ -490,7 +491,7 @@ struct FilteredAttention : Attention {
     Linear filter2 = convolution(filter2w, filter2b, {a.filter1, l.in_fp8(a.filter1_fp8, d.H, false)},
                                  a.dfilter_out ? a.dfilter_out : a.dfilter_sum, a.dtaps2, a.filter2_state);
     NormLayer filternorm = {Norm::rmsnorm, l.w[filternormw], nullptr, l.dw[filternormw], nullptr};
-    // Products with parts of one matrix, for their inputs differ.
+    // qk and v multiply by parts of one matrix separately, because their inputs differ.
     Linear qk = qkv.outputs(0, rows.qk_heads() * d.HS, filtered, a.dqk_and_v);
     Linear v = qkv.outputs(qk.OC, d.NKV* d.HS, inp, a.dqk_and_v + (size_t)d.N * qk.OC);
 
@@ -516,12 +517,12 @@ struct FilteredAttention : Attention {
         stream_norm(g, filternorm, {a.norm1, a.delta}, d.n);
         floatX* values = a.qk_and_v + (size_t)d.N * qk.OC;
         column_parallel(g.tp, qk, a.qk_and_v);
-        column_parallel(g.tp, v, values, Side::middle);  // all rows of norm1 are in place
+        column_parallel(g.tp, v, values, Side::middle);  // filter1 has gathered all rows of norm1
         copy_columns(out, d.QKV, a.qk_and_v, qk.OC, qk.OC, d.N, g.stream);
         copy_columns(out + qk.OC, d.QKV, values, v.OC, v.OC, d.N, g.stream);
     }
 
-    // Leaves dfilter_sum, the gradient of the connection around the filter, to norm1.
+    // Leaves the gradient of the skip connection around the filter in dfilter_sum, for norm1's backward pass.
     void qkv_backward(WeightGradients weights) const override {
         copy_columns(qk.dout, qk.OC, a.dqkv, d.QKV, qk.OC, d.N, g.stream);
         copy_columns(v.dout, v.OC, a.dqkv + qk.OC, d.QKV, v.OC, d.N, g.stream);
@@ -543,7 +544,7 @@ struct FilteredAttention : Attention {
         return linear;
     }
 
-    // For the next token of each text that is written, if any is.
+    // Saves the state for the next token of each text being generated, if there are any.
     void save_conv_state(const Linear& filter) const {
         if (!filter.conv.state) return;
         size_t row = 2 * filter.OC;
@@ -554,13 +555,13 @@ struct FilteredAttention : Attention {
 
 // ---- block
 
-// A block, as both passes see it: sublayers in groups, each of which reads one norm. It is made for each
+// A block, for both passes: groups of sublayers, where each group reads one norm. Built for each pass of a
 // micro-batch.
 struct Block : BlockArrays {
     struct Group {
         NormLayer norm;
         std::vector<std::unique_ptr<Sublayer>> sublayers = {};
-        bool is_recomputed = false;  // any of them
+        bool is_recomputed = false;  // true if any of them is
 
         void add(SublayerKind kind, const BlockArrays& l, int layer, const LinearInput& inp, Side side) {
             is_recomputed |= ::is_recomputed(kind, l.g.workload.recompute);
@@ -601,7 +602,7 @@ struct Block : BlockArrays {
     }
     Block(const Block&) = delete;
 
-    // Those of all sublayers, the last first.
+    // Returns the linear layers of all sublayers, last to first.
     std::vector<const Linear*> linears() const {
         std::vector<const Linear*> all;
         for (const Group& group : groups) {
@@ -614,12 +615,12 @@ struct Block : BlockArrays {
     }
 };
 
-// A transformer block. x: its predecessor's output, not yet added up.
+// Computes a transformer block. x: the previous block's output, with its delta not yet added
 //
 //     sequential    y = x + attention(norm1(x)),  out = y + mlp(norm2(y))
 //     parallel      out = x + attention(norm1(x)) + mlp(norm1(x))
 //
-// Before either, a layer with a table of n-grams adds what it finds there: x = x + memory(norm(x)).
+// Before either, a layer with an n-gram table adds its memory: x = x + memory(norm(x)).
 inline Sum block_forward(Gpt& g, const Block& l, Sum x) {
     for (const Block::Group& group : l.groups) {
         stream_norm(g, group.norm, x, l.d.n);
@@ -629,14 +630,14 @@ inline Sum block_forward(Gpt& g, const Block& l, Sum x) {
     return x;
 }
 
-// Recomputes what the forward pass did not keep, by --recompute:
+// Recomputes what the forward pass did not keep, depending on --recompute:
 //
-//     elementwise    norms, queries and keys with a norm of their own, activation functions
-//     mlp            those, and fc: all of the MLP but its last product
-//     block          all of the block but its last product
+//     elementwise    norms, QK-norm with RoPE, activation functions
+//     mlp            those, and fc: all of the MLP except its last product
+//     block          all of the block except its last product
 //
-// In fp8 the forward pass kept the inputs of products, as they are multiplied, so norms and activation
-// functions are made again only where a product is.
+// In fp8 the forward pass kept the quantized inputs of products, so norms and activation functions are
+// recomputed only where a product is.
 inline void recompute(Gpt& g, const Block& l) {
     Recompute kind = g.workload.recompute;
     if (kind == Recompute::none) return;
@@ -651,7 +652,7 @@ inline void recompute(Gpt& g, const Block& l) {
     }
 }
 
-// Turns dresidual, the gradient of the block's output, into that of its input.
+// Turns dresidual from the gradient of the block's output into that of its input.
 inline void block_backward(Gpt& g, const Block& l, WeightGradients weights) {
     recompute(g, l);
     for (size_t i = l.groups.size(); i-- > 0;) {
@@ -663,8 +664,8 @@ inline void block_backward(Gpt& g, const Block& l, WeightGradients weights) {
 
 // ---- embedding: out = wte[token] + wpe[position]
 
-// Writes this rank's own rows, (n, C). Each tensor rank has a part of the vocabulary, and the first adds the
-// positions.
+// Writes this rank's own rows (n, C). Each tensor rank looks up its part of the vocabulary; only the first
+// adds the positions, so that the sum over ranks has them once.
 inline void embed_forward(Gpt& g, const Batch& batch, floatX* out) {
     Dims d = g.dims(batch);
     g.state.acquire(0, +1);
@@ -677,14 +678,14 @@ inline void embed_forward(Gpt& g, const Batch& batch, floatX* out) {
     g.state.release(0);
 }
 
-// Computes the gradients of the tables from dresidual.
+// Adds to the gradients of wte and wpe, from dresidual.
 inline void embed_backward(Gpt& g, const Batch& batch, bool last_micro_batch) {
     Dims d = g.dims(batch);
     g.state.begin_gradients(0);
     auto dw = g.gradients(0);
     floatX *own = g.acts[0].dresidual, *all = g.tp.partial_sums(own);
     g.rows.gather(own, all, d.N, d.C);
-    float* dpositions = g.rows.rank() == 0 ? dw[wpe] : nullptr;  // see the forward pass
+    float* dpositions = g.rows.rank() == 0 ? dw[wpe] : nullptr;  // only rank 0 added positions
     embedding_backward(dw[wte], dpositions, g.acts[0].scratch, all, batch.tokens, batch.by_token,
                        batch.positions, batch.by_position, d.N, d.C, g.stream, g.stage.vocab());
     g.state.reduce_gradients(0, last_micro_batch);
@@ -709,7 +710,7 @@ inline void head_forward(Gpt& g, const Batch& batch, const Sum& x) {
     g.state.release(g.last_norm_unit());
 }
 
-// Gathers all rows of normf, which the classifier reads, where those of a block's norm are no longer read.
+// Returns all rows of normf, gathered for the classifier into all_norm1, which no block reads by then.
 inline const floatX* classifier_input(Gpt& g, const Dims& d) {
     auto& a = g.acts[0];
     floatX* all = a.all_norm1 ? a.all_norm1 : a.normf;
@@ -730,12 +731,12 @@ inline void classify_rows(Gpt& g, float* losses, const int* targets, float dloss
         g.rows.exchange(a.parts, part);
     }
     classifier(a.logits, losses, targets, dloss, rows, V, Vp, want_gradient, g.stream,
-               {a.parts, ranks, first_token});  // without ranks there are no parts
+               {a.parts, ranks, first_token});  // a.parts is null on a single tensor rank
 }
 
-// On the last stage: adds the sum of the losses to the statistics. With a gradient, each loss is scaled by
-// dloss: writes dnorm, the gradient of normf, and adds to that of the classifier's weights. Logits exist for
-// loss_chunk tokens at a time, which is why this layer makes both passes at once.
+// For the last stage: adds the sum of the losses to the statistics. want_gradient: also scales each loss by
+// dloss, writes dnorm, the gradient of normf, and adds to the gradient of the classifier's weights. Logits
+// exist for only loss_chunk tokens at a time, so this layer runs both passes together.
 inline void classify(Gpt& g, const Batch& batch, float dloss, bool want_gradient) {
     auto& a = g.acts[0];
     Dims d = g.dims(batch);
@@ -761,12 +762,12 @@ inline void classify(Gpt& g, const Batch& batch, float dloss, bool want_gradient
     }
     g.state.release(unit);
     if (want_gradient) g.rows.scatter(a.dnorm, dnorm, d.N, C);
-    // all tensor ranks know the losses, and one counts them
+    // all tensor ranks have the losses; only one adds them
     if (g.rows.rank() == 0) sum_losses(&g.stats.data->loss, a.losses, d.N, g.stream);
 }
 
-// Computes dresidual from dnorm, as classify() leaves it. The gradients of the norm, which lies in the last
-// block's unit, are reduced with those of that block.
+// Computes dresidual from the dnorm that classify() wrote. The last norm is stored in the last block's unit,
+// so its gradients are reduced with those of that block.
 inline void head_backward(Gpt& g, const Batch& batch, Matrices matrices) {
     int unit = g.last_norm_unit();
     Dims d = g.dims(batch);
@@ -782,11 +783,11 @@ inline void head_backward(Gpt& g, const Batch& batch, Matrices matrices) {
 // stage
 // ----------------------------------------------------------------------------
 
-// The layers are cut into parts, of which a stage has one, or one for each of its chunks. A task is a pass of
-// one micro-batch through one part.
+// The layers are cut into parts, and each stage has one part per chunk. A task is one pass of one micro-batch
+// through one part.
 
-// Makes the forward pass of a task: from tokens, or the stream that the part before sent, to the stream for
-// the next part, or to normf.
+// Runs the forward pass of a task: from tokens (first part) or the stream that the previous part sent, to the
+// stream for the next part or normf (last part).
 inline void stage_forward(Gpt& g, const Batch& batch, const PipelineTask& task) {
     Dims d = g.dims(batch);
     int begin = g.stage.first_layer(task.chunk), end = g.stage.end_layer(task.chunk);
@@ -804,8 +805,8 @@ inline void stage_forward(Gpt& g, const Batch& batch, const PipelineTask& task) 
         head_forward(g, batch, x);
 }
 
-// Measures a gradient of the stream that another part sent: its amax and column sums, which a norm finds of
-// those that it makes.
+// Computes, for a gradient of the stream that another part sent, what a norm's backward pass would have left:
+// its amax (fp8) and its column sums (bias).
 inline void measure_stream_gradient(Gpt& g, const floatX* gradient, const Dims& d) {
     auto& a = g.acts[0];
     if (a.dresidual_scale) find_amax(a.dresidual_scale, gradient, (size_t)d.n * d.C, g.stream);
@@ -814,17 +815,17 @@ inline void measure_stream_gradient(Gpt& g, const floatX* gradient, const Dims& 
     matmul_backward_bias(a.dresidual_sums, a.scratch, gradient, d.n, d.C, g.stream);
 }
 
-// Makes the backward pass of a task: from the loss, or from the gradient that the next part sent, to the
-// gradients of the blocks and of the stream, which the part before is sent; or to those of the tables. After
-// the last micro-batch of a step the gradients of each unit are summed over the ranks as soon as they are
-// there.
+// Runs the backward pass of a task: from the loss (last part) or the gradient that the next part sent, to the
+// gradients of the blocks and the stream's gradient for the previous part, or the gradients of the embedding
+// tables (first part). After the last micro-batch of a step, each unit's gradients are summed over the ranks
+// as soon as they are complete.
 inline void stage_backward(Gpt& g, const Batch& batch, const PipelineTask& task, float dloss,
                            bool last_micro_batch) {
     bool now = task.work == PipelineWork::backward;
     Matrices matrices = now ? Matrices::overwritten : Matrices::added_to;
     if (task.part == g.stage.last_part()) {
         classify(g, batch, dloss, true);
-        // embed_backward() adds to tied embeddings that are on this stage
+        // embed_backward() adds to tied embeddings on this stage, and reduces them afterwards
         bool used_again = g.config.tie_embeddings && g.stage.has_embedding();
         if (!used_again) g.state.reduce_gradients(g.classifier_unit(), last_micro_batch);
         head_backward(g, batch, matrices);
@@ -843,13 +844,14 @@ inline void stage_backward(Gpt& g, const Batch& batch, const PipelineTask& task,
     if (task.part == 0) embed_backward(g, batch, last_micro_batch);
 }
 
-// Makes the gradients of the blocks' matrices that stage_backward() deferred, from activations alone.
+// Computes the weight gradients of the blocks that stage_backward() deferred (zero-bubble). It reads
+// activations and gradients, but no weights, so it acquires no unit.
 inline void stage_weight_gradients(Gpt& g, const Batch& batch, const PipelineTask& task,
                                    bool last_micro_batch) {
     for (int number = g.stage.end_layer(task.chunk) - 1; number >= g.stage.first_layer(task.chunk);
          number--) {
         LaunchGuard::tick();
-        // A table's matrix has its gradient already.
+        // NgramMemory::backward has already computed the gradient of a table's matrix.
         g.state.begin_gradients(number + 1,
                                 g.stage.has_table(number) ? Matrices::added_to : Matrices::overwritten);
         Block l(g, number, batch);
@@ -858,8 +860,8 @@ inline void stage_weight_gradients(Gpt& g, const Batch& batch, const PipelineTas
     }
 }
 
-// Goes through a list of actions on micro-batches of `tokens` tokens. load(micro_batch, slot) brings one to
-// the device when the first action on it comes, work(batch, task) does the actions of this stage.
+// Runs this stage's list of actions on micro-batches of `tokens` tokens. load(micro_batch, slot) copies a
+// micro-batch to the device when its first action is due; work(batch, task) runs an action.
 template <typename Load, typename Work>
 void run_micro_batches(Gpt& g, const std::vector<PipelineAction>& actions, int tokens, Load&& load,
                        Work&& work) {
@@ -895,8 +897,8 @@ inline void forward(Gpt& g, const Batch& batch) {
 // step
 // ----------------------------------------------------------------------------
 
-// Adds the losses of micro-batches load(0, slot), load(1, slot) ... to the statistics, and their gradients,
-// with losses that count dloss times. ends_step: they are the last of the step.
+// Adds the losses of micro-batches load(0, slot), load(1, slot) ... to the statistics, and the gradients of
+// dloss times these losses to the gradients. ends_step: these are the last micro-batches of the step.
 template <typename Load>
 void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, bool ends_step = true) {
     auto actions = pipeline_actions(g.stage.pipeline(micro_batches), g.stage.number());
@@ -922,13 +924,13 @@ void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, b
                       });
 }
 
-// Starts a step: no gradient, no loss.
+// Starts a step: resets gradients and statistics.
 inline void zero_gradients(Gpt& g, Matrices matrices = Matrices::overwritten) {
     g.state.zero_gradients(matrices);
     g.stats.clear(g.stream);
 }
 
-// The samples of a micro-batch of this rank, by its number in the step.
+// Returns the samples of this rank's micro-batches, by their number in the step.
 inline std::function<BatchRequest(int)> requests(const StepShare& share) {
     return [share](int micro) -> BatchRequest { return {share.sample(micro), share.samples(micro)}; };
 }
@@ -938,7 +940,8 @@ inline StepShare step_share(const Gpt& g, uint64_t first, int micro_batches) {
             micro_batches,       g.workload.B};
 }
 
-// The losses and gradients of `micro_batches` micro-batches on all data ranks, from sample `first` on.
+// Computes the losses and gradients of `micro_batches` micro-batches, counted over all data ranks, starting
+// at sample `first`.
 inline void step_gradients(Gpt& g, DeviceBatches& batches, uint64_t first, int micro_batches) {
     StepShare share = step_share(g, first, micro_batches);
     zero_gradients(g);
@@ -949,10 +952,10 @@ inline void step_gradients(Gpt& g, DeviceBatches& batches, uint64_t first, int m
 }
 
 // ----------------------------------------------------------------------------
-// passes beside training
+// passes outside training steps
 // ----------------------------------------------------------------------------
 
-// The passes that texts and evaluations (comm/inference.h) ask for, and a run between its steps.
+// The passes that generation and evaluation (comm/inference.h) use, and a training run between its steps.
 struct GptPasses final : ModelInTraining {
     Gpt& g;
     std::optional<NgramCheckpoint> saved_tables;
@@ -1002,7 +1005,7 @@ struct GptPasses final : ModelInTraining {
         }
     }
 
-    // Adds the losses of `count` batches to the statistics; after each, added(number) on the last stage.
+    // Adds the losses of `count` batches to the statistics; the last stage calls added(number) after each.
     template <typename Loader, typename Added>
     void add_losses(int count, Loader&& load, Added&& added) {
         auto work = [&](const Batch& batch, const PipelineTask& task) {
@@ -1049,12 +1052,12 @@ struct GptPasses final : ModelInTraining {
     }
 
     void gradients_beside(DeviceBatches& batches, uint64_t first) override {
-        // All of them, for what is made is looked at where only some passes over a unit are done.
+        // Zeroes matrices too: a unit's gradients are examined when only some of the passes over it are done.
         zero_gradients(g, Matrices::added_to);
         float of_token = 1.0f / ((float)g.workload.B * g.workload.T);
         auto request = [=, B = g.workload.B](int) -> BatchRequest { return {first, B}; };
         Lookups beside = batches.lookups(1, request);
-        beside.reader = nullptr;  // some ranks may have listed just these ahead, and all must do the same
+        beside.reader = nullptr;  // some ranks may have listed exactly these ahead, and all must act alike
         g.tables.look_up(beside);
         accumulate_gradients(g, 1, batches.loads(request), of_token, false);
     }
@@ -1071,7 +1074,7 @@ struct GptPasses final : ModelInTraining {
 // training
 // ----------------------------------------------------------------------------
 
-// While the device makes a step, lists what the next one looks up in tables, if there is one as expected.
+// While the device runs a step, lists the table rows of the next step, if one is expected to follow.
 inline void look_ahead(Gpt& g, const TrainingRun& run) {
     const int next = run.at.step + 1;
     if (!g.tables.any() || next >= run.o.steps) return;
@@ -1080,15 +1083,15 @@ inline void look_ahead(Gpt& g, const TrainingRun& run) {
     g.tables.look_ahead(run.batches->lookups(share.joined(), requests(share), true));
 }
 
-// Gives the device all work of one step, and then waits for the result. A rank that meets an error, such as a
-// launch that fails, finishes the step, but makes the loss NaN on all ranks, so no rank changes its weights.
+// Launches all work of one step, then waits for the result. A rank that hits an error, such as a failed
+// launch, finishes the step but makes the loss NaN on all ranks, so that no rank changes its weights.
 inline void step(Gpt& g, TrainingRun& run) {
     Phase phase("step");
     const int number = run.at.step;
     const auto targets = (double)tokens_of_step(run.o, number);
     run.begin_step();
     Optimizer optimizer = make_optimizer(run.o, number);
-    if (batch_changes(run.o, number)) g.graphs.clear(g.stream);  // they have the share of a token in it
+    if (batch_changes(run.o, number)) g.graphs.clear(g.stream);  // graphs contain a token's loss weight
     {
         LaunchGuard guard;
         {
@@ -1096,8 +1099,8 @@ inline void step(Gpt& g, TrainingRun& run) {
             step_gradients(g, *run.batches, run.at.samples, micro_batches_of_step(run.o, number));
         }
         run.tell_ranks(g.stats);
-        // The statistics are sent before the weights change: while they do, the host can read them and give
-        // the device the next step.
+        // The statistics are sent before the weights change, so that the host can read them and launch the
+        // next step while the optimizer runs.
         g.state.update(g.stats.data, optimizer, run.spikes.limits(run.at, targets),
                        [&] { g.stats.send(g.stream); });
         look_ahead(g, run);
@@ -1107,14 +1110,14 @@ inline void step(Gpt& g, TrainingRun& run) {
     run.end_step(g.stats.result(targets, g.mesh), optimizer.learning_rate);
 }
 
-// For plans; see comm/plan_times.h.
+// Records the work of steps in the ledger, for plans; see comm/plan_times.h.
 void record_steps(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings,
                   const Optimizer& optimizer, const Layout& layout, const MeshPosition& position,
                   const std::vector<int>& micro_batches) {
     Mesh mesh(layout.mesh, position);
     Gpt g(config, workload, settings, mesh, layout);
-    g.graphs.on = true;  // passes that are alike are written down once
-    ledger->forget();    // making it is no part of a step
+    g.graphs.on = true;  // identical passes are recorded once
+    ledger->forget();    // building the model is not part of a step
     DeviceArray<int> numbers(batch_ints(workload.B, workload.T));
     Batch batch = {batch_at((const int*)numbers.data, workload.B, workload.T), workload.B, workload.T};
     batch.doc_start = nullptr;
@@ -1161,7 +1164,7 @@ inline void train(const TrainingLine& line, const World& world) {
 // commands
 // ----------------------------------------------------------------------------
 
-// A model that is not trained any further.
+// A model loaded from a checkpoint, for inference only.
 struct LoadedGpt {
     Gpt g;
     GptPasses passes{g};
@@ -1182,7 +1185,7 @@ inline std::shared_ptr<ModelPasses> load_model(const InferencePlan& plan, const 
     return {loaded, &loaded->passes};
 }
 
-// Every rank runs its command with this, by the type of the options; data/options/help.h has the names.
+// Runs the command of a rank, selected by the type of its options; data/options/help.h has the names.
 struct CommandWork {
     const World& world;
 
@@ -1198,7 +1201,7 @@ struct CommandWork {
     }
 };
 
-// The program, which test programs can be too (test/program/train_gpt.cu).
+// The program as a function, so that test programs can run it too (test/program/train_gpt.cu).
 inline int run_train_gpt(int argc, char** argv) {
     return run_program(argc, argv, [](const CommandLine& line, const World& world) {
         std::visit(CommandWork{world}, line);

@@ -1,7 +1,7 @@
 /*
-How long activations are kept, and where. A table has one row for each; a row is in memory as often as its
-values are needed at the same time, which follows from the pipeline's schedule. While a piece of work of the
-schedule runs, each layer sees the instances that are its own through a struct of pointers, the View.
+How long activations are kept, and where. A table has one row for each; the number of a row's instances in
+memory is the most that are needed at the same time, which follows from the pipeline's schedule. While a task
+of the schedule runs, each layer sees its own instances through a struct of pointers, the View.
 */
 #pragma once
 
@@ -28,20 +28,20 @@ schedule runs, each layer sees the instances that are its own through a struct o
 
 // Sizes that the activations depend on.
 struct Workload {
-    int B, T;       // sequences and tokens of each, in a micro-batch
+    int B, T;       // sequences of a micro-batch, and tokens of each
     bool training;  // false: forward only, nothing is kept
     Recompute recompute = Recompute::none;
     int loss_chunk;  // tokens whose logits exist at the same time
-    // Texts that are written at once, and the tokens of each whose keys and values are kept. 0: none.
+    // Texts that are generated at once, and tokens of each in the key/value cache. 0: no cache.
     int cache_rows = 0, cache_length = 0;
-    bool fp8 = false;                       // products of the blocks
-    size_t element_bytes = sizeof(floatX);  // another size in plans for other builds than this one
-    bool fast_gradients = false;            // in fp8; see Fp8Sizes
+    bool fp8 = false;                       // for the blocks' matrix products
+    size_t element_bytes = sizeof(floatX);  // another size in plans for a build other than this one
+    bool fast_gradients = false;            // for fp8; see Fp8Sizes
 
     int positions() const { return std::max(T, cache_length); }
 };
 
-// Elements of the key/value cache of one text, in one layer.
+// Returns the elements of one text in one layer's key/value cache.
 inline size_t cache_row_size(const ModelConfig& c, int length) {
     return (size_t)length * 2 * c.kv_heads * c.head_size;
 }
@@ -51,13 +51,13 @@ inline size_t cache_row_size(const ModelConfig& c, int length) {
 
 enum class Lifetime {
     shared,  // one for all layers
-    layer,   // for each layer and micro-batch between its forward and its backward pass
-    inner,   // likewise, but for the first layer of a part, which reads what it was sent
-    table,   // likewise, for layers with a table of n-grams alone
-    // for each layer and micro-batch between its input gradient and its weight gradient; and one more,
-    // which only what the forward pass writes and the backward pass recomputes makes use of
+    layer,   // for each layer and micro-batch, from its forward to its backward pass
+    inner,   // like layer, except that the first layer of a chunk reads what it was sent
+    table,   // like layer, only for layers with an n-gram table
+    // for each layer and micro-batch, from its input gradient to its weight gradient; and one more, for what
+    // the forward pass writes and the backward pass recomputes
     pending,
-    head  // for each micro-batch between its forward and its backward pass
+    head  // for each micro-batch, from its forward to its backward pass
 };
 
 struct ActivationRow {
@@ -65,7 +65,7 @@ struct ActivationRow {
     size_t size;  // bytes of one instance
     Lifetime lifetime;
     bool is_floatX;
-    void (*point)(void* view, void* memory);  // the field of the view that has the name
+    void (*point)(void* view, void* memory);  // sets the view's field of this name
     char* memory = nullptr;
 
     size_t stride() const { return ceil_div(size, 256) * 256; }
@@ -88,17 +88,17 @@ struct ActivationRow {
     }
     void bind(void* view, size_t instance) const { point(view, memory + instance * stride()); }
 
-    // The first instance for the layers of this chunk, of the micro-batch in this slot.
+    // Returns the first instance for the layers of this chunk and the micro-batch in this slot.
     static size_t first_pending(const Stage& stage, int chunk, int slot) {
         std::vector<int> layers = stage.layers(0);
-        size_t instance = 1;  // 0 is what the forward pass writes
+        size_t instance = 1;  // 0 is for what the forward pass writes
         for (int before = 0; before < chunk; before++)
             instance += stage.capacity.pending[before] * layers[before];
         return slot == 0 ? instance : instance + slot * layers[chunk];
     }
 };
 
-// Takes memory for all instances of all rows.
+// Allocates all instances of all rows.
 struct ActivationArrays {
     std::vector<ActivationRow> table;
 
@@ -113,7 +113,7 @@ struct ActivationArrays {
     }
 };
 
-// Adds up the bytes that one layer keeps of one micro-batch until its backward pass.
+// Returns the bytes that one layer without an n-gram table keeps of one micro-batch until its backward pass.
 inline size_t layer_bytes(const std::vector<ActivationRow>& table) {
     size_t bytes = 0;
     for (const ActivationRow& row : table) {
@@ -122,11 +122,11 @@ inline size_t layer_bytes(const std::vector<ActivationRow>& table) {
     return bytes;
 }
 
-// The rows of a table, of which each layer sees its own.
+// The rows of a table in memory. Each layer sees its own instances.
 template <typename View>
 class ActivationMemory {
 public:
-    // layers: of the whole model, for each has a view. The memory must outlive this.
+    // layers: those of the whole model, because each has a view. The memory must outlive this.
     ActivationMemory(Arena& memory, std::vector<ActivationRow> table, const Stage& stage, int layers)
         : views(layers),
           table_(ActivationArrays(memory, std::move(table), stage).table),
@@ -139,15 +139,15 @@ public:
         }
     }
 
-    std::vector<View> views;  // one for each layer, for the piece of work bound last
+    std::vector<View> views;  // one for each layer, for the task bound last
 
-    // has_backward: or else nothing is kept from one piece of work to the next.
+    // has_backward: if false, nothing is kept from one task to the next.
     void begin_run(bool has_backward) {
         for (ActivationSlots* slots : {&layer_slots_, &inner_slots_, &table_slots_})
             slots->begin_run(has_backward);
     }
 
-    // Points the views of the task's layers to what is kept for it. Tasks come in the order of their list.
+    // Points the views of the task's layers at the instances kept for it. They must come in list order.
     void bind(const PipelineTask& task) {
         PipelineAction action = {task.work, task.micro_batch, task.chunk};
         std::vector<int> slots = layer_slots_.enter(action), inner = inner_slots_.enter(action),
@@ -187,21 +187,21 @@ private:
 };
 
 // ----------------------------------------------------------------------------
-// those of a GPT
+// the activations of a GPT
 //
-// The activations of a transformer: all that a pass through it writes. They are one table, with a row for
-// each: type, name, elements, for how long it is kept, and whether it is there at all.
-// The struct that layers see them by, and the memory that they take, follow from it.
+// The activations of a transformer are everything that a pass through it writes. They are one table, with a
+// row for each: type, name, elements, lifetime, and whether it exists at all. The struct through which layers
+// see them, and the memory that they use, follow from it.
 //
 // Unless they are recomputed, a block keeps its activations for its backward pass: `elementwise` is the
-// lifetime of those that norms and activation functions make, `hidden` that of the others of the MLP, and
-// `block` that of all others. What the weights' gradients are made from lives `until_weights`, and
-// matmul_input() keeps what a matrix reads as long. In fp8 a matrix reads rows ending in _fp8 for its
-// gradient, and `elementwise` keeps them, for then it is copies of weights that are made again. N, n, C ...
-// are those of Dims (comm/stage.h).
+// lifetime of outputs of norms and activation functions, `hidden` that of the MLP's other activations, and
+// `block` that of all others. Operands of the weight gradients live `until_weights`, and matmul_input() keeps
+// the input of a matrix that long too. In fp8 the gradient of a matrix is computed from rows ending in _fp8.
+// --recompute elementwise keeps them, and recomputes the fp8 copies of the weights instead. N, n, C ... are
+// those of Dims (comm/stage.h).
 //
-// A norm makes the own rows of a tensor rank, and these are kept (RowsOfNorm). All rows are there only while
-// matrices read them.
+// A norm computes only this tensor rank's own rows, and these are kept (RowsOfNorm). The rows of all ranks
+// are in memory only while matrices read them.
 
 // clang-format off
 #define ACTIVATIONS(X)                                                                                       \
@@ -212,7 +212,7 @@ private:
     X(char,   norm1_fp8,  in_fp8(N * C),    of_norm1.fp8,         fp8)                                       \
     X(float,  norm1_mean, n,                fp8 ? block : elementwise, mean)                                 \
     X(float,  norm1_rstd, n,                fp8 ? block : elementwise, true)  /* 1 / deviation */            \
-    X(floatX, qkv_raw,    N * QKV,          block,                c.qk_norm)  /* before their own norm */    \
+    X(floatX, qkv_raw,    N * QKV,          block,                c.qk_norm)  /* before their norm */        \
     X(float,  qk_rstd,    N * (NH + NKV),   block,                c.qk_norm)                                 \
     X(floatX, qkv,        N * QKV,          c.qk_norm ? elementwise : block, true)  /* for attention */      \
     X(floatX, att,        N * A,            fp8 ? block : matmul_input(block), true)                         \
@@ -220,25 +220,25 @@ private:
     X(float,  lse,        N * NH,           block,                true)  /* log of sums, (B, NH, T) */       \
     X(floatX, cache,      cache,            layer,                true)  /* of keys and values */            \
     /* forward: local filter */                                                                              \
-    X(floatX, taps,       N * 2 * C,        shared,               filter)  /* of either convolution */       \
-    X(floatX, filter1,    N * H,            fp8 ? shared : matmul_input(block), filter)  /* of the first */  \
+    X(floatX, taps,       N * 2 * C,        shared,               filter)  /* of both convolutions */        \
+    X(floatX, filter1,    N * H,            fp8 ? shared : matmul_input(block), filter)  /* 1st output */    \
     X(char,   filter1_fp8, in_fp8(N * H),   matmul_input(block),  filter && fp8)                             \
-    X(floatX, filter_sum, n * C,            block,                filter)  /* norm1 + the second's */        \
+    X(floatX, filter_sum, n * C,            block,                filter)  /* norm1 + 2nd output */          \
     X(float,  filter_rstd, n,               fp8 ? block : elementwise, filter)                               \
     X(floatX, filtered,   n * C,            of_filtered.own,      filter)                                    \
     X(floatX, all_filtered, N * C,          of_filtered.all,      filter && tp > 1)                          \
     X(char,   filtered_fp8, in_fp8(N * C),  of_filtered.fp8,      filter && fp8)                             \
-    X(floatX, qk_and_v,   N * QKV,          shared,               filter)  /* before they are joined */      \
+    X(floatX, qk_and_v,   N * QKV,          shared,               filter)  /* joined into qkv */             \
     X(floatX, filter1_state, texts * H,     layer,                filter)  /* taps of the newest token */    \
     X(floatX, filter2_state, texts * C,     layer,                filter)                                    \
     /* forward: n-gram memory */                                                                             \
-    X(floatX, ngram_norm, n * C,            of_table(elementwise), gates)  /* queries of the gate */         \
+    X(floatX, ngram_norm, n * C,            of_table(elementwise), gates)  /* the gate's queries */          \
     X(float,  ngram_rstd, n,                of_table(elementwise), gates)                                    \
-    X(floatX, ngram_rows, N * E,            of_table(elementwise), tables)  /* of the table */               \
+    X(floatX, ngram_rows, N * E,            of_table(elementwise), tables)  /* looked up */                  \
     X(floatX, ngram_kv,   n * 2 * C,        of_table(block),      gates)  /* keys and values */              \
     X(float,  ngram_score, n,               of_table(block),      gates)  /* of the gate */                  \
     X(float,  ngram_key_rstd, n,            of_table(block),      gates)                                     \
-    X(floatX, ngram_residual, n * C,        of_table(block),      tables)  /* its output added */            \
+    X(floatX, ngram_residual, n * C,        of_table(block),      tables)  /* table's output added */        \
     /* forward: MLP */                                                                                       \
     X(floatX, residual2,  n * C,            block,                sequential)  /* attention added */         \
     X(floatX, norm2,      n * C,            of_norm2.own,         sequential)                                \
@@ -246,7 +246,7 @@ private:
     X(char,   norm2_fp8,  in_fp8(N * C),    of_norm2.fp8,         sequential && fp8)                         \
     X(float,  norm2_mean, n,                fp8 ? hidden : elementwise, sequential && mean)                  \
     X(float,  norm2_rstd, n,                fp8 ? hidden : elementwise, sequential)                          \
-    X(floatX, fc,         N * F1,           hidden,               true)  /* of SwiGLU: gates, values */      \
+    X(floatX, fc,         N * F1,           hidden,               true)  /* SwiGLU: gates, values */         \
     X(floatX, act,        N * F,            fp8 ? shared : matmul_input(fused ? hidden : elementwise), true) \
     X(char,   act_fp8,    in_fp8(N * F),    matmul_input(hidden), fp8)                                       \
     X(floatX, delta,      n * C,            shared,               true)  /* to be added to the stream */     \
@@ -259,16 +259,16 @@ private:
     X(float,  parts,      tp * chunk * 3,   shared,               has_head && tp > 1)                        \
     X(float,  losses,     N,                shared,               has_head)  /* of each token */             \
     /* tensor parallelism */                                                                                 \
-    X(floatX, partial,    N * C * widest_sum, shared,             tp > 1)  /* before ranks sum it */         \
-    /* backward; dresidual (n, C) belongs to the pipeline */                                                 \
+    X(floatX, partial,    N * C * widest_sum, shared,             tp > 1)  /* to be summed over ranks */     \
+    /* backward; dresidual (n, C) is the pipeline's */                                                       \
     X(floatX, dnorm,      n * C,            shared,               training)                                  \
     X(floatX, dact,       N * F,            shared,               training && swiglu)                        \
     X(floatX, dfc,        N * F1,           until_weights,        training)                                  \
-    /* scales of gradients in fp8, where one kernel makes all rows that a product reads */                   \
+    /* scales of gradients in fp8, if one kernel writes all rows that a product reads */                     \
     X(float,  dfc_scale,  fp8_scale_floats, shared,               fp8 && (tp == 1 || swiglu))                \
     X(float,  dresidual_scale, fp8_scale_floats, shared,          fp8 && tp == 1)                            \
     X(float,  dqkv_scale, fp8_scale_floats, shared,               fp8 && rotation_ends_attention(c))         \
-    /* sums of dresidual's columns over the own rows: the gradient of a bias added to the stream */          \
+    /* column sums of dresidual over the own rows: the gradient of a bias added to the stream */             \
     X(float,  dresidual_sums, C,            shared,               training && c.bias)                        \
     X(floatX, datt,       N * A,            shared,               training)                                  \
     X(floatX, dqkv,       N * QKV,          filter ? shared : until_weights, training)                       \
@@ -286,16 +286,16 @@ private:
     X(float,  scratch,    scratch,          shared,               training)  /* two-stage sums */
 // clang-format on
 
-// The activations of one layer, or of the head, for the micro-batch that is worked on. Null: not there.
+// The activations of one layer, or of the head, for the current micro-batch. Null if absent.
 struct Activations {
 #define X(type, name, elements, lifetime, present) type* name = nullptr;
     ACTIVATIONS(X)
 #undef X
-    floatX* dresidual = nullptr;  // gradient of the residual stream: each part of a block adds its own to it
+    floatX* dresidual = nullptr;  // gradient of the residual stream, to which each part of a block adds
 };
 
-// A fused GELU, F wide, is made of numbers that are never rounded, and so cannot be made again elementwise.
-// Its gradient is fused without a bias too.
+// A fused GELU, F wide, reads sums that are not yet rounded, so an elementwise kernel cannot recompute the
+// same bits. The GELU is fused only with a bias; its gradient is fused without one too.
 inline bool gelu_gradient_is_fused(const ModelConfig& c, const Workload& w, size_t F) {
     return c.mlp == MlpKind::gelu && !w.fp8 && gelu_may_ride(Gelu::tanh, (int)F, w.element_bytes);
 }
@@ -303,20 +303,20 @@ inline bool gelu_is_fused(const ModelConfig& c, const Workload& w, size_t F) {
     return c.bias && gelu_gradient_is_fused(c, w, F);
 }
 
-// A SwiGLU's output that is recomputed is needed for the gradient of the next matrix alone, and the backward
-// pass of SwiGLU reads all that it is made of. In fp8 it is needed before that, for a copy.
+// If SwiGLU's output is recomputed, only the gradient of the next matrix needs it, so the backward pass of
+// SwiGLU, which reads the same inputs, writes it. In fp8 it is needed earlier, for the fp8 copy.
 inline bool swiglu_is_made_backward(const ModelConfig& c, const Workload& w) {
     return c.mlp == MlpKind::swiglu && !w.fp8 && w.recompute != Recompute::none;
 }
 
-// A sublayer is recomputed from the rows that it reads. Of others, only what norms and activation functions
-// make is made again.
+// Returns whether a sublayer is recomputed from its input rows. In other sublayers, only the outputs of norms
+// and activation functions are recomputed.
 inline bool is_recomputed(SublayerKind sublayer, Recompute kind) {
     return kind >= (sublayer == SublayerKind::mlp ? Recompute::mlp : Recompute::block);
 }
 
-// The norms whose rows have all come together again, for a sublayer that is recomputed, when the backward
-// pass of the matrices that read them begins.
+// Norms whose rows a recomputed sublayer has already gathered from all ranks when the backward pass of the
+// matrices that read them begins.
 struct RowsInPlace {
     bool norm1, norm2, filtered;
 
@@ -331,12 +331,12 @@ struct RowsInPlace {
     }
 };
 
-// Lifetimes of what a norm makes: this rank's own rows, all of them, and those in fp8.
+// Lifetimes of a norm's output: this rank's own rows, the rows of all ranks, and these in fp8.
 struct RowsOfNorm {
     Lifetime own, all, fp8;
 };
 
-// The rows that are there on a rank of the stage, with their sizes.
+// Returns the table of a rank of the stage: the rows that exist there, with their sizes.
 inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const Workload& w,
                                                    const Stage& stage) {
     size_t tp = stage.layout().mesh.tp, chunk = w.loss_chunk, Vp = padded_vocab(c, tp);
@@ -358,7 +358,7 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
     auto of_table = [&](Lifetime own) { return own == layer ? Lifetime::table : own; };
     size_t widest_sum = gates ? 2 : 1;
     auto matmul_input = [&](Lifetime own) { return own == shared ? until_weights : own; };
-    // Rows that come together again are kept as a rank's own; one rank's own are all of them.
+    // If the backward pass gathers the rows, a rank keeps only its own; with one rank, these are all rows.
     auto of_norm = [&](Lifetime operand, bool in_place) -> RowsOfNorm {
         Lifetime own = fp8 ? operand : elementwise;
         if (tp == 1) return {fp8 ? shared : matmul_input(own), shared, matmul_input(operand)};
@@ -370,7 +370,7 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
                of_filtered = of_norm(block, in_place.filtered);
     auto in_fp8 = [](size_t elements) { return Fp8Operand::bytes(elements); };
     size_t cache = cache_row_size(local_part(c, tp), w.cache_length) * w.cache_rows;
-    size_t logits = std::max(chunk, tp);  // a sample's logits of one row come from all tensor ranks
+    size_t logits = std::max(chunk, tp);  // sampling gathers a row's logits from all tensor ranks
     size_t widest = std::ranges::max(local_products(c, (int)tp), {}, &LocalProduct::outputs).outputs;
     size_t scratch =
         std::max({attention_backward_scratch(self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, 0, nullptr),

@@ -1,12 +1,12 @@
 /*
-Ranks that work on one thing, and have been given the same one. MPI starts on each host whatever command line
-it has for it: a rank with another seed or another learning rate would train on without a word while its
-weights drift away from the others', and one with another number of layers would wait for messages that nobody
-sends. So each rank says what it has before it begins, and the first one compares.
+Checks that all ranks have been given the same work. MPI runs on each host the command line it was given for
+that host: a rank with another seed or learning rate would train on silently while its weights drift away from
+the others', and one with another number of layers would wait for messages that no rank sends. So before the
+work begins, each rank reports what it was given, and the first one compares.
 
-Options are compared by value, all but those whose row of the table says that ranks may have their own; the
-program by the sources that it was built from, and not by its bytes, which another processor may have changed;
-files by what they hold, for nodes may have copies of their own.
+Options are compared by value, except those whose row of the table says that ranks may have their own. The
+program is compared by the sources that it was built from, not by its bytes, which differ if it was built for
+another processor. Files are compared by content, because nodes may have copies of their own.
 */
 #pragma once
 
@@ -39,9 +39,9 @@ inline std::string named_ranks(const std::vector<int>& ranks, const World& world
     return text("%zu of %d ranks, the first of them %s", ranks.size(), world.size(), first.c_str());
 }
 
-// The difference between ranks, by the facts of each: the first fact with its values and who has them, and
-// the names of the others. Empty: nothing differs. A rank without facts has nothing to compare; the first
-// has some.
+// Describes how ranks differ, given the facts of each: the first fact that differs, with its values and the
+// ranks that have them, then the names of the other facts that differ. Empty if none does. A rank without
+// facts is not compared; the first rank must have some.
 inline std::string difference_between(const std::vector<RankFacts>& of_ranks, const World& world) {
     std::string values, others;
     for (size_t fact = 0; fact < of_ranks[0].size(); fact++) {
@@ -66,10 +66,10 @@ inline std::string difference_between(const std::vector<RankFacts>& of_ranks, co
     return others.empty() ? values : values + " (and " + others + ")";
 }
 
-// For all ranks, each with its own facts: fails on all of them where they differ. remedy: ends the line.
+// For all ranks, each with its own facts: fails on all of them if these differ. remedy: ends the message.
 inline void check_same(const World& world, const RankFacts& mine, const std::string& remedy) {
     if (world.size() == 1) return;
-    std::string packed;  // values may be no UTF-8, which JSON's text would not take
+    std::string packed;  // in CBOR, because values that are not UTF-8 cannot be JSON text
     nlohmann::json::to_cbor(nlohmann::json(mine), packed);
     std::string difference = world.agree(packed, [&](const std::vector<std::string>& texts) {
         std::vector<RankFacts> of_ranks;
@@ -82,8 +82,8 @@ inline void check_same(const World& world, const RankFacts& mine, const std::str
 // ----------------------------------------------------------------------------
 // the program and its options
 
-// For all ranks: programs that can work together, at the same command. source: a hash of what this one was
-// built from.
+// For all ranks: checks that their programs can work together, and run the same command. source: a hash of
+// the sources that this program was built from.
 inline void check_same_program(const World& world, const char* source, const char* command) {
 #ifdef __CUDACC__
     const char* device = "GPUs";
@@ -104,8 +104,9 @@ inline void check_same_program(const World& world, const char* source, const cha
         "start the same program on all hosts, for the same command");
 }
 
-// For all ranks, each with its own options. is_complete: what a layout is searched for on a machine has been
-// found, which each node may describe by a file of its own; check_same_cut() compares that.
+// For all ranks, each with its own options: checks that they are the same. is_complete: the search for a
+// layout has already set its options. These are then not compared here: each node may describe its machine in
+// a file of its own, and check_same_cut() compares the results.
 template <typename O>
 void check_same_options(const World& world, const O& options, bool is_complete) {
     RankFacts facts;
@@ -120,14 +121,14 @@ void check_same_options(const World& world, const O& options, bool is_complete) 
 // ----------------------------------------------------------------------------
 // files
 
-// For all ranks, each with what it has read: the same on all.
+// For all ranks, each with what it has read: checks that it is the same on all.
 inline void check_same_content(const World& world, const std::string& name, const std::string& content) {
     uint64_t hash = XXH3_64bits(content.data(), content.size());
     check_same(world, {{name, text("content %016llx", (unsigned long long)hash)}},
                "copy the same file to all nodes");
 }
 
-// A hash of this many blocks of a file's tokens, which lie at equal distances.
+// Returns a hash of `blocks` blocks of a file's tokens, at equal distances.
 inline uint64_t sampled_hash(const CheckedFile& file, int blocks) {
     constexpr uint64_t block_bytes = 4096;
     std::string content((size_t)blocks * block_bytes, '\0');
@@ -145,8 +146,9 @@ inline uint64_t sampled_hash(const CheckedFile& file, int blocks) {
     return XXH3_64bits(content.data(), content.size());
 }
 
-// For all ranks: token files that have the same paths and sizes on all nodes, and content of their own. Those
-// that read, one of each node, compare 64 blocks of each file, and of many files fewer.
+// For all ranks: checks that token files, known to have the same paths and sizes on all nodes, also have the
+// same content. The ranks that read, one per node, compare 64 blocks of each file. If there are many files,
+// they compare fewer blocks, and above 4096 files, only some of the files.
 inline void check_same_tokens(const World& world, const std::vector<CheckedFile>& files, bool reads) {
     constexpr size_t most_blocks = 4096, blocks_of_file = 64;
     RankFacts facts;
@@ -162,8 +164,8 @@ inline void check_same_tokens(const World& world, const std::vector<CheckedFile>
     check_same(world, facts, "copy the same file to all nodes");
 }
 
-// For all ranks: a folder that all nodes share. What the first rank writes there, those that look, one of
-// each node, must find.
+// For all ranks: checks that all nodes share a folder. The first rank writes a file there, and the ranks that
+// look, one per node, must find it.
 inline void check_shared_folder(const World& world, const std::string& folder, bool looks, int seconds = 10) {
     struct Removed {
         std::string path;
@@ -178,7 +180,7 @@ inline void check_shared_folder(const World& world, const std::string& folder, b
         return name;
     });
     world.on_all_ranks([&] {
-        // A network file system may show what is new a little later.
+        // A network file system may show a new file a little later.
         for (int tries = seconds * 10; looks && access((folder + "/" + name).c_str(), F_OK) != 0; tries--) {
             if (tries == 0)
                 fail("--run-dir %s: the first rank's node writes there and this one does not find it; name a "

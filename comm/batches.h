@@ -1,7 +1,7 @@
 /*
-The micro-batches of a run, from its token files to the device: which files there are, as one process checks
-for all; one reader for all ranks of a machine, or one for each rank; and the device, which works on one
-micro-batch while the host reads the next.
+The micro-batches of a run, from its token files to the device: one process checks the files for all; one
+reader serves all ranks of a machine, or each rank has its own; and the device works on one micro-batch while
+the host reads the next.
 */
 #pragma once
 
@@ -41,20 +41,20 @@ micro-batch while the host reads the next.
 #include "data/tokens/token_loader.h"       // TokenLoader, check_sources
 
 // ----------------------------------------------------------------------------
-// which files there are
+// the token files
 //
-// The token files of a run, which one process checks for all: 10,000 shards that each of 10,000 ranks opened
-// would be 100 million requests to a file system. The first rank opens every file, walks the indexes, and
-// tells the others how many tokens there are and where. They open a file when they first read from it, so a
-// rank whose batches another one reads opens none.
+// One process checks the token files of a run for all: if each of 10,000 ranks opened 10,000 shards, the file
+// system would get 100 million requests. The first rank opens every file, walks the indexes, and sends the
+// others the number and the places of the tokens. They open a file when they first read from it, so a rank
+// whose batches another one reads opens none.
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TokenArray, first_byte, count, width, is_signed)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CheckedFile, path, tokens_path, tokens)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CheckedList, list, files)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CheckedSource, tokens, weight)
 
-// For all ranks: a TokenLoader with these arguments. What it refuses, and a token of the first sample that is
-// not in the vocabulary, all ranks throw.
+// For all ranks: makes a TokenLoader with these arguments. All ranks throw if it refuses them, or if a token
+// of the first sample is not in the vocabulary.
 inline std::unique_ptr<TokenLoader> open_token_files(const World& world, const std::string& list, int vocab,
                                                      int T, SampleOrder order, uint64_t seed = 0) {
     std::unique_ptr<TokenLoader> loader;
@@ -64,7 +64,7 @@ inline std::unique_ptr<TokenLoader> open_token_files(const World& world, const s
         sources = check_sources(list);
         open();
         loader->check_first_sample();
-        // Paths may be no UTF-8, which JSON's text would not take.
+        // In CBOR, because paths that are not UTF-8 cannot be JSON text.
         std::string message;
         nlohmann::json::to_cbor(nlohmann::json(sources), message);
         return message;
@@ -82,7 +82,7 @@ inline std::unique_ptr<TokenLoader> open_token_files(const World& world, const s
     return loader;
 }
 
-// For all ranks: the multiple-choice questions of a file, which the first one reads.
+// For all ranks: returns the multiple-choice questions of a file, which the first rank reads.
 inline std::vector<ChoiceExample> read_questions(const std::string& path, const Options& o,
                                                  const Tokenizer* tokenizer, const World& world) {
     std::string content = text_from_root(world, [&] { return read_text(path); });
@@ -99,18 +99,18 @@ inline std::vector<ChoiceExample> read_questions(const std::string& path, const 
 // ----------------------------------------------------------------------------
 // one reader for a machine
 //
-// --data-reader node: one process of each machine reads the batches of all processes there, so that a file
-// system which many machines share has one reader from each. Ranks keep their own pace: each leaves its
-// request in a mailbox in shared memory, and finds its batch there.
+// --data-reader node: one process of each machine reads the batches of all processes on it, so that a file
+// system shared by many machines has one reader on each. Ranks keep their own pace: each leaves its request
+// in a mailbox in shared memory, and receives its batch in shared memory too.
 //
-// The memory has no name, so nothing is left of it whatever becomes of the processes: they open it as a
-// descriptor of the first one. Who waits sleeps on a word of a mailbox (futex), which needs no lock that a
-// dead process could hold; the wait ends when the reading process does.
+// The memory has no name, so nothing of it remains however the processes end: they open it through a
+// descriptor of the first one. A process that waits sleeps on a word of a mailbox (futex), which needs no
+// lock that a dead process could hold; the wait ends if the reading process ends.
 
 using SharedWord = std::atomic<uint32_t>;
 static_assert(SharedWord::is_always_lock_free && sizeof(SharedWord) == sizeof(uint32_t));
 
-// Sleeps while the word is `value`, for a second at most.
+// Sleeps while the word is `value`, for at most a second.
 inline void wait_while(SharedWord& word, uint32_t value) {
     struct timespec second = {1, 0};
     syscall(SYS_futex, &word, FUTEX_WAIT, value, &second, nullptr, 0);
@@ -123,25 +123,26 @@ inline void wake_all(SharedWord& word) {
 // ----------------------------------------------------------------------------
 // the shared memory
 
-// The mailbox of one process, which writes a request while the state is not `asked`; the reader writes the
-// answer while it is.
+// The mailbox of one process, which writes a request while the state is not `asked`. The reader writes the
+// answer while it is `asked`.
 struct Mailbox {
     enum State : uint32_t { idle, asked, answered };
     alignas(64) SharedWord state;
     BatchRequest request;
-    int block;         // which of its blocks to read into
+    int block;         // the process's block to read into
     int exit_code;     // the error's
     char error[4096];  // cut to this length; empty: none
 };
 
 class NodeMemory {
 public:
-    // Made by the process that reads, for so many.
+    // Called by the process that reads, for `processes` of them.
     NodeMemory(int processes, const BatchShape& shape)
         : descriptor_(memfd_create("train_gpt batches", MFD_CLOEXEC)) {
         if (!descriptor_) fail_with_errno("--data-reader node: shared memory", "make it");
         lay_out(processes, shape);
-        // Filling the last of the memory would not fail here, but have the system kill some process.
+        // The limit is half of the memory: filling the last of it would not fail here, but trigger the OOM
+        // killer.
         size_t most = (size_t)sysconf(_SC_PHYS_PAGES) / 2 * (size_t)sysconf(_SC_PAGESIZE);
         int error = bytes_ > most ? ENOMEM : posix_fallocate(descriptor_.get(), 0, (off_t)bytes_);
         if (error) {
@@ -155,7 +156,7 @@ public:
         address_ = text("%d %d", (int)getpid(), descriptor_.get());
     }
 
-    // The memory at the address() that another process gives.
+    // Opens the memory at another process's address().
     NodeMemory(const std::string& address, int processes, const BatchShape& shape) : address_(address) {
         int descriptor = -1;
         if (sscanf(address.c_str(), "%d %d", &process_, &descriptor) != 2)
@@ -171,7 +172,7 @@ public:
                  (int)getpid(), process_, descriptor_ ? "it has another size" : strerror(errno));
         }
         map();
-        // Older kernels do not have it; then the launcher alone notices that the process has died.
+        // Older kernels do not have pidfd_open; then only the launcher notices that the process has died.
         watch_ = FileHandle((int)syscall(SYS_pidfd_open, process_, 0));
     }
 
@@ -181,7 +182,7 @@ public:
         if (memory_) munmap(memory_, bytes_);
     }
 
-    // The name under which other processes of this machine find it while this object exists.
+    // Other processes of this machine find the memory by this name while this object exists.
     const std::string& address() const { return address_; }
     int processes() const { return processes_; }
     Mailbox& mailbox(int process) const {
@@ -191,8 +192,8 @@ public:
         return (int*)(memory_ + blocks_) + ((size_t)process * BatchSource::blocks + (size_t)number) * stride_;
     }
 
-    SharedWord& requests() const { return header().requests; }  // counts them
-    // No more requests are answered.
+    SharedWord& requests() const { return header().requests; }  // counts requests
+    // After this, no more requests are answered.
     void end() const { header().ended = 1; }
     bool reader_ended() const {
         if (header().ended) return true;
@@ -226,7 +227,7 @@ private:
     std::string address_;
     int process_ = 0, processes_ = 0;
     size_t stride_ = 0;  // ints from one block to the next
-    size_t blocks_ = 0;  // bytes before them
+    size_t blocks_ = 0;  // bytes before the blocks
     size_t bytes_ = 0;
     char* memory_ = nullptr;
 };
@@ -234,13 +235,13 @@ private:
 // ----------------------------------------------------------------------------
 // the reading process
 
-// Answers what is asked in the mailboxes, in a thread of its own.
+// Answers the requests in the mailboxes, in a thread of its own.
 class NodeServer {
 public:
     NodeServer(const NodeMemory& memory, const TokenLoader& loader, const BatchShape& shape)
         : memory_(memory), loader_(loader), shape_(shape), thread_([this] { run(); }) {}
 
-    // Requests that are not answered by then fail.
+    // Requests that are still unanswered fail.
     ~NodeServer() {
         memory_.end();
         memory_.requests()++;
@@ -285,8 +286,8 @@ private:
 
 class NodeReader final : public BatchSource {
 public:
-    // The reader of process number `process` of a machine. The one that is given a loader, which must outlive
-    // it, reads for all; when it is gone, load() of the others throws.
+    // The reader of process number `process` of a machine. The reader that is given a loader, which must
+    // outlive it, reads for all processes; once it is gone, load() throws on the others.
     NodeReader(std::unique_ptr<NodeMemory> memory, int process, const BatchShape& shape, uint64_t stride,
                const TokenLoader* loader)
         : BatchSource(shape, stride), memory_(std::move(memory)), process_(process) {
@@ -324,17 +325,18 @@ private:
 };
 
 // ----------------------------------------------------------------------------
-// which reader a rank takes
+// choosing a rank's reader
 
-// Names what processes share that can use each other's memory: the machine, since it was started, and the
-// numbers of processes. (Containers on one machine may have each their own.)
+// Returns the same text for processes that can open each other's memory: they share a boot of a machine and a
+// PID namespace. (Each container on a machine may have its own.)
 inline std::string this_node() {
     char processes[64] = "";
     if (readlink("/proc/self/ns/pid", processes, sizeof processes - 1) < 0) processes[0] = '\0';
     return boot_id() + " " + processes;
 }
 
-// For all ranks: the reader of this rank's batches, by itself or (per_node) with the others on its machine.
+// For all ranks: makes the reader of this rank's batches: its own, or (per_node) one shared with the others
+// on its machine.
 inline std::unique_ptr<BatchSource> make_batch_source(const World& world, bool per_node,
                                                       const TokenLoader& loader, const BatchShape& shape,
                                                       uint64_t stride,
@@ -362,31 +364,31 @@ inline std::unique_ptr<BatchSource> make_batch_source(const World& world, bool p
 // on the device
 //
 // While the device works on a micro-batch, the host prepares the next: a BatchSource reads it ahead, and two
-// blocks of pinned memory take turns, so that no copy waits for another.
+// blocks of pinned memory alternate, so that no copy waits for another.
 
 // One micro-batch on the device.
 struct Batch : BatchArrays<const int> {
     int B, T;
-    // (B) on the device: tokens before the first of each sequence, which are in the key/value cache. The
-    // sequence is left out where it is negative. Null: there are none.
+    // (B) on the device: the number of tokens before each sequence that are in the key/value cache. Negative:
+    // the sequence is left out. Null: the cache is not read.
     const int* past = nullptr;
-    int row = 0;             // row of the cache for the first sequence; -1: nothing is kept
-    int last = 0;            // token of each sequence, from 0, behind which there may be padding
+    int row = 0;             // the first sequence's row of the cache; -1: nothing is kept
+    int last = 0;            // last token of each sequence, from 0; padding may follow
     PlacesOfRows rows = {};  // for models with tables (comm/ngram_tables.h)
 };
 
-// A batch of the host that was copied to `memory` on the device.
+// Returns a host batch that was copied to `memory` on the device.
 inline Batch batch_on_device(const int* memory, const HostBatch& host, int B, int T) {
     Batch batch = {batch_at(memory, B, T), B, T};
     if (!host.doc_start) batch.doc_start = nullptr;
     return batch;
 }
 
-// Brings micro-batches to the device. Where one cannot be read, `error` says why, and the batch has no
-// targets: one rank alone cannot leave a step.
+// Copies micro-batches to the device. If one cannot be read, `error` receives the reason and the batch has no
+// targets, because a single rank cannot leave a step.
 class DeviceBatches {
 public:
-    // slots: batches that are on the device at the same time.
+    // slots: the number of batches on the device at the same time.
     DeviceBatches(std::unique_ptr<BatchSource> source, cudaStream_t stream, const Mesh& mesh,
                   NotedError& error, int slots = 1)
         : source_(std::move(source)),
@@ -399,44 +401,43 @@ public:
         write_empty_batch(source_->shape(), empty_.data);
     }
 
-    ~DeviceBatches() { drain(stream_); }  // it may copy from the slots
+    ~DeviceBatches() { drain(stream_); }  // the stream may still copy from the slots
 
-    // Bytes of the host's memory that a rank takes for batches of this size: what they are read into, which
-    // is shared memory where one process reads for a machine, and the pinned blocks that they are copied
-    // from.
+    // Returns the bytes of host memory that a rank uses for batches of this size: the blocks they are read
+    // into (shared memory if one process reads for a machine), and the pinned blocks they are copied from.
     static size_t host_bytes(int B, int T) {
         return (BatchSource::blocks + pinned_slots + 1) * batch_ints(B, T) * sizeof(int);
     }
 
-    // Samples first, first + 1, ... in the order of the run; rows from `count` on have no targets. On the
-    // device they take the place of what was loaded to this slot. next: the sample to read ahead from. A
-    // batch of no rows leaves alone what is read ahead.
+    // Loads samples first, first + 1, ... in the order of the run; rows from `count` on have no targets. They
+    // replace what this slot held on the device. next: the first sample of the batch to read ahead. A batch
+    // of no rows does not disturb what is being read ahead.
     Batch load(uint64_t first, int count, int slot_on_device = 0, std::optional<uint64_t> next = {}) {
         int* device = device_.data + slot_on_device * size_;
         if (error_.empty()) error_ = std::exchange(error_ahead_, {});
         if (count == 0) return copy(empty_.data, device);
         Slot& slot = slots_[next_++ % pinned_slots];
-        wait_for(slot.copied, mesh_);  // its memory is free once the last copy from it is over
+        wait_for(slot.copied, mesh_);  // its memory is free once the last copy from it is done
         const HostBatch* batch = read(first, count, next, error_);
         if (!batch) return copy(empty_.data, device);
-        std::copy_n(batch->tokens, size_, slot.host.data);  // the other arrays are behind it
+        std::copy_n(batch->tokens, size_, slot.host.data);  // the other arrays follow the tokens
         Batch copied = copy(slot.host.data, device);
         slot.copied.record(stream_);
         return copied;
     }
 
-    // Names the samples of a micro-batch.
+    // Returns the samples of a micro-batch.
     using Request = std::function<BatchRequest(int micro_batch)>;
 
-    // Micro-batches as passes load them, by their numbers and the slots for them.
+    // Returns the function with which passes load a micro-batch, given its number and its slot.
     std::function<Batch(int, int)> loads(const Request& request) {
         return [this, request](int micro, int slot) {
             auto [first, count] = request(micro);
             return load(first, count, slot, request(micro + 1).first);
         };
     }
-    // Lookups in tables for `count` of them. ahead: of a step that may not come, so an error is one once it
-    // loads its batches.
+    // Returns the table lookups for `count` micro-batches. ahead: the step may never run, so an error is
+    // reported only when the step loads its batches.
     Lookups lookups(int count, const Request& request, bool ahead = false) {
         return {request(0).first, count,
                 [this, count, request, ahead](int micro) {
@@ -451,7 +452,7 @@ public:
     }
 
 private:
-    // On the host, until the next one is read. Null: it could not be read.
+    // Returns a batch on the host, valid until the next one is read. Null if it could not be read.
     const HostBatch* read(uint64_t first, int count, std::optional<uint64_t> next, NotedError& error) {
         const HostBatch* batch = nullptr;
         note_error(error, [&] {

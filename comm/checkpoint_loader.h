@@ -1,7 +1,7 @@
 /*
-Loading what a run has (comm/stateful.h) from a checkpoint of any layout. Each piece of the files is read and
-verified once, by one rank, which sends the values to those that need them. Ranks read in rounds: a batch
-each, then an exchange, while the next batch is read.
+Loads the state of a run (comm/stateful.h) from a checkpoint of any layout. Each piece of the files is read
+and verified once, by one rank, which sends the values to the ranks that need them. Ranks read in rounds: each
+reads a batch, then all exchange values while the next batch is read.
 */
 #pragma once
 
@@ -26,7 +26,7 @@ public:
     CheckpointLoader(Contributors parts, const World& world, const CheckpointReader& reader)
         : parts_(std::move(parts)), world_(world), reader_(reader) {}
 
-    // Waits, because values that were read may still be on their way to a state.
+    // Waits, because values that were read may still be being copied to a state.
     ~CheckpointLoader() {
         std::string ignored;
         for (Stateful* part : parts_) note_error(ignored, [&] { part->settle(); });
@@ -35,7 +35,7 @@ public:
     CheckpointLoader(const CheckpointLoader&) = delete;
     CheckpointLoader& operator=(const CheckpointLoader&) = delete;
 
-    // For all ranks. Returns what contributors tell of it.
+    // For all ranks. Returns the contributors' remarks, joined by "; ".
     std::string load(bool weights_only) {
         world_.on_all_ranks([&] {
             for (Stateful* part : parts_) batches_.push_back(part->begin_load(reader_, weights_only));
@@ -54,12 +54,12 @@ public:
         return told;
     }
 
-    // By this rank: bytes of the files, and those that went to other ranks as messages.
+    // Bytes of the files that this rank read, and bytes that it sent to others as messages.
     uint64_t bytes_read() const { return bytes_read_; }
     uint64_t bytes_sent() const { return bytes_sent_; }
 
 private:
-    // Refuses a checkpoint with a tensor that is no contributor's.
+    // Refuses a checkpoint with a tensor that no contributor has.
     void check_tensors() const {
         for (const CheckpointTensor& tensor : reader_.index().tensors) {
             auto is_of = [&](const Stateful* part) { return part->has(tensor.name); };
@@ -108,17 +108,17 @@ private:
     const Contributors parts_;
     const World& world_;
     const CheckpointReader& reader_;
-    std::vector<std::vector<PieceBatch>> batches_;  // for each contributor: this rank reads them
+    std::vector<std::vector<PieceBatch>> batches_;  // per contributor, those this rank reads
     uint64_t room_ = 0;                             // bytes of the largest batch
-    std::optional<HostArray<char>> buffers_;  // two: of the batch that is delivered, and of the next one
+    std::optional<HostArray<char>> buffers_;        // two: for the batch being delivered, and the next
     uint64_t bytes_read_ = 0, bytes_sent_ = 0;
     Background ahead_;  // reads the next batch
 };
 
-// For all ranks: sets the state to what a checkpoint holds, bit for bit where both store it alike.
-// weights_only: the moments stay as they are. If the checkpoint is of another model, or what is read is
-// damaged, all ranks throw the same CommonError, and the state is of no use until another one is loaded,
-// after world.recover(). Returns what was converted on the way, for the header of the run; empty: nothing.
+// For all ranks: sets the state to that of a checkpoint, bit for bit if both have the same format.
+// weights_only: the optimizer state stays as it is. If the checkpoint is of another model, or damaged, all
+// ranks throw the same CommonError, and the state cannot be used until another checkpoint is loaded, after
+// world.recover(). Returns what was converted on the way, for the header of the run; empty if nothing was.
 inline std::string load_checkpoint(Contributors parts, const World& world, const CheckpointReader& reader,
                                    bool weights_only) {
     return CheckpointLoader(std::move(parts), world, reader).load(weights_only);

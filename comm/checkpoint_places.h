@@ -1,22 +1,22 @@
 /*
-Who writes which elements of a state, and who has them when they are read.
+Which ranks write which elements of a state, and which ranks need them when they are read.
 
-The part of a unit that a rank owns is repeated by its replicas, and tensor ranks and the two ends of a
-pipeline have copies: so every replica writes one slice of the part, and of copies the first counts. A part
-of 12 elements on 3 replicas, of which the second half is a copy that another tensor rank counts:
+A rank's replicas own the same part of a unit, so each writes one slice of it. Tensor ranks and the two ends
+of a pipeline also have copies of some tensors, and only the first copy counts. A part of 12 elements on 3
+replicas, whose second half is a copy of what another tensor rank writes:
 
                 elements     written
     replica 0   0 1 2 3      0 1 2 3
     replica 1   4 5 6 7      4 5
     replica 2   8 9 10 11    none
 
-So every element of the model is written once, and as much by each rank as can be without sending anything.
-A piece is read by one of the ranks that would write something of it: on the layout that it was saved with,
-by the one that wrote it, and on another by the one that has the least to read so far.
+So every element of the model is written once, and the ranks share the writing as evenly as is possible
+without sending anything. A piece is read by one of the ranks that would write part of it: on the layout that
+it was saved with, by the one that wrote it, and on another layout by the one with the least to read so far.
 
-A piece, and what a rank has of a tensor, are runs of boxes (data/checkpoint/box.h). That of a rank lies in a
-unit, which shards cut into parts, and their replicas into slices. Elements 2 to 8 of the box of columns 3 to
-5, which the second of 2 tensor ranks has, in a unit of 2 slices:
+A piece is a run of a box (data/checkpoint/box.h), and so is what a rank has of a tensor. The rank's run lies
+in a unit, which is cut into parts for the shards and these into slices for the replicas. A piece of elements
+2 to 8 of the box of columns 3 to 5, which the second of 2 tensor ranks has, in a unit of 2 slices:
 
     the tensor         the unit there, and its slices
     . . . a b c        ... a b c d e f | g h i j k l ...
@@ -24,7 +24,7 @@ unit, which shards cut into parts, and their replicas into slices. Elements 2 to
     . . . g h i                c d e f   g h i
     . . . j k l
 
-So it has two PieceRuns: c d e f, at the end of the first slice, and g h i, at the beginning of the second.
+The piece has two PieceRuns: c d e f, at the end of the first slice, and g h i, at the start of the second.
 */
 #pragma once
 
@@ -41,7 +41,7 @@ So it has two PieceRuns: c d e f, at the end of the first slice, and g h i, at t
 #include "comm/zero_arrays.h"       // ZeroSettings
 #include "data/checkpoint/index.h"  // CheckpointPiece
 
-// The tensors of a model as a state with these settings stores them, in the order of each_of_model().
+// Returns the tensors of a model as a state with these settings stores them, in the order of each_of_model().
 inline std::vector<CheckpointTensor> checkpoint_tensors(const ParameterLayout& layout,
                                                         const ZeroSettings& settings) {
     std::vector<CheckpointTensor> tensors;
@@ -56,7 +56,7 @@ inline std::vector<CheckpointTensor> checkpoint_tensors(const ParameterLayout& l
 // ----------------------------------------------------------------------------
 // writing
 
-// A piece, and where the rank has it: `at` counts from the beginning of the part that it owns of the unit.
+// A piece, and its place on the rank: `at` is its offset in the part of the unit that the rank owns.
 struct OwnPiece {
     int unit;
     size_t at;
@@ -64,7 +64,7 @@ struct OwnPiece {
     uint64_t bytes() const { return piece.count * dtype_size(dtype_of(piece.slot)); }
 };
 
-// The numbers of a model's tensors in checkpoint_tensors().
+// The number of each tensor of a model in checkpoint_tensors(), by name.
 using TensorNumbers = std::unordered_map<std::string, uint32_t>;
 
 inline TensorNumbers tensor_numbers(const ParameterLayout& layout) {
@@ -74,7 +74,7 @@ inline TensorNumbers tensor_numbers(const ParameterLayout& layout) {
     return numbers;
 }
 
-// The pieces that the rank at this position writes, slot after slot of each run of a tensor.
+// Returns the pieces that the rank at this position writes: for each run of a tensor, one for each slot.
 inline std::vector<OwnPiece> pieces_to_write(const ParameterLayout& layout, const TensorNumbers& numbers,
                                              const MeshShape& shape, const MeshPosition& position,
                                              const ZeroSettings& settings) {
@@ -100,7 +100,7 @@ inline std::vector<OwnPiece> pieces_to_write(const ParameterLayout& layout, cons
     return pieces;
 }
 
-// Host memory that saving in the background takes on each rank.
+// Returns the bytes of host memory that saving in the background uses on a rank, at most.
 inline size_t staging_bytes(const ParameterLayout& layout, const MeshShape& shape,
                             const ZeroSettings& settings, size_t element_bytes = sizeof(floatX)) {
     size_t bytes = 0;
@@ -117,7 +117,7 @@ inline size_t staging_bytes(const ParameterLayout& layout, const MeshShape& shap
 // ----------------------------------------------------------------------------
 // reading
 
-// Elements that lie one after another in a piece, and in the part of a unit that ranks own.
+// Elements that are contiguous both in a piece and in the part of a unit that ranks own.
 struct PieceRun {
     size_t from;  // in the piece
     int unit;
@@ -127,7 +127,8 @@ struct PieceRun {
 
 class TensorPlaces {
 public:
-    // layout_at(position) gives the layout of a rank; the index has all of its tensors, and may have others.
+    // layout_at(position) returns the layout of a rank. The index must have all of its tensors, and may have
+    // others.
     template <typename LayoutAt>
     TensorPlaces(const MeshShape& shape, LayoutAt&& layout_at, const CheckpointIndex& index)
         : shape_(shape), index_(index), held_(index.tensors.size()) {
@@ -141,15 +142,16 @@ public:
 
     const MeshShape& shape() const { return shape_; }
 
-    // The stage that has those who write a tensor; others may have copies. -1: it is not of the model.
+    // Returns the stage whose ranks write a tensor; another stage may have a copy. -1: the model has no such
+    // tensor.
     int stage_of(uint32_t tensor) const {
         const std::vector<Held>& held = held_[tensor];
         return held.empty() ? -1 : std::ranges::find_if(held, &Held::counted)->pipeline;
     }
 
-    // Calls visit(rank) for the ranks that would write something of a piece, some more than once. Of a box
-    // that is narrower than what they have, ranks with slices smaller than a row may be among them that have
-    // nothing of it.
+    // Calls visit(rank) for the ranks that would write part of a piece, for some more than once. If the
+    // piece's box is narrower than that of a rank and slices are smaller than a row, it may also visit ranks
+    // that have nothing of the piece.
     template <typename Visit>
     void each_writer(const CheckpointPiece& piece, Visit&& visit) const {
         for (const Held& held : held_[piece.tensor]) {
@@ -161,18 +163,19 @@ public:
         }
     }
 
-    // Calls visit(rank, run) for all that have something of a piece in their slices, copies too.
+    // Calls visit(rank, run) for every run of a piece that a rank has in its slice, copies included.
     template <typename Visit>
     void each_slice(const CheckpointPiece& piece, Visit&& visit) const {
         for (const Held& held : held_[piece.tensor]) each_run(held, piece, visit);
     }
 
 private:
-    // Held is what the unit at one place has of a tensor, however that is cut into shards.
+    // The part of a tensor that a unit has on one tensor rank of one stage, before the unit is cut into
+    // shards.
     struct Held {
         int tensor, pipeline, unit;
         bool counted;
-        size_t part;  // elements of the unit that each shard has
+        size_t part;  // elements of the unit in each shard
         size_t at;    // in the unit
         BoxRun run;
     };
@@ -199,7 +202,7 @@ private:
         }
     }
 
-    // Calls visit(rank, run) for what is held of a piece, cut where the next slice begins.
+    // Calls visit(rank, run) for the runs of a piece that are held, cut at slice boundaries.
     template <typename Visit>
     void each_run(const Held& held, const CheckpointPiece& piece, Visit&& visit) const {
         uint64_t width = index_.tensors[piece.tensor].width();
@@ -221,15 +224,16 @@ private:
     std::vector<std::vector<Held>> held_;  // one entry for each tensor
 };
 
-// Deals the pieces of a checkpoint to those who read them: each to the rank that has the fewest elements so
-// far, the first of them, among those that would write something of it. Those are all of one stage, so the
-// ranks of a stage need only deal that stage's pieces, and each of them deals the same.
+// Assigns the pieces of a checkpoint to the ranks that read them. Among the ranks that would write part of a
+// piece, the one with the fewest elements so far reads it (ties go to the lowest rank). All of these ranks
+// are of one stage, so a rank needs to assign only its stage's pieces, and all ranks of the stage get the
+// same result.
 class PieceReaders {
 public:
     explicit PieceReaders(const TensorPlaces& places)
         : places_(places), elements_((size_t)places.shape().ranks()) {}
 
-    // The rank that reads the next piece.
+    // Returns the rank that reads the next piece.
     int take(const CheckpointPiece& piece) {
         int reader = -1;
         places_.each_writer(piece, [&](int rank) {
@@ -242,11 +246,11 @@ public:
 
 private:
     const TensorPlaces& places_;
-    std::vector<uint64_t> elements_;  // for each rank to read, so far
+    std::vector<uint64_t> elements_;  // assigned to each rank so far
 };
 
-// The parts of a checkpoint's pieces that this rank reads, in batches no larger than one piece may be.
-// wanted(slot) tells whether a slot is read at all.
+// Returns the pieces of a checkpoint that `rank` reads, in batches no larger than the largest piece allowed.
+// wanted(slot) returns whether a slot is read at all.
 template <typename Wanted>
 std::vector<PieceBatch> pieces_to_read(const TensorPlaces& places, const CheckpointIndex& index, int rank,
                                        Wanted&& wanted) {

@@ -1,18 +1,18 @@
 /*
-Saving what a run has (comm/stateful.h): every rank writes a data file for each contributor that it has
-something of, and the first one publishes the checkpoint when all are on disk. A run that saves in the
+Saves the state of a run (comm/stateful.h): every rank writes a data file for each contributor for which it
+has data, and the first rank publishes the checkpoint when all files are on disk. A run that saves in the
 background does not stop for it.
 
-    save()      all ranks    wait for the save under way; contributors begin to copy what they have
-                threads      make the folder; agree on tensors and files
-                             hash, write, fsync; tell the first rank's what is where
-                its thread   write the index, give the folder its name, delete older checkpoints
-                threads      learn what came of it
+    save()      all ranks    wait for the save in progress; contributors begin to copy their data
+                threads      make the folder; agree on tensors and files;
+                             hash, write, fsync; send the places of the pieces to the first rank
+                first's      write the index, give the folder its name, delete older checkpoints
+                threads      receive the outcome
     finish()    all ranks    wait for the threads
 
-The threads talk to each other by themselves: the checkpoint is there as soon as it can be, whatever the ranks
-are doing. What goes wrong on any rank on the way leaves nothing of the new checkpoint, and the older ones as
-they were. It is reported and not thrown: losing a checkpoint is no reason to lose the run.
+The threads communicate independently of the ranks' main threads, so the checkpoint is complete as soon as
+possible, whatever these are doing. An error on any rank removes the new checkpoint and leaves the older ones
+as they were. It is reported, not thrown: losing a checkpoint is no reason to lose the run.
 */
 #pragma once
 
@@ -42,16 +42,17 @@ they were. It is reported and not thrown: losing a checkpoint is no reason to lo
 // ----------------------------------------------------------------------------
 // work shared by all ranks
 
-// Work that every rank does for itself, and of which all ranks learn what came.
+// The outcome of work that every rank does for itself, combined over the ranks and the same on all.
 struct WorkOutcome {
     std::string error;       // the first rank's that has one, with its name; empty: none has
-    Lack lack = Lack::none;  // the error is that there is no room
+    Lack lack = Lack::none;  // the resource that ran out, if that is the error
     std::string remark;      // the first rank's that has one
     double seconds = 0;      // the slowest rank's
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkOutcome, error, lack, remark, seconds)
 
-// For all ranks: work(remark) throws what goes wrong, and talks to no other rank. Returns when all are done.
+// For all ranks: runs work(remark), which throws its errors and must not communicate with other ranks.
+// Returns when all ranks are done.
 template <typename Work>
 WorkOutcome do_shared_work(const World& world, Work&& work) {
     double start = seconds_now();
@@ -79,13 +80,13 @@ WorkOutcome do_shared_work(const World& world, Work&& work) {
     return nlohmann::json::parse(outcome);
 }
 
-// A number of each rank's, as one of them sees them.
+// Sums of a number that each rank has, as one rank sees them.
 struct RankNumbers {
-    uint64_t before = 0, all = 0;   // sums: of the ranks before this one, of all
-    int some_before = 0, some = 0;  // ranks that have more than none
+    uint64_t before = 0, all = 0;   // sums over the ranks before this one, and over all
+    int some_before = 0, some = 0;  // counts of ranks whose number is above 0
 };
 
-// For all ranks: what each of these numbers is on the others.
+// For all ranks: returns the sums of each of these numbers over the ranks.
 inline std::vector<RankNumbers> sum_over_ranks(const World& world, const std::vector<uint64_t>& mine) {
     std::vector<RankNumbers> sums(mine.size());
     std::vector<std::string> of_all =
@@ -106,8 +107,8 @@ inline std::vector<RankNumbers> sum_over_ranks(const World& world, const std::ve
 
 class CheckpointSaver {
 public:
-    // For all ranks. retention: which older checkpoints stay, beside the best that a header names.
-    // weights_alone: what is saved is nothing to go on from.
+    // For all ranks. retention: which older checkpoints are kept, besides the best ones, which the header
+    // names. weights_alone: saves only weights, from which a run cannot resume.
     CheckpointSaver(Contributors parts, const World& world, const std::string& run_dir,
                     const Retention& retention, bool in_background, bool weights_alone = false)
         : parts_(std::move(parts)),
@@ -125,9 +126,9 @@ public:
     CheckpointSaver(const CheckpointSaver&) = delete;
     CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
-    // For all ranks: begins to save, to be written in the background, or writes at once. about: what the
-    // header of the index says, step and samples among it. Returns the report of the save before this one, if
-    // it had to be waited for; or that of this one, if it is not written in the background.
+    // For all ranks: saves the state, at once or in the background. about: the header of the index, with the
+    // step and the samples. In the background, returns the report of the save before this one if it had to
+    // wait for that; otherwise, returns the report of this save.
     std::optional<SaveReport> save(nlohmann::ordered_json about) {
         double start = seconds_now();
         std::optional<SaveReport> before;
@@ -140,7 +141,7 @@ public:
         report_.bytes = all_bytes_;
         about_ = std::move(about);
         begin_parts();
-        under_way_ = true;  // a save that could not begin has thrown, and there is nothing to finish
+        under_way_ = true;  // not before: a save that could not begin has thrown and needs no finish()
         if (scope_.in_background)
             work_.start([this] { work(); });
         else
@@ -149,18 +150,17 @@ public:
         return scope_.in_background ? before : finish();
     }
 
-    // For all ranks: the state is what this checkpoint holds.
+    // For all ranks: notes that the state was loaded from this checkpoint.
     void loaded(const CheckpointReader& reader) { last_ = {reader.folder(), reader.index().save_id}; }
 
-    uint64_t bytes() const { return all_bytes_; }  // the last checkpoint took, or a first would take
+    uint64_t bytes() const { return all_bytes_; }  // of the last checkpoint, or that a first one would take
 
-    // Tells whether a save has begun of which finish() has not yet told the outcome. All ranks get the same
-    // answer.
+    // Returns whether a save has begun whose outcome finish() has not yet returned; the same on all ranks.
     bool under_way() const { return under_way_; }
-    // Tells whether finish() would return at once on this rank.
+    // Returns whether finish() would return at once on this rank.
     bool is_ready() const { return work_.is_done(); }
 
-    // For all ranks, while a save is under way: waits until it is over.
+    // For all ranks, while a save is in progress: waits until it is done.
     SaveReport finish() {
         Phase phase("save");
         WaitsForOthers wait;
@@ -171,28 +171,29 @@ public:
             part->end_save(report_.error.empty());
         }
         all_bytes_ = report_.bytes;
-        new_checkpoint_.reset();  // if it is not published, nothing of it stays
+        new_checkpoint_.reset();  // if it was not published, this removes it
         under_way_ = false;
         report_.stalled += seconds_now() - start;
         return report_;
     }
 
 private:
-    // The number of a planned tensor in the checkpoint, and of this rank's first row, if rows are counted.
+    // A planned tensor's number in the checkpoint, and the number of this rank's first row if rows are
+    // counted.
     struct TensorPlace {
         uint32_t number;
         uint64_t first_row;
     };
-    // Files and tensors of a save, of all ranks.
+    // The files and tensors of a save, over all ranks.
     struct Contents {
         std::vector<CheckpointTensor> tensors;
         std::vector<std::vector<TensorPlace>> places;  // for each contributor and planned tensor
-        std::vector<int> file_numbers;                 // for each contributor: of this rank's file
-        int files = 0;                                 // new ones
-        std::map<std::string, uint32_t> kept;          // tensors that the last checkpoint has: their numbers
+        std::vector<int> file_numbers;                 // this rank's file, for each contributor
+        int files = 0;                                 // new files
+        std::map<std::string, uint32_t> kept;          // numbers of tensors that the last checkpoint has
     };
 
-    // If a contributor cannot begin, those before it end their save.
+    // If a contributor cannot begin, the ones before it end their save.
     void begin_parts() {
         for (auto part = parts_.begin(); part != parts_.end(); part++) {
             try {
@@ -204,18 +205,18 @@ private:
         }
     }
 
-    // For all ranks: from what has begun to the checkpoint.
+    // For all ranks: completes the save that has begun, up to the published checkpoint.
     void work() {
         Phase phase("save");
         try {
-            cudaCheck(cudaSetDevice(device_));  // a thread of its own does not know it
+            cudaCheck(cudaSetDevice(device_));  // the current device is set per thread
             begin_folder();
             if (report_.error.empty()) plan();
             if (report_.error.empty())
                 note(do_shared_work(*thread_world_, [this](std::string&) { write(); }));
             if (report_.error.empty()) publish();
         } catch (const std::exception& error) {
-            if (world_.size() > 1) abort_job(world_, error);  // the others wait for this one
+            if (world_.size() > 1) abort_job(world_, error);  // the other ranks wait for this one
             report_.error = message_of(error);
         }
     }
@@ -231,7 +232,7 @@ private:
     void begin_folder() {
         auto make = [this](std::string&) {
             if (!world_.is_root()) return;
-            new_checkpoint_.reset();  // it is left from a save that has thrown
+            new_checkpoint_.reset();  // left over from a save that threw
             new_checkpoint_ = std::make_unique<NewCheckpoint>(run_dir_, report_.folder);
             save_.id = new_save_id();
             save_.has_last = !scope_.weights_alone && last_ && save_id_in(last_->folder) == last_->save_id;
@@ -241,7 +242,7 @@ private:
         thread_world_->broadcast(&save_, sizeof save_);
     }
 
-    // For all ranks: what the checkpoint has, and who writes what of it.
+    // For all ranks: determines what the checkpoint contains, and what each rank writes.
     void plan() {
         std::vector<SavePlan> plans;
         std::vector<uint64_t> mine;
@@ -261,7 +262,7 @@ private:
         }));
     }
 
-    // numbers: bytes of each contributor, then rows of each tensor of which they are counted.
+    // numbers: the bytes of each contributor, then the rows of each tensor whose rows are counted.
     void set_contents(const std::vector<SavePlan>& plans, const std::vector<RankNumbers>& numbers) {
         contents_ = {};
         report_.bytes = 0;
@@ -289,7 +290,7 @@ private:
     void write() {
         pieces_.clear();
         for (size_t i = 0; i < parts_.size(); i++) {
-            std::unique_ptr<CheckpointDataFile> file;  // ranks that have nothing to write have none
+            std::unique_ptr<CheckpointDataFile> file;  // null on ranks that have nothing to write
             parts_[i]->write([&](CheckpointPiece piece, const void* values) {
                 TensorPlace place = contents_.places[i][piece.tensor];
                 piece.tensor = place.number, piece.begin += place.first_row * piece.columns;
@@ -305,7 +306,7 @@ private:
         }
     }
 
-    // For all ranks: the first learns where everyone's pieces are, and publishes the checkpoint.
+    // For all ranks: the first rank receives the places of all pieces, and publishes the checkpoint.
     void publish() {
         std::vector<std::string_view> to_each(world_.size());
         to_each[0] = {(const char*)pieces_.data(), pieces_.size() * sizeof(CheckpointPiece)};
@@ -321,7 +322,7 @@ private:
         }));
     }
 
-    // The index of everyone's pieces, and of what is kept.
+    // Returns the index of all ranks' pieces, and of the tensors kept from the last checkpoint.
     CheckpointIndex index_of(const std::vector<std::string>& tables) const {
         CheckpointIndex index = {save_.id, about_, contents_.tensors, {}, {}};
         for (const std::string& table : tables) {
@@ -338,11 +339,11 @@ private:
         return index;
     }
 
-    // Takes over what is kept of the last checkpoint: its tensors, their pieces, and the files of these.
+    // Adds the tensors kept from the last checkpoint, with their pieces and the files of these.
     void keep_last(CheckpointIndex& index) const {
         const CheckpointReader reader(last_->folder, false);
         const CheckpointIndex& last = reader.index();
-        std::map<uint32_t, uint32_t> files;  // numbers there and here
+        std::map<uint32_t, uint32_t> files;  // file numbers: in the last checkpoint, and in this one
         for (CheckpointPiece piece : last.pieces) {
             const CheckpointTensor& tensor = last.tensors[piece.tensor];
             auto kept = contents_.kept.find(tensor.name);
@@ -375,17 +376,17 @@ private:
     };
     std::optional<Last> last_;  // the checkpoint that was saved or loaded last, on the first rank
 
-    // the save under way
+    // the save in progress
     bool under_way_ = false;
     nlohmann::ordered_json about_;
     std::unique_ptr<NewCheckpoint> new_checkpoint_;  // on the first rank
-    std::string folder_;                             // the folder that is written to
+    std::string folder_;                             // the folder being written
     struct Save {
         uint64_t id;
-        bool has_last;  // the last checkpoint is where it was
-    } save_ = {};       // alike on all ranks
+        bool has_last;  // the last checkpoint is still in its place
+    } save_ = {};       // equal on all ranks
     Contents contents_;
     std::vector<CheckpointPiece> pieces_;  // written by this rank
-    SaveReport report_;                    // the thread's, while it works
-    Background work_;                      // last: it ends before what it works with
+    SaveReport report_;                    // belongs to the thread while it works
+    Background work_;                      // last member: it ends before what it uses is destroyed
 };

@@ -1,8 +1,8 @@
 /*
-Groups of ranks and what they do together on their data: NCCL where ranks have a GPU each,
-comm/nccl_over_mpi.h where they have not (on CPUs, and with -DCOMM_MPI where ranks share a GPU).
+Groups of ranks and their collectives: over NCCL if each rank has its own GPU, otherwise over
+comm/nccl_over_mpi.h (on CPUs, and with -DCOMM_MPI if ranks share a GPU).
 
-Every process counts what it sends, and every call is in its record (comm/recorder.h).
+Every process counts the bytes that it sends, and records every call (comm/recorder.h).
 */
 #pragma once
 
@@ -50,9 +50,9 @@ inline void nccl_check(ncclResult_t result, const char* call, const char* file, 
 // ----------------------------------------------------------------------------
 // traffic
 //
-// Bytes that this process has sent to other ranks, by their purpose. The counts are those of ring algorithms,
-// which comm/nccl_over_mpi.h uses, and NCCL where bandwidth is the limit: plans can be compared with them to
-// the byte.
+// Bytes that this process has sent to other ranks, by purpose. The counts are those of ring algorithms, which
+// comm/nccl_over_mpi.h always uses and NCCL uses when bandwidth is the limit, so that plans can be compared
+// with them to the byte.
 
 inline std::array<std::atomic<uint64_t>, traffic_names.size()> traffic_bytes;
 
@@ -102,16 +102,15 @@ constexpr ncclDataType_t nccl_type() {
 // ----------------------------------------------------------------------------
 // communicators
 
-// A stream for communication: where it competes with computation for a GPU, it goes first. The name is for
-// timelines.
+// Returns a stream for communication, with priority over computation on the GPU. The name is for timelines.
 inline cudaStream_t new_communication_stream(const char* name) {
     cudaStream_t stream = new_stream(true);
     recorder.name_stream(stream, name);
     return stream;
 }
 
-// Waits until a call on a group is over. It may be under way when it returns (ncclInProgress): only then can
-// this thread, and those who watch it, do something about ranks that do not come.
+// Waits until a call on a group is complete. A call on a nonblocking group may return before that
+// (ncclInProgress), so that this thread and the watchdog can act if other ranks never arrive.
 inline ncclResult_t when_over(ncclResult_t result, ncclComm_t comm) {
     if (result != ncclInProgress) return result;
     WaitsForOthers wait;
@@ -124,19 +123,21 @@ inline ncclResult_t when_over(ncclResult_t result, ncclComm_t comm) {
     }
 }
 
-// A group of ranks. Copies are the same group. Default constructed: a group of one, where calls do nothing
-// but copy what shall be elsewhere. All ranks of a group make the same calls in the same order. Calls on data
-// put their work on the stream and return; they throw Error if NCCL refuses. T: float, floatX, or an integer.
+// A group of ranks. Copies refer to the same group. A default-constructed one is a group of one, whose calls
+// only copy data that must end up elsewhere. All ranks of a group make the same calls in the same order.
+// Calls on data put their work on the stream and return; they throw Error if NCCL refuses. T: float, floatX,
+// or an integer.
 class Communicator {
 public:
     Communicator() = default;
 
-    // All ranks of `world` (anything with rank(), size() and broadcast(void*, size_t bytes, int root)). Waits
-    // until all have come and have exchanged something on the stream, so that what does not work shows here.
+    // Makes the group of all ranks of `world` (any type with rank(), size() and broadcast(void*, size_t
+    // bytes, int root)). Waits until all have joined and have communicated on the stream, so that a setup
+    // that does not work fails here.
     template <typename World>
     static Communicator of_world(const World& world, cudaStream_t stream, int max_blocks = 32) {
         if (world.size() == 1) return {};
-        // Each of these ranks brings some of the others together, so that thousands do not all turn to one.
+        // Each of these ranks bootstraps some of the others, so that thousands do not all connect to one.
         std::vector<ncclUniqueId> ids((size_t)ceil_div(world.size(), ranks_of_bootstrap));
         for (size_t i = 0; i < ids.size(); i++) {
             int maker = (int)i * ranks_of_bootstrap;
@@ -164,7 +165,7 @@ public:
         return all;
     }
 
-    // A group of ranks that are not there, for a ledger.
+    // Returns a group whose ranks do not exist, for a ledger.
     static Communicator imagined(const GroupOfRanks& members, int me) {
         if (members.ranks == 1) return {};
         Communicator group;
@@ -174,8 +175,9 @@ public:
         return group;
     }
 
-    // Ranks with the same color form a group, ordered by key. A rank with a negative color is in none: a
-    // group of one. max_blocks: of each of its kernels on a GPU, of which other work keeps the rest.
+    // Ranks with the same color form a group, ordered by key. A rank with a negative color gets a group of
+    // one. max_blocks: the most thread blocks in each of the group's kernels, which leave the rest of the GPU
+    // to other work.
     Communicator split(int color, int key, int max_blocks = 32) const {
         if (size() == 1) return {};
         ncclComm_t part = nullptr;
@@ -196,12 +198,12 @@ public:
     bool same_group(const Communicator& other) const {
         return shared_ == other.shared_;
     }
-    // Its calls are recorded as those of this group from now on.
+    // Records this group's calls under this number from now on.
     void record_as(int group) const {
         if (shared_) shared_->record = group;
     }
 
-    // The sum over the ranks, in place. (count)
+    // Replaces data (count) by its sum over the ranks.
     template <typename T>
     void all_reduce(T* data, size_t count, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return;
@@ -209,19 +211,19 @@ public:
         TraceSpan call(Operation::all_reduce, shared_->record, kind, count * sizeof(T), stream);
         check_call(ncclAllReduce(data, data, count, nccl_type<T>(), ncclSum, comm(), stream), "ncclAllReduce",
                    __LINE__);
-        // each rank sends all chunks but one in either pass
+        // in each of the two passes, a rank sends all chunks except one
         size_t kept = chunk(count, rank() + 1) + chunk(count, rank() + 2);
         add(kind, (2 * count - kept) * sizeof(T));
     }
 
-    // data (size * part): the sum over the ranks of part `rank` is then at data + rank * part; the rest is as
-    // it was.
+    // data (size * part): replaces part `rank`, at data + rank * part, by its sum over the ranks, and leaves
+    // the rest as it was.
     template <typename T>
     void reduce_scatter(T* data, size_t part, Traffic kind, cudaStream_t stream) const {
         reduce_scatter(data, data + (size_t)rank() * part, part, kind, stream);
     }
 
-    // Reduces to `own` (part), which lies elsewhere; data (size * part) stays as it was.
+    // Writes the sum to `own` (part), which lies elsewhere, and leaves data (size * part) as it was.
     template <typename T>
     void reduce_scatter(const T* data, T* own, size_t part, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return copy_own(own, data, part, stream);
@@ -232,13 +234,13 @@ public:
         add(kind, (size_t)(size() - 1) * part * sizeof(T));
     }
 
-    // The part at data + rank * part of every rank, to all. data (size * part)
+    // Copies the part at data + rank * part of every rank to all ranks. data (size * part)
     template <typename T>
     void all_gather(T* data, size_t part, Traffic kind, cudaStream_t stream) const {
         all_gather(data + (size_t)rank() * part, data, part, kind, stream);
     }
 
-    // Gathers from `own` (part), which lies elsewhere.
+    // Gathers `own` (part), which lies elsewhere.
     template <typename T>
     void all_gather(const T* own, T* data, size_t part, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return copy_own(data, own, part, stream);
@@ -248,15 +250,15 @@ public:
         add(kind, (size_t)(size() - 1) * part * sizeof(T));
     }
 
-    // Part r of data (size * part) to rank r, for all ranks: theirs come into the parts of `received` (size *
-    // part), of which the own one stays as it was.
+    // Sends part r of data (size * part) to each other rank r, and receives what rank r sends as part r of
+    // `received` (size * part). This rank's own part of `received` stays as it was.
     template <typename T>
     void all_to_all(const T* data, T* received, size_t part, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return;
         if (ledger) return write_down(Operation::all_to_all, kind, data, size() * part, stream);
         TraceSpan call(Operation::all_to_all, shared_->record, kind, size() * part * sizeof(T), stream);
         ncclCheck(ncclGroupStart());
-        for (int distance = 1; distance < size(); distance++) {  // from each rank to another one at a time
+        for (int distance = 1; distance < size(); distance++) {  // all ranks send to different ones
             int to = (rank() + distance) % size(), from = (rank() + size() - distance) % size();
             check_call(ncclSend(data + (size_t)to * part, part, nccl_type<T>(), to, comm(), stream),
                        "ncclSend", __LINE__);
@@ -267,7 +269,7 @@ public:
         add(kind, (size_t)(size() - 1) * part * sizeof(T));
     }
 
-    // The data of `root` to all. (count)
+    // Copies the data (count) of `root` to all ranks.
     template <typename T>
     void broadcast(T* data, size_t count, int root, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return;
@@ -279,8 +281,8 @@ public:
         if (!last) add(kind, count * sizeof(T));
     }
 
-    // To the rank that receives. Sends and receives between ncclGroupStart and ncclGroupEnd wait for each
-    // other in no order.
+    // Sends data to rank `to`, which must call receive(). Between ncclGroupStart and ncclGroupEnd, sends and
+    // receives may be in any order.
     template <typename T>
     void send(const T* data, size_t count, int to, Traffic kind, cudaStream_t stream) const {
         require_group(to);
@@ -299,7 +301,7 @@ public:
         check_call(ncclRecv(data, count, nccl_type<T>(), from, comm(), stream), "ncclRecv", __LINE__);
     }
 
-    // Throws Error if what is on the streams has failed.
+    // Throws Error if the group's work on the streams has failed.
     void check() const {
         if (!shared_) return;
         ncclResult_t error = ncclSuccess;
@@ -307,12 +309,12 @@ public:
         if (error != ncclInProgress) check_call(error, "communication between the processes", __LINE__);
     }
 
-    // After calls that came to this result together: waits until those on this group are on their streams.
+    // After ncclGroupEnd returned this result: waits until this group's calls are on their streams.
     void await_calls(ncclResult_t result) const {
         if (shared_) check_call(result, "ncclGroupEnd", __LINE__);
     }
 
-    // Ends what is on the streams, undone. No more calls can be made on this group.
+    // Aborts the group's work on the streams. No more calls can be made on this group.
     void abort() const {
         if (shared_) shared_->end(ncclCommAbort);
     }
@@ -320,9 +322,9 @@ public:
 private:
     static constexpr int ranks_of_bootstrap = 512;
 
-    // How a group shall be made. The group of all ranks is not blocking: until it is made, and while it is
-    // split, this thread waits where it can be seen. Groups for data are blocking, for with NCCL each call on
-    // another takes a thread of its own.
+    // Returns the configuration of a new group. The group of all ranks is nonblocking, so that while it is
+    // made or split, this thread waits in when_over(), where the watchdog can see it. Groups for data are
+    // blocking, because NCCL starts a thread for each call on a nonblocking group.
     static ncclConfig_t how(int max_blocks, bool blocking) {
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.maxCTAs = max_blocks;
@@ -333,14 +335,15 @@ private:
     struct Shared {
         ncclComm_t comm = nullptr;
         int rank = 0, size = 1;
-        int record = -1;            // among the groups of the record
-        GroupOfRanks members = {};  // an imagined one's
+        int record = -1;            // its number among the groups of the record
+        GroupOfRanks members = {};  // for imagined()
 
         void end(ncclResult_t (*how)(ncclComm_t)) {
             if (comm) how(comm);
             comm = nullptr;
         }
-        // While an exception is on its way, the other ranks may never come to what this one waits for.
+        // Aborts if an exception is propagating: other ranks may then never reach the call that finalizing
+        // waits for.
         ~Shared() {
             bool in_order =
                 comm && !std::uncaught_exceptions() && when_over(ncclCommFinalize(comm), comm) == ncclSuccess;
@@ -363,8 +366,8 @@ private:
         nccl_check(when_over(result, shared_->comm), call, __FILE__, line, shared_->comm);
     }
 
-    // other: the rank at the far end of a send or a receive. In a group of more than two, the two are written
-    // down as a pair.
+    // other: the rank at the other end of a send or a receive. In a group of more than two, the ledger entry
+    // is for the pair of ranks.
     template <typename T>
     void write_down(Operation operation, Traffic kind, const T* data, size_t count, cudaStream_t stream,
                     int other = -1) const {
@@ -391,7 +394,7 @@ private:
         copy_async(to, from, count, stream);
     }
 
-    // Elements in a chunk, of `count` cut into one for each rank.
+    // Returns the elements of a chunk, if `count` is cut into one chunk for each rank.
     size_t chunk(size_t count, int index) const {
         auto ranks = (size_t)size(), c = (size_t)index % ranks;
         return count / ranks + (c < count % ranks);
@@ -404,8 +407,8 @@ private:
     std::shared_ptr<Shared> shared_;
 };
 
-// Calls on these groups that work() makes begin together: many small messages then take little longer than
-// one.
+// Makes the calls of work() on these groups begin together, so that many small messages take little longer
+// than one.
 template <typename Work>
 void grouped(std::initializer_list<Communicator> groups, Work&& work) {
     if (ledger) {

@@ -1,21 +1,21 @@
 /*
-Small messages in host memory between the processes of a job, over MPI: what is said to all, gathered from
-all, and sent to some.
+Small messages in host memory between the processes of a job, over MPI: broadcast to all, gathered from all,
+or sent to some.
 
-A job may have ten thousand processes, and a call must not cost more for each of them the more they are. MPI's
-own collectives without waiting send from each rank to each where lengths differ: N^2 messages, and as many
-connections. Here, of N ranks,
+A job may have ten thousand processes, and the cost of a call per process must not grow with their number.
+MPI's own nonblocking collectives send from each rank to each other if lengths differ: N^2 messages and N^2
+connections. Here, with N ranks, the messages are
 
     broadcast       a tree                                          N - 1 messages
-    gather          each sends to the first, which takes them as they come      N - 1
-    all_gather      gather, then broadcast                          2N, and N more where texts are long
-    exchange        to whom there is something to say, and then all agree that nothing is under way
+    gather          to the first, which receives them in any order  N - 1
+    all_gather      gather, then broadcast                          2N, and N more if texts are long
+    exchange        to ranks that get any, then a barrier           the texts, and N log2 N
     largest, sum    up a tree and down it                           2N
-    barrier         in log2 N turns                                 N log2 N
-    post            to the first, which takes what has come         N - 1, and nobody waits
+    barrier         in log2 N rounds                                N log2 N
+    post            to the first, which looks for them later        N - 1, and no rank waits
 
-Every rank makes the same calls in the same order. Their number is the tag of their messages, so that a rank
-that is early disturbs nobody's call before.
+Every rank makes the same calls in the same order. A call's messages have its number as their tag, so a rank
+that is ahead does not disturb an earlier call of the others.
 */
 #pragma once
 
@@ -41,7 +41,7 @@ public:
     int size() const { return size_; }
     bool is_root() const { return rank_ == 0; }
 
-    // For all ranks: root's bytes, in host memory, to everyone.
+    // For all ranks: copies root's bytes, in host memory, to all.
     void broadcast([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes,
                    [[maybe_unused]] int root = 0) const {
 #ifndef WITHOUT_MPI
@@ -56,10 +56,10 @@ public:
 #endif
     }
 
-    // For all ranks: root's text to everyone, whatever the others give.
+    // For all ranks: returns root's text on all of them; the other ranks' texts are ignored.
     std::string broadcast_text(std::string text, int root = 0) const {
         if (size_ == 1) return text;
-        // One message, which a second one follows if the text is longer than the first has room for.
+        // One message, followed by a second one if the text does not fit into the first.
         struct {
             uint64_t length;
             char begin[short_text];
@@ -77,7 +77,7 @@ public:
         return text;
     }
 
-    // For all ranks: everyone's text, by rank, on the first one; nothing on the others.
+    // For all ranks: returns all texts, by rank, on the first rank; nothing on the others.
     std::vector<std::string> gather(const std::string& mine) const {
         if (size_ == 1) return {mine};
         std::vector<std::string> texts;
@@ -95,7 +95,7 @@ public:
         return texts;
     }
 
-    // For all ranks: everyone's text, by rank, on every rank.
+    // For all ranks: returns all texts, by rank, on every rank.
     std::vector<std::string> all_gather(const std::string& mine) const {
         if (size_ == 1) return {mine};
         std::string packed;
@@ -114,18 +114,19 @@ public:
         return texts;
     }
 
-    // For all ranks: what the first one makes of everyone's texts, on every rank. combine() is called on the
-    // first, and must not throw.
+    // For all ranks: returns on every rank what combine() makes of all texts. It is called on the first rank
+    // only, and must not throw.
     template <typename Combine>
     std::string agree(const std::string& mine, Combine&& combine) const {
         std::vector<std::string> texts = gather(mine);
         return broadcast_text(is_root() ? combine(texts) : "");
     }
 
-    // For all ranks: to_each[r] goes to rank r, and what each rank sent comes back. Most ranks have nothing
-    // to say to most others, and nobody knows who writes to him: so each rank takes what comes until all that
-    // it sent has been taken, tells so, and goes on taking until all have told (Hoefler, Siebert and
-    // Lumsdaine 2010, "Scalable communication protocols for dynamic sparse data exchange").
+    // For all ranks: sends to_each[r] to rank r, and returns what each rank sent to this one. Most ranks send
+    // nothing to most others, and a rank does not know which ones send to it. So it receives messages until
+    // its own have all been received, then enters a nonblocking barrier and keeps receiving until all ranks
+    // have entered (Hoefler, Siebert and Lumsdaine 2010, "Scalable communication protocols for dynamic sparse
+    // data exchange").
     std::vector<std::string> exchange(const std::vector<std::string_view>& to_each) const {
         std::vector<std::string> from_each(to_each.size());
         from_each[(size_t)rank_] = to_each[(size_t)rank_];
@@ -159,7 +160,7 @@ public:
         return from_each;
     }
 
-    // To one rank, which takes it with receive_from().
+    // Sends a text to one rank, which receives it with receive_from().
     void send_to([[maybe_unused]] int rank, [[maybe_unused]] const std::string& text) const {
 #ifndef WITHOUT_MPI
         MPI_Request request = send(MPI_Isend, text, rank, pair_tag);
@@ -174,7 +175,7 @@ public:
 #endif
     }
 
-    // Sends the first rank a text, which that takes with posted(). Nobody waits.
+    // Sends the first rank a text, which it receives with posted(). Neither rank waits.
     void post([[maybe_unused]] std::string text) const {
 #ifndef WITHOUT_MPI
         std::erase_if(posts_, [](Post& post) {
@@ -186,7 +187,8 @@ public:
         post.request = send(MPI_Isend, post.text, 0, post_tag);
 #endif
     }
-    // On the first rank: what has come since the last call, and from whom. From one rank, in its order.
+    // On the first rank: returns the texts that have arrived since the last call, each with its sender. Those
+    // of one sender are in the order sent.
     std::vector<std::pair<int, std::string>> posted() const {
         std::vector<std::pair<int, std::string>> texts;
 #ifndef WITHOUT_MPI
@@ -194,16 +196,16 @@ public:
 #endif
         return texts;
     }
-    // For all ranks: when this returns, posted() has all that was posted before.
+    // For all ranks: when this returns, posted() gets every text posted before.
     void await_posts() const {
 #ifndef WITHOUT_MPI
         for (Post& post : posts_) mpi_wait(&post.request, 1);
         posts_.clear();
 #endif
-        gather("");  // messages of a rank come in their order
+        gather("");  // messages from a rank arrive in order
     }
 
-    // For all ranks: returns when every rank is here.
+    // For all ranks: returns when every rank has called this.
     void barrier() const {
 #ifndef WITHOUT_MPI
         if (size_ == 1) return;
@@ -213,7 +215,7 @@ public:
 #endif
     }
 
-    // For all ranks: the largest value.
+    // For all ranks: returns the largest value.
     int largest(int value) const {
 #ifndef WITHOUT_MPI
         if (size_ == 1) return value;
@@ -224,7 +226,7 @@ public:
         return value;
     }
 
-    // For all ranks, which have equally many: replaces each value by its sum over them.
+    // For all ranks, with the same number of values: replaces each value by its sum over the ranks.
     void sum([[maybe_unused]] std::vector<double>& values) const {
 #ifndef WITHOUT_MPI
         if (size_ == 1) return;
@@ -241,7 +243,7 @@ protected:
     int rank_ = 0, size_ = 1;
 
 #ifndef WITHOUT_MPI
-    // Makes the ranks those of this communicator, which the caller frees after this object's last call.
+    // Uses the ranks of this communicator, which the caller frees after this object's last call.
     void use(MPI_Comm mpi) {
         mpi_ = mpi;
         mpiCheck(MPI_Comm_rank(mpi, &rank_));
@@ -255,7 +257,7 @@ private:
         return (int)(calls_++ % (1 << 14));
     }
 
-    // call: MPI_Isend, or MPI_Issend, which is done when the other rank takes the message.
+    // call: MPI_Isend, or MPI_Issend, which completes only when the other rank receives the message.
     MPI_Request send(decltype(MPI_Isend) call, std::string_view message, int to, int tag) const {
         if (message.size() > INT_MAX)
             fail("a message to rank %d: %zu bytes are too many; send less", to, message.size());
@@ -270,13 +272,13 @@ private:
         return found;
     }
 
-    // The next message, from whomever it comes, to its place.
+    // Receives the next message from any rank, and stores it as that rank's text.
     void receive_any(std::vector<std::string>& texts, int tag) const {
         auto [rank, text] = receive(MPI_ANY_SOURCE, tag);
         texts[(size_t)rank] = std::move(text);
     }
 
-    // The next message of a rank, or of any, and whose it is.
+    // Receives the next message from `from` (or any rank); returns its source and text.
     std::pair<int, std::string> receive(int from, int tag) const {
         MPI_Message message;
         MPI_Status status;
@@ -297,14 +299,14 @@ private:
         }
     }
 
-    // Beside those of calls, which are below.
+    // Numbers of calls are tags below these.
     static constexpr int post_tag = 1 << 14, pair_tag = post_tag + 1;
 
     struct Post {
         std::string text;
         MPI_Request request = MPI_REQUEST_NULL;
     };
-    mutable std::list<Post> posts_;  // posts that may be under way
+    mutable std::list<Post> posts_;  // posts that may still be in flight
     mutable uint32_t calls_ = 0;
 #endif
 };

@@ -1,7 +1,8 @@
 /*
 The checks of a run for devices that compute wrongly: when they are due, and what happens when one fails. The
-run ends with a line that names the rank, its host, its device and what is wrong, and with the exit code of a
-part that failed, which is worth a new start; its state is not saved, for nobody knows which of it is right.
+run then ends with a line that names the rank, its host, its device and what is wrong, and with the exit code
+of a failed part, which makes a restart worthwhile. Its state is not saved, because no one can tell which of
+it is right.
 */
 #pragma once
 
@@ -26,33 +27,33 @@ part that failed, which is worth a new start; its state is not saved, for nobody
 #include "kernels/hash.cuh"        // add_hash, hash_of_bytes_cpu, mix_word
 
 // ----------------------------------------------------------------------------
-// what ranks hold alike
+// replicated state
 //
-// --check-replicas: whether ranks that should hold the same bits do. Memory and links have checksums of their
-// own, but a device that computes wrongly now and then gives no sign (Dixit et al., "Silent Data Corruptions
-// at Scale", 2021): the run goes on with weights that are no longer one model.
+// --check-replicas checks that ranks that should hold the same bits do. Memory and links have checksums of
+// their own, but a device that occasionally computes wrongly gives no sign (Dixit et al., "Silent Data
+// Corruptions at Scale", 2021): the run continues with weights that are no longer one model.
 //
 // Ranks compare these:
 //
 //     weights           on all data ranks; with --zero 3 on the replicas of a shard
 //     optimizer state   on the replicas of a shard, the master copy of the weights included
-//     copied weights    on tensor ranks: norms, biases, and key/value heads of which there are too few
-//     embeddings        on the first stage and the last, where they are tied
+//     copied weights    on tensor ranks: norms, biases, and key/value heads if there are fewer than ranks
+//     embeddings        on the first and last stage, if they are tied
 //
-// Each rank makes a hash of 64 bits of each of them (kernels/hash.cuh), and the first rank compares those of
-// each group. What most members hold is taken for right, and the others are named; where no value has a
-// majority, as with two members, all are. Only then are the tensors of such a group looked at one by one, for
-// their names.
+// Each rank computes a 64-bit hash of each of them (kernels/hash.cuh), and the first rank compares the hashes
+// within each group. A value that the majority holds is taken as right, and the other members are named; if
+// no value has a majority, as with two members that differ, all are named. Only if a group disagrees are its
+// tensors compared one by one, to name those that differ.
 //
-// It is checked every N steps, and before each checkpoint, so what is on disk is known to be sound; and a run
-// that fails the check saves nothing more. Two things it cannot see: what is held once, such as the
-// optimizer's state with --zero 1 and no replicas; and what went wrong before gradients were summed, for then
-// all replicas hold the same wrong weights. The second is found by --check-replay.
+// The check runs every N steps and before each checkpoint, so what is on disk is known to be sound. A run
+// that fails the check saves nothing more. The check cannot see two things: errors in state that only one
+// rank holds, such as the optimizer state with --zero 1 and no replicas; and errors made before gradients
+// were summed, because all replicas then hold the same wrong weights. --check-replay finds the latter.
 
 // ----------------------------------------------------------------------------
-// who has other bits
+// groups, and the members that differ
 
-// Members of a group whose value is not that of most; all of them, where no value has a majority.
+// Returns the members of a group whose value is not that of the majority, or all if no value has a majority.
 inline std::vector<int> odd_members(std::span<const uint64_t> values) {
     std::map<uint64_t, size_t> count;
     for (uint64_t value : values) count[value]++;
@@ -67,7 +68,7 @@ constexpr int held_alike = 5;
 constexpr const char* name_of_held[held_alike] = {"weights", "optimizer state", "copied weights",
                                                   "copied weights", "tied embeddings"};
 
-// The ranks that hold it as this one does.
+// Returns the ranks that hold the same bits of `what` as `rank`.
 inline std::vector<int> replica_group(Replicated what, int rank, const MeshShape& shape, bool cut_params,
                                       bool tied) {
     auto group = [&](MeshGroup group) { return members_of(mesh_groups[(size_t)group], rank, shape); };
@@ -91,15 +92,15 @@ inline std::vector<int> replica_group(Replicated what, int rank, const MeshShape
 
 class ReplicaCheck {
 public:
-    // The state has room for hashes (ZeroSettings::checks).
+    // The state must have room for hashes (ZeroSettings::checks).
     ReplicaCheck(const ZeroState& state, const Contributors& parts, const World& world)
         : state_(state), parts_(parts), world_(world) {}
 
-    // For all ranks, when nothing works on the state: what is wrong, in one line; empty: nothing is.
+    // For all ranks, while nothing works on the state: returns what is wrong in one line, or an empty text.
     std::string find() const {
         uint64_t mine[held_alike];
         hash_all(mine);
-        // The first rank says which groups disagree: a letter for each rank and thing.
+        // The first rank reports which groups disagree: a letter for each rank and kind of memory.
         std::string disagree = world_.agree(bytes_of(mine, sizeof mine), [&](auto& texts) {
             std::string letters((size_t)world_.size() * held_alike, '-');
             each_group([&](int what, const std::vector<int>& ranks) {
@@ -134,7 +135,7 @@ private:
                              state_.layout().tied);
     }
 
-    // Calls visit(what, ranks) for all groups of several ranks.
+    // Calls visit(what, ranks) for each group of more than one rank.
     template <typename Visit>
     void each_group(Visit&& visit) const {
         for (int what = 0; what < held_alike; what++) {
@@ -156,7 +157,8 @@ private:
         return value;
     }
 
-    // The sum over the pieces of each thing. Each has places of its own: pieces that change places show.
+    // Computes for each kind of memory the sum of its pieces' hashes. Each piece is hashed at its own place,
+    // so that swapped pieces change the sum.
     void hash_all(uint64_t* sums) const {
         constexpr uint64_t far_apart = (uint64_t)1 << 40;
         cudaStream_t stream = state_.stream();
@@ -177,9 +179,9 @@ private:
         for (int what = 0; what < held_alike; what++) sums[what] += of_host[what];
     }
 
-    // For all ranks: those of groups that disagree tell what they hold, tensor by tensor.
+    // For all ranks: the members of groups that disagree report hashes of what they hold, tensor by tensor.
     std::string name_odd(const std::string& disagree) const {
-        // by what is held: not all members of a group are in the same other groups
+        // by kind of memory, because the members of a group may be in different groups for other kinds
         const nlohmann::json none(held_alike, nlohmann::json::array());
         nlohmann::json told = {{"place", process_place()}, {"names", none}, {"hashes", none}};
         for (const ReplicatedPiece& piece : replicated(true)) {
@@ -200,7 +202,7 @@ private:
         });
     }
 
-    // Names the members of a group whose bits are not those of most, and the tensors that differ.
+    // Names the members of a group whose bits are not those of the majority, and the tensors that differ.
     static std::string sentence(int what, const std::vector<nlohmann::json>& members) {
         std::map<int, std::vector<std::string>> odd;  // tensors, by member
         const nlohmann::json& names = members[0]["names"][(size_t)what];
@@ -232,27 +234,27 @@ private:
 };
 
 // ----------------------------------------------------------------------------
-// a micro-batch gone through twice
+// replaying a micro-batch on two ranks
 //
-// --check-replay: whether data ranks make the same gradients of the same micro-batch. A device that computes
-// wrongly before gradients are summed gives all replicas the same wrong weights, which no comparison of what
-// they hold can find. But here the same work gives the same bits on any device, so every N steps each data
-// rank goes through two micro-batches of the next step beside the training: its own first one, and that of
-// the next data rank, in a ring.
+// --check-replay checks that data ranks compute the same gradients from the same micro-batch. A device that
+// computes wrongly before gradients are summed gives all replicas the same wrong weights, so comparing what
+// they hold cannot find it. But in this program the same work gives the same bits on any device. So every N
+// steps, in addition to training, each data rank processes two micro-batches of the next step: its own first
+// one, and that of the next data rank in a ring.
 //
 //     data rank      0       1       2       3
-//     goes through   0, 1    1, 2    2, 3    3, 0        each micro-batch is gone through by two ranks
+//     processes      0, 1    1, 2    2, 3    3, 0        two ranks process each micro-batch
 //
-// Each rank hashes the gradients of each unit (kernels/hash.cuh) when the backward pass has made them and
-// before any are summed over ranks, so it works at every --zero level: nothing is kept but a number for each
-// unit. A rank that disagrees with both its neighbours is named alone; if only two ranks disagree, both are
-// named. Tensor ranks and pipeline stages make a micro-batch together, so what one of them spoils shows on
-// those that work with it as well.
+// Each rank hashes the gradients of each unit (kernels/hash.cuh) after the backward pass has computed them
+// and before they are summed over ranks, so it works at every --zero level: only a number for each unit is
+// kept. If a rank disagrees with both of its neighbors, only that rank is named; if just two neighbors
+// disagree, both are named. Tensor ranks and pipeline stages process a micro-batch together, so an error of
+// one of them also shows on those that work with it.
 //
-// It finds devices that are wrong always or often; of what goes wrong once in a step, it sees those passes
-// alone.
+// It finds devices that are wrong always or often. It finds a single error only if that happens in these
+// extra passes.
 
-// The data rank behind that of this rank, in its ring.
+// Returns the rank that follows this one in its ring of data ranks.
 inline int next_in_ring(int rank, const MeshShape& shape) {
     MeshPosition at = position_of(rank, shape);
     int next = (index_along(data_axes, at, shape) + 1) % shape.along(data_axes);
@@ -261,14 +263,14 @@ inline int next_in_ring(int rank, const MeshShape& shape) {
 
 class ReplayCheck {
 public:
-    // The state has room for hashes (ZeroSettings::checks).
+    // The state must have room for hashes (ZeroSettings::checks).
     ReplayCheck(ZeroState& state, const World& world) : state_(state), world_(world) {}
 
-    // When gradients of a unit are made, and before their hash is: where a test does damage.
+    // Called when a unit's gradients are computed and before they are hashed; a test corrupts them here.
     std::function<void(int unit)> before_hash;
 
-    // For all ranks, between steps: what is wrong, in one line; empty: nothing is. gradients(data_rank) makes
-    // those of that data rank's micro-batch, of zeros.
+    // For all ranks, between steps: returns what is wrong, in one line; empty if nothing is.
+    // gradients(data_rank) computes the gradients of that data rank's micro-batch, starting from zeros.
     template <typename Gradients>
     std::string find(Gradients&& gradients) {
         int mine = state_.mesh().data_rank(), next = (mine + 1) % state_.mesh().data_ranks();
@@ -276,7 +278,7 @@ public:
         std::vector<uint64_t> others = hashes_of([&] { gradients(next); });
         const uint64_t sums[2] = {sum(own), sum(others)};
         std::string wrong = world_.agree({(const char*)sums, sizeof sums}, [&](auto& texts) {
-            // a letter for each rank and the one behind it
+            // a letter for each rank: whether it disagrees with the one after it
             std::string letters((size_t)world_.size(), '-');
             for (int rank = 0; rank < world_.size(); rank++) {
                 if (hash_in(texts, rank, 1) != hash_in(texts, behind(rank), 0)) letters[(size_t)rank] = 'x';
@@ -300,7 +302,8 @@ private:
         return sum;
     }
 
-    // The hashes of each unit's gradients, as one pass makes them. If they are made in two parts, both count.
+    // Returns the hash of each unit's gradients in one pass. If these are computed in two parts, the hash is
+    // the sum over both.
     template <typename Pass>
     std::vector<uint64_t> hashes_of(Pass&& pass) {
         std::vector<uint64_t> hashes((size_t)state_.layout().units());
@@ -317,7 +320,7 @@ private:
         return hashes;
     }
 
-    // For all ranks: those that disagree with a neighbour tell the hashes of all units.
+    // For all ranks: each reports the hashes of all units, and the first one names the ranks that disagree.
     std::string name_odd(const std::string& wrong, const std::vector<uint64_t>& own,
                          const std::vector<uint64_t>& others) const {
         nlohmann::json told = {{"place", process_place()}, {"own", own}, {"others", others}};
@@ -347,7 +350,7 @@ private:
         });
     }
 
-    // In the order of the backward pass: what is wrong in one of them is wrong in those that follow.
+    // Lists units in the order of the backward pass, because an error in one unit spoils those that follow.
     std::string different_units(const nlohmann::json& a, const nlohmann::json& b) const {
         std::string list;
         int last = state_.layout().last_unit(), named = 0, count = 0;
@@ -371,8 +374,8 @@ public:
     FaultChecks(const Options& o, ZeroState& state, const World& world, RunCheckpoints& checkpoints)
         : o_(o), world_(world), state_(state), checkpoints_(checkpoints) {}
 
-    // For all ranks, after this step, or before the first. saves: a checkpoint comes next, which is not made
-    // of what has not been checked. gradients: as in ReplayCheck::find().
+    // For all ranks, after this step, or before the first one. saves: a checkpoint follows, so the replicas
+    // are checked first. gradients: as in ReplayCheck::find().
     template <typename Gradients>
     void run(int step, bool saves, Gradients&& gradients) {
         bool replicas = o_.check_replicas > 0 && (saves || step % o_.check_replicas == 0);
@@ -406,5 +409,5 @@ private:
     const World& world_;
     ZeroState& state_;
     RunCheckpoints& checkpoints_;
-    int sound_ = -1;  // the step of the last check
+    int sound_ = -1;  // the step of the last check, which found nothing wrong
 };

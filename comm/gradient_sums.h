@@ -1,17 +1,19 @@
 /*
-Sums of gradients over data ranks: in fp32 as they are kept, by the group's own calls, or with addends that
-travel as bf16, half as large, for networks that are slow.
+Sums of gradients over data ranks: in fp32, as they are stored, by the group's own collectives; or, for slow
+networks, with addends that are sent as bf16, at half the size.
 
-In a ring that sums bf16, every rank rounds the sum again. Here each rank sends its addends of a part straight
-to the rank that sums them, which does so in fp32, in the order of ranks (as Jin et al., "MegaScale-MoE:
-Large-Scale Communication-Efficient Training of Mixture-of-Experts Models in Production", 2025):
+In a ring that sums bf16, every rank rounds the partial sum. Here each rank sends its addends of a part
+directly to the rank that sums that part, in fp32: first its own addend, then the others in rank order (as Jin
+et al., "MegaScale-MoE: Large-Scale Communication-Efficient Training of Mixture-of-Experts Models in
+Production", 2025):
 
-    reduce-scatter    each addend of another rank is rounded once: off by 2^-8 of itself at most
-    all-reduce        and the sum once more, for all ranks shall have the same bits
+    reduce-scatter    each addend of another rank is rounded once, with a relative error of at most 2^-8
+    all-reduce        the sum is rounded too, so that all ranks have the same bits
 
-A rank sends as many numbers as in a ring: (n-1)/n of them, and twice so many for an all-reduce. But where a
-machine has several ranks of a group, a ring leaves it once, and these messages once for each of them. Such
-ranks better make a shard group, and the groups sum their parts (hybrid sharding).
+A rank sends the same number of elements as in a ring: (n-1)/n of the buffer, or twice that for an all-reduce.
+But if a machine has several ranks of a group, a ring's data leave it once, and these messages once for each
+rank. Such ranks should form a shard group, so that only the sums of their parts leave the machine (hybrid
+sharding).
 */
 #pragma once
 
@@ -26,12 +28,13 @@ ranks better make a shard group, and the groups sum their parts (hybrid sharding
 #include "comm/zero_arrays.h"        // ZeroSettings
 #include "kernels/bf16_addends.cuh"  // round_addends, add_addends, widen_sum
 
-// How many of `count` numbers one of `ranks` sums: each as many, but the last ones fewer.
+// Returns the elements, of `count`, that each of `ranks` ranks sums. The last ranks may have fewer, or none.
 inline size_t summed_part(size_t count, int ranks) {
     return ceil_div(ceil_div(count, (size_t)ranks), part_alignment) * part_alignment;
 }
 
-// Memory for the gradients of one unit on their way; none where they travel in fp32, or not at all.
+// Staging buffers for one unit's gradients as they are sent and received; null if these are sent in fp32, or
+// not at all.
 struct GradientSumArrays {
     uint16_t *sent = nullptr, *received = nullptr;
 
@@ -51,13 +54,13 @@ struct GradientSumArrays {
     }
 };
 
-// A rank's sums. Those whose addends travel as bf16 share memory: they must be work of one stream.
+// A rank's sums. Those with addends in bf16 share staging buffers, so they must all be on one stream.
 class GradientSums {
 public:
     // The memory must outlive this.
     explicit GradientSums(const GradientSumArrays& arrays) : arrays_(arrays) {}
 
-    // data (ranks, part): part `rank` becomes its sum over the ranks; the rest is as it was.
+    // data (ranks, part): replaces part `rank` by its sum over the ranks, and leaves the rest as it was.
     void reduce_scatter(const Communicator& group, float* data, size_t part, cudaStream_t stream) const {
         int ranks = group.size();
         if (!arrays_.sent || ranks == 1) return group.reduce_scatter(data, part, kind, stream);
@@ -67,7 +70,7 @@ public:
                     stream);
     }
 
-    // data (count) becomes its sum over the ranks, the same bits on all of them.
+    // Replaces data (count) by its sum over the ranks, the same bits on all of them.
     void all_reduce(const Communicator& group, float* data, size_t count, cudaStream_t stream) const {
         int ranks = group.size();
         if (!arrays_.sent || ranks == 1) return group.all_reduce(data, count, kind, stream);

@@ -1,10 +1,10 @@
 /*
-Collectives over MPI in host memory: communicators with the names of NCCL, which are groups of ranks that are
-made, split and given up; sums of buffers; and operations that run when their turn on a stream has come.
+Collectives over MPI in host memory: communicators under NCCL's names, which are groups of ranks that are
+made, split and destroyed; sums of buffers; and operations that run when their stream reaches them.
 
-The work that a call puts on a stream shares the ownership of its communicator, so a communicator can be
-destroyed while its work is not done, as with NCCL. What fails on a stream has no caller to return to: the
-first failure is kept, and later calls are refused with it.
+The work that a call puts on a stream shares ownership of its communicator, so a communicator can be destroyed
+before its work is done, as with NCCL. A failure on a stream has no caller to return to: the first one is
+kept, and later calls are refused with it.
 */
 #pragma once
 
@@ -28,10 +28,10 @@ first failure is kept, and later calls are refused with it.
 #include "comm/rings.h"      // RingFlow, ChainFlow
 #include "data/base/dtype.h"
 
-// The communicator of MPI that all groups of one world share.
+// The MPI communicator that all groups of one world share.
 struct HostMessages {
     MPI_Comm mpi = MPI_COMM_NULL;
-    int next_group = 0;  // the lowest number that no group of this rank has had
+    int next_group = 0;  // the lowest number that no group of this rank has used
 
     ~HostMessages() {
         std::lock_guard lock(mpi_mutex);
@@ -41,7 +41,7 @@ struct HostMessages {
     }
 };
 
-// Tags of a group: its calls have those below tag_of_splits.
+// Tags of a group. Its calls use those below tag_of_splits.
 constexpr int tags_of_group = 1 << 15, tag_of_splits = tags_of_group - 2;
 
 struct ncclComm {
@@ -50,20 +50,20 @@ struct ncclComm {
     MessageGroup group;
     int rank = 0, size = 1;
 
-    // Every rank numbers its calls alike, and a call's messages carry its number. Those between two ranks are
-    // numbered for each other rank.
+    // All ranks number their collectives alike, and a call's messages carry its number. Sends and receives
+    // are numbered separately for each peer.
     uint64_t collectives = 0;
     std::vector<uint64_t> sent, received;  // (size)
 
     bool blocking = true;
-    // The rest of a call on a group that is not blocking: does of it what can be done at once, and tells
-    // whether that was all. Empty: the group can be used. Throws Error.
+    // The rest of a call on a nonblocking group: does what can be done at once, and returns whether the call
+    // is complete. Empty: the group can be used. Throws Error.
     std::function<bool()> unfinished;
 
     std::atomic<ncclResult_t> error = ncclSuccess;
-    std::string reason;  // the first error's, which stays
+    std::string reason;  // the first error's, which is kept
 
-    // The first failure is the one that is kept.
+    // Only the first failure is kept.
     void fail(ncclResult_t result, const std::string& why) {
         std::lock_guard lock(mutex_);
         if (error != ncclSuccess) return;
@@ -71,7 +71,7 @@ struct ncclComm {
         error = result;
     }
 
-    // Keeps the memory of messages that MPI may still touch.
+    // Keeps the memory of messages that MPI may still access.
     void keep(std::unique_ptr<MessageFlow> abandoned) {
         std::lock_guard lock(mutex_);
         abandoned_.push_back(std::move(abandoned));
@@ -85,7 +85,7 @@ private:
 // ----------------------------------------------------------------------------
 // failures
 
-// Why the last call of this thread that failed did so.
+// The reason for this thread's last failed call.
 inline thread_local std::string host_nccl_reason;
 
 inline ncclResult_t host_nccl_failure(ncclResult_t result, std::string reason) {
@@ -98,7 +98,7 @@ inline const char* ncclGetLastError(ncclComm_t comm) {
     return host_nccl_reason.c_str();
 }
 
-// Goes on with a call that is not over.
+// Also continues a call that is not complete.
 inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
     try {
         if (comm->unfinished && comm->unfinished()) comm->unfinished = nullptr;
@@ -110,13 +110,14 @@ inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) 
     return ncclSuccess;
 }
 
-// Tells whether calls on the group are refused.
+// Returns why calls on the group are refused, or ncclSuccess if they are not.
 inline ncclResult_t host_refusal(const ncclComm& comm) {
     if (comm.unfinished) return host_nccl_failure(ncclInvalidArgument, "the group's last call is not over");
     return comm.error;
 }
 
-// For a call that takes its time: waits for the rest of it, unless the group is not blocking.
+// Ends a call that may have to wait: waits for its rest, or, on a nonblocking group, leaves that to
+// ncclCommGetAsyncError().
 inline ncclResult_t host_finish(ncclComm& comm, std::function<bool()> rest) {
     if (!comm.blocking) {
         comm.unfinished = std::move(rest);
@@ -142,9 +143,9 @@ inline ncclComm_t host_communicator(std::vector<int> members, int rank, bool blo
     return comm.get();
 }
 
-// The group of this number, of those that share the messages.
+// Gives a group the messages that it shares with others, and the tags of its number among them.
 inline void give_messages(ncclComm& comm, const std::shared_ptr<HostMessages>& messages, int number) {
-    // MPI may have fewer tags than groups that are ever made; those of so long ago are gone.
+    // Tags wrap around, because MPI may have too few for all groups ever made; groups that old are gone.
     int* largest_tag = nullptr;
     int there = 0;
     mpiCheck(MPI_Comm_get_attr(messages->mpi, MPI_TAG_UB, &largest_tag, &there));
@@ -160,9 +161,9 @@ inline bool is_over(std::vector<MPI_Request>& requests) {
     return done;
 }
 
-// Ranks of `parent` with one color form a group, ordered by key; with a negative color a rank gets null. The
-// first rank takes everyone's wish and sends the list to all: MPI's own split would wait inside MPI, and keep
-// the other threads of this rank out of it.
+// Ranks of `parent` with the same color form a group, ordered by key; a rank with a negative color gets null.
+// The first rank receives everyone's wish and sends the list to all. MPI's own split would wait inside MPI,
+// and keep the other threads of this rank out of MPI.
 class HostSplit {
 public:
     HostSplit(const ncclComm& parent, int color, int key, bool blocking)
@@ -177,7 +178,7 @@ public:
             receive(&wishes_[(size_t)from], sizeof mine_, from);
     }
 
-    // Does what can be done at once. True: that was all, and made() is there.
+    // Does what can be done at once. Returns true when all is done and made() is set.
     bool advance() {
         if (!is_over(requests_)) return false;
         if (parent_.rank == 0 && !answered_) {
@@ -210,7 +211,7 @@ private:
     }
 
     void make() {
-        int number = 0;  // one that nobody here has used
+        int number = 0;  // a number that none of these ranks has used
         for (const Wish& wish : wishes_) number = std::max(number, wish.number);
         parent_.messages->next_group = number + 1;
         if (mine_.color < 0) return;
@@ -232,13 +233,13 @@ private:
     ncclComm_t made_ = nullptr;
 };
 
-// Nobody needs it: the ranks are those that MPI knows.
+// The id is not used: MPI already knows the ranks.
 inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     *id = {};
     return ncclSuccess;
 }
 
-// The group of all ranks that mpirun started, or of one.
+// Makes the group of all ranks that mpirun started, or a group of one.
 inline ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId, int rank,
                                            ncclConfig_t* config) {
     bool blocking = !config || config->blocking;
@@ -275,8 +276,8 @@ inline ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqu
     }
 }
 
-// Ranks with one color form a group, ordered by key; with NCCL_SPLIT_NOCOLOR a rank is in none, and gets
-// null. It is the group that is split for which the call is over or not.
+// Ranks with the same color form a group, ordered by key; a rank with NCCL_SPLIT_NOCOLOR is in none, and gets
+// null. The call is pending on the group that is split, not on the new one.
 inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part,
                                   ncclConfig_t* config) {
     *part = nullptr;
@@ -299,7 +300,7 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
 }
 
 // ----------------------------------------------------------------------------
-// using and leaving them
+// using and destroying groups
 
 inline ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
     *count = comm->size;
@@ -311,29 +312,29 @@ inline ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
     return ncclSuccess;
 }
 
-// The group makes no more calls.
+// After this, no more calls are made on the group.
 inline ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     if (ncclResult_t refused = host_refusal(*comm)) return refused;
     return host_finish(*comm, [] { return true; });
 }
 
-// Work that is on streams is still done.
+// Work already on streams is still done.
 inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     auto last = std::move(comm->self);
     return ncclSuccess;
 }
 
-// Work that is on streams ends at once, undone.
+// Work already on streams is abandoned.
 inline ncclResult_t ncclCommAbort(ncclComm_t comm) {
     comm->fail(ncclRemoteError, "the communicator was aborted");
     return ncclCommDestroy(comm);
 }
 
 // ----------------------------------------------------------------------------
-// sums of two buffers, of any type that NCCL has
+// sums of two buffers, of any type in ncclDataType_t
 //
-// A sum of bf16 numbers is rounded to bf16 at once, as NCCL does, so the order of the additions shows in the
-// result.
+// A sum of two bf16 numbers is rounded to bf16 at once, as in NCCL, so the result depends on the order of the
+// additions.
 
 struct HostBfloat16 {
     uint16_t bits;
@@ -358,17 +359,17 @@ struct HostType {
 template <typename T>
 constexpr HostType host_type = {sizeof(T), host_add<T>};
 
-// By ncclDataType_t, which has fp16 at 6.
+// Indexed by ncclDataType_t; 6 is fp16, which is not supported.
 inline constexpr HostType host_types[] = {
     host_type<int8_t>,  host_type<uint8_t>,     host_type<int32_t>, host_type<uint32_t>,
     host_type<int64_t>, host_type<uint64_t>,    HostType(),         host_type<float>,
     host_type<double>,  host_type<HostBfloat16>};
 
 // ----------------------------------------------------------------------------
-// collectives as they wait on a stream, and what runs them when their turn has come
+// collectives that wait on a stream, and how they run when the stream reaches them
 //
-// Operations that were called as a group run at once, a little of each in turn, so it does not matter in
-// which order the other ranks come to theirs.
+// Operations that were called as a group run concurrently, a little of each in turn, so the order in which
+// the other ranks reach theirs does not matter.
 
 enum class HostCall { all_reduce, reduce_scatter, all_gather, broadcast, send, receive };
 
@@ -395,7 +396,7 @@ struct HostOperation {
     }
 };
 
-// A rank copies its own part to where it belongs, for which it needs no other rank.
+// Copies this rank's own part to its place, which needs no other rank.
 inline void copy_own_part(const HostOperation& o) {
     bool sums = o.call == HostCall::all_reduce || o.call == HostCall::reduce_scatter;
     bool moves = o.call == HostCall::all_gather || o.is_root() || (sums && o.comm->size == 1);
@@ -403,7 +404,7 @@ inline void copy_own_part(const HostOperation& o) {
     if (moves && own != o.from && o.bytes()) memcpy(own, o.from, o.bytes());
 }
 
-// The flow of messages brings the parts of the other ranks; an operation is done when its flow is.
+// Makes the flow of messages that brings the parts of the other ranks. An operation is done when its flow is.
 inline std::unique_ptr<MessageFlow> make_flow(const HostOperation& o) {
     int rank = o.comm->rank, size = o.comm->size;
     int next = (rank + 1) % size, before = (rank + size - 1) % size;
@@ -431,8 +432,8 @@ inline std::unique_ptr<MessageFlow> make_flow(const HostOperation& o) {
     return nullptr;
 }
 
-// Runs all operations at once, and waits until they are done. An error is kept in the communicator, and what
-// is still to be done on that is left undone.
+// Runs all operations concurrently, and waits until they are done. An error is kept in its communicator,
+// whose remaining operations are abandoned.
 inline void run_operations(const std::vector<HostOperation>& operations) {
     struct Running {
         ncclComm* comm;

@@ -1,10 +1,10 @@
 /*
-Models that are run and not trained: how `sample` and `eval` cut one over their processes, how the ranks make
-texts and losses together, and the two commands. train_gpt.cu makes the passes through a model, behind
-ModelPasses; a run that trains has them too, for samples and questions.
+Models that are run but not trained: how `sample` and `eval` cut a model over their processes, how the ranks
+together compute texts and losses, and the two commands. train_gpt.cu implements the passes through a model as
+ModelPasses; training runs use them too, for samples and questions.
 
-A model is cut by --tp, --pp and --zero 3, and where --tp or --pp is left out, over the fewest ranks that it
-fits on. Those that are left over are data ranks, which take texts and batches in turn.
+A model is cut by --tp, --pp and --zero 3. If --tp or --pp is not given, it is cut over the fewest ranks on
+which it fits. The remaining processes form further data ranks, which divide the texts and batches among them.
 */
 #pragma once
 
@@ -36,17 +36,18 @@ fits on. Those that are left over are data ranks, which take texts and batches i
 #include "data/tokens/token_record.h"     // check_token_records
 
 // ----------------------------------------------------------------------------
-// how it is cut
+// cutting a model
 
 struct InferencePlan {
-    Options options;  // those of the model, cut so
+    Options options;  // the model's, with this cut
     Workload workload;
     Layout layout;
     ZeroSettings settings;
     MemoryPlan memory;
 };
 
-// The options of a model that is cut over tp * pp ranks, and copied to the data ranks.
+// Returns the options of a model that is cut over tp * pp ranks; the data ranks have copies of it or, with
+// --zero 3, shards.
 inline Options inference_options(Options model, int zero, int tp, int pp, int processes) {
     int data_ranks = std::max(processes / (tp * pp), 1);
     static_cast<Cut&>(model) = {.tp = tp,
@@ -60,19 +61,19 @@ inline Options inference_options(Options model, int zero, int tp, int pp, int pr
                                 .sequence_length = model.sequence_length,
                                 .ngram_place = model.ngram_place};
     model.pp_layers = name_of(PipelineLayers::time);
-    model.optimizer = OptimizerKind::adamw;  // none: so that no groups are made for one
+    model.optimizer = OptimizerKind::adamw;  // not used; AdamW so that no groups are made for Muon
     return model;
 }
 
-// Micro-batches that go through the stages at once. With four for each stage, stages idle for a fifth of the
-// time at most.
+// Returns the number of micro-batches that go through the stages together. With four per stage, stages idle
+// for at most a fifth of the time.
 inline int inference_micro_batches(int pp) {
     return pp == 1 ? 1 : 4 * pp;
 }
 
-// For all ranks: how a model is cut. shape(options) sets the sizes of batches for a cut, and says what passes
-// are made. free: bytes that this rank may take. Refuses a cut that does not divide the model, and one that
-// does not fit.
+// For all ranks: determines how a model is cut. shape(options) sets the batch sizes for a cut and returns the
+// workload of its passes. free: bytes that this rank may use. Refuses a cut that does not divide the model or
+// does not fit into memory.
 inline InferencePlan plan_inference(const Options& model, const InferenceCut& asked, const World& world,
                                     const std::function<Workload(Options&)>& shape, size_t free) {
     int processes = world.size(), most_tensor_ranks = world.most_on_a_host();
@@ -85,7 +86,7 @@ inline InferencePlan plan_inference(const Options& model, const InferenceCut& as
         options.dp = 0;
         complete_ranks(options, processes);
     });
-    std::optional<InferencePlan> plan;  // the last that was tried
+    std::optional<InferencePlan> plan;  // the last one tried
     auto fits = [&](int tp, int pp) {
         auto [options, workload] = options_of(tp, pp);
         if (!cut_refusal(options, tp, pp).empty()) return false;
@@ -115,8 +116,8 @@ inline InferencePlan plan_inference(const Options& model, const InferenceCut& as
 // ----------------------------------------------------------------------------
 // texts and losses
 
-// Logits of the whole vocabulary, a row for each text, from those that each tensor rank has of its own part:
-// values (ranks, texts, padded part).
+// Returns the logits of the whole vocabulary, a row for each text, from the parts of the tensor ranks: values
+// (ranks, texts, padded part).
 inline TextGenerator::Rows joined_logits(const std::vector<floatX>& values, int texts, const Stage& stage,
                                          int ranks) {
     TextGenerator::Rows rows((size_t)texts);
@@ -135,13 +136,13 @@ struct ModelOnRanks {
     const Workload& workload;
     const Mesh& mesh;
     cudaStream_t stream;
-    int slots;       // batches that are on the device at the same time
-    int at_once;     // batches whose losses can be asked for together
-    bool needs_all;  // a pass takes all data ranks: they gather parameters, or rows of tables
+    int slots;       // batches on the device at the same time
+    int at_once;     // batches whose losses can be requested together
+    bool needs_all;  // a pass needs all data ranks, to gather parameters or rows of tables
     size_t held;     // parameters on this rank
 };
 
-// The passes through it.
+// The passes through such a model.
 struct ModelPasses : ModelOnRanks {
     using Logits = TextGenerator::Rows;
     using Load = std::function<Batch(int number, int slot)>;
@@ -149,21 +150,24 @@ struct ModelPasses : ModelOnRanks {
 
     explicit ModelPasses(const ModelOnRanks& model) : ModelOnRanks(model) {}
     virtual ~ModelPasses() = default;
-    // Brings the rows of tables that the next passes look up, over `count` batches. For all data ranks.
+    // For all data ranks: fetches the rows of tables that the next passes, over `count` batches, look up.
     virtual void look_up(int count, const std::function<std::vector<NgramTokens>(int batch)>& tokens) = 0;
-    // A pass of one data rank: logits (V) of what comes after token batch.last of the first `texts`
-    // sequences, on the first tensor rank of the last stage; nothing elsewhere.
+    // Runs a pass of one data rank. The first tensor rank of the last stage returns logits (V) for the token
+    // after batch.last in each of the first `texts` sequences; others return nothing.
     virtual Logits logits(const Batch& batch, int texts) = 0;
-    // In the key/value cache, a text begins with the same `length` tokens as another.
+    // Copies the first `length` tokens of text `from` in the key/value cache to text `to`, which begins with
+    // the same tokens.
     virtual void copy_row(int from, int to, int length) = 0;
-    // The losses (B*T) of `count` batches, on the first tensor rank of the last stage.
+    // Computes the losses (B*T) of each of `count` batches, and passes them to take() on the first tensor
+    // rank of the last stage.
     virtual void losses(int count, const Load& load, const Take& take) = 0;
 };
 
-// Continues texts with a model. Each data rank has one rank that chooses, where the logits are.
+// Continues texts with a model. In each data rank, one process chooses tokens: the one with the logits.
 class Generator final : public TextGenerator {
 public:
-    // The model sees as many tokens of a text as the cache holds; without a cache, as many as a batch has.
+    // The model sees at most the tokens of a text that the cache holds (without a cache, that a sequence of a
+    // batch holds), and at most its context.
     Generator(ModelPasses& model, const std::vector<std::vector<int>>& prompts)
         : TextGenerator(prompts, most_seen(model), model.workload.cache_length > 0, model.mesh.shape.tp,
                         {model.mesh.data_ranks(), model.mesh.data_rank(), model.needs_all}),
@@ -177,7 +181,7 @@ private:
         return std::min(w.cache_length ? w.cache_length : w.T, model.config.context);
     }
 
-    // Tensor ranks share the rows, whose number must be a multiple of theirs: rows of no text are added.
+    // Tensor ranks divide the rows, so rows without a text pad their number to a multiple of the ranks.
     Rows logits(const std::vector<int>& tokens, int T, const std::vector<int>& pasts, int row,
                 int last) override {
         size_t N = round_up(tokens.size(), (size_t)model_.mesh.shape.tp);
@@ -193,7 +197,7 @@ private:
         const int* at = numbers_.data;
         Batch batch = {{.tokens = at, .positions = at + N}, (int)N / T, T, nullptr, row, last};
         if (!pasts.empty()) batch.past = at + 2 * N;
-        // Tokens before the newest of a text in the cache are seen too.
+        // N-grams of a text in the cache also see the tokens before its newest one.
         model_.look_up(1, [&](int) {
             std::vector<NgramTokens> rows;
             for (int n = 0; n < (int)N; n += T) {
@@ -208,7 +212,8 @@ private:
 
     void copy_row(int from, int to, int length) override { model_.copy_row(from, to, length); }
 
-    // Each text has a token on the rank that chooses it, and 0 elsewhere. Floats hold every token exactly.
+    // A text's token is on the rank that chooses it, and 0 on all others, so the sum is the token. Floats
+    // hold every token exactly.
     void agree_on(std::vector<int>& tokens) override {
         const Communicator& world = model_.mesh.world();
         if (world.size() == 1) return;
@@ -220,12 +225,12 @@ private:
     }
 
     ModelPasses& model_;
-    DeviceArray<int> numbers_;  // tokens, their positions, and the pasts of texts
+    DeviceArray<int> numbers_;  // tokens, their positions, and the cached tokens of each text
     DeviceArray<float> chosen_;
 };
 
-// The losses of batches, as evaluations have them. A data rank takes some batches at once, and so the stages
-// of a pipeline wait little for each other.
+// Computes the losses of batches for evaluations. A data rank runs several batches together, so that the
+// stages of a pipeline wait little for each other.
 class BatchLosses final : public LossSource {
 public:
     BatchLosses(ModelPasses& model, const World& world)
@@ -240,7 +245,8 @@ public:
         for (uint64_t first = 0, some; first < count; first += some * all) {
             some = std::min(most, ceil_div(count - first, all));
             NotedError error;
-            // All of them, for tables are looked up before the first pass; what cannot be read is zeros.
+            // Reads all batches first, because tables are looked up before the first pass. Batches that
+            // cannot be read are zeros.
             int B = model_.workload.B, T = model_.workload.T;
             std::vector<std::vector<int>> read(some, std::vector<int>(batch_ints(B, T)));
             bool documents = false;
@@ -279,7 +285,7 @@ private:
 
     ModelPasses& model_;
     const World& world_;
-    DeviceArray<int> numbers_;  // those of the batches on the device
+    DeviceArray<int> numbers_;  // the batches' integers on the device
 };
 
 // ----------------------------------------------------------------------------
@@ -289,7 +295,7 @@ private:
 using LoadModel = std::shared_ptr<ModelPasses>(const InferencePlan&, const Mesh&, const CheckpointReader&,
                                                const World&);
 
-// For all ranks: what the newest checkpoint of a run holds, which is the same for all of them.
+// For all ranks: opens the newest checkpoint of a run, the same one on all.
 inline std::unique_ptr<TrainedModel> open_model(const std::string& run, const std::string& tokenizer,
                                                 const World& world) {
     std::string folder = text_from_root(world, [&] { return newest_checkpoint(run); });
@@ -299,7 +305,7 @@ inline std::unique_ptr<TrainedModel> open_model(const std::string& run, const st
     return model;
 }
 
-// A model that is cut by a plan over all ranks, of which the first tells how.
+// A model that a plan cuts over all ranks. The first rank prints the cut.
 struct CutModel {
     InferencePlan plan;
     Mesh mesh;
@@ -330,7 +336,7 @@ inline void sample(SampleOptions command, const World& world, LoadModel* load) {
     const auto opened = open_model(command.run, command.tokenizer, world);
     const TrainedModel& model = *opened;
     std::vector<std::string> prompts = nlohmann::json::from_cbor(text_from_root(world, [&] {
-        std::string message;  // prompts may be no UTF-8, which JSON's text would not take
+        std::string message;  // in CBOR: prompts that are not UTF-8 cannot be JSON text
         nlohmann::json::to_cbor(nlohmann::json(sample_prompts(model, command)), message);
         return message;
     }));
@@ -356,7 +362,7 @@ inline void sample(SampleOptions command, const World& world, LoadModel* load) {
         });
     };
     if (!command.interactive) return answer(prompts, 0);
-    time_limit = 0;  // other ranks wait while somebody types
+    time_limit = 0;  // the other ranks wait while the user types
     PromptReader reader(world.size() == 1, !command.seed_is_given);
     for (int number = 0;;) {
         std::string line = text_from_root(world, [&] { return reader.next(); });
@@ -365,11 +371,12 @@ inline void sample(SampleOptions command, const World& world, LoadModel* load) {
     }
 }
 
-// A run that is evaluated, with all that is read for it, so that nothing is refused after hours of work.
+// A run to be evaluated, with everything that is read for it, so that no bad input is refused only after
+// hours of work.
 struct OpenedRun {
     std::unique_ptr<TrainedModel> model;
     std::vector<NamedList> sets;
-    std::vector<std::unique_ptr<TokenLoader>> files;  // of the sets
+    std::vector<std::unique_ptr<TokenLoader>> files;  // one for each set
     std::vector<ChoiceExample> questions;
 
     // For all ranks.

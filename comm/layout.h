@@ -1,5 +1,5 @@
 /*
-How a model is cut over ranks, and a step into micro-batches; and that from the options.
+How a model is cut over ranks and a step into micro-batches, as it follows from the options.
 */
 #pragma once
 
@@ -19,12 +19,12 @@ How a model is cut over ranks, and a step into micro-batches; and that from the 
 // layers of a pipeline
 //
 // The slowest part sets the pace of all, so the layers are cut, in order, such that the largest part is as
-// small as it can be. What a part comes to is the caller's to say: the first has the embedding too, the last
-// the classifier.
+// small as possible. The caller defines the cost of a part: the first also has the embedding, the last the
+// classifier.
 
-// Layers of each of `parts` parts, one at least. cost(part, begin, end) is what layers [begin, end) come to
-// as that part, in any unit: time, or bytes. Of cuts that are equally good it prefers parts that are close to
-// each other.
+// Returns the number of layers, at least one, of each of `parts` parts. cost(part, begin, end) is the cost of
+// layers [begin, end) as that part, in any unit, such as time or bytes. Among equally good cuts it prefers
+// parts of similar cost.
 template <typename Cost>
 std::vector<int> even_split(int layers, int parts, Cost&& cost) {
     if (parts < 1 || parts > layers) {
@@ -32,8 +32,8 @@ std::vector<int> even_split(int layers, int parts, Cost&& cost) {
              layers, parts);
     }
 
-    // best[p][n]: the smallest largest load of parts p .. parts-1 that hold the layers from n on; and of
-    // those the smallest sum of squares.
+    // best[p][n]: the cut of layers n and later into parts p .. parts-1 that has the smallest largest load;
+    // among such cuts, the one with the smallest sum of squared loads.
     struct Best {
         double largest = std::numeric_limits<double>::infinity(), squares = 0;
         int end = 0;  // the end of part p
@@ -47,7 +47,7 @@ std::vector<int> even_split(int layers, int parts, Cost&& cost) {
     best[parts][layers].largest = 0;
     for (int part = parts - 1; part >= 0; part--) {
         bool first = part == 0, last = part == parts - 1;
-        int latest_end = layers - (parts - 1 - part);  // a layer at least for each part behind
+        int latest_end = layers - (parts - 1 - part);  // at least one layer for each later part
         for (int begin = part; begin <= (first ? 0 : latest_end - 1); begin++) {
             for (int end = last ? layers : begin + 1; end <= latest_end; end++) {
                 const Best& rest = best[part + 1][end];
@@ -69,28 +69,28 @@ std::vector<int> even_split(int layers, int parts, Cost&& cost) {
 // ----------------------------------------------------------------------------
 // micro-batches of data ranks
 
-// The micro-batches of a step, which the data ranks take in turn: so any number of ranks trains the same, and
-// the first ranks may have one more than the others.
+// The data ranks take the micro-batches of a step in turn, so a step trains on the same samples with any
+// number of ranks; the first ranks may have one micro-batch more than the others.
 //
-// If gradients are cut, the ranks of a shard group sum them, and perhaps gather parameters, with every
-// micro-batch. Ranks that have fewer then join in with an empty one: it has no targets, so its gradients are
-// zero, and it takes the time for which its rank would wait anyway.
+// If gradients are cut (--zero 2 and 3), the ranks of a shard group sum them in every micro-batch, and may
+// gather parameters too. A rank with one micro-batch fewer then takes part with an empty one: it has no
+// targets, so its gradients are zero, and it uses time for which its rank would wait anyway.
 struct StepShare {
-    int ranks, rank;  // data ranks, and which this is
-    int group;        // ranks next to each other that need equally many micro-batches; 1: none do
-    uint64_t first;   // sample of the step
-    int all, B;       // micro-batches on all ranks, and the samples of each
+    int ranks, rank;  // number of data ranks, and this one's number
+    int group;        // adjacent ranks that must have the same number of micro-batches; 1: none
+    uint64_t first;   // the step's first sample
+    int all, B;       // micro-batches over all ranks, and the samples of each
 
-    // Micro-batches of this rank, and with empty ones those that it goes through.
+    // Micro-batches of this rank; and those that it processes, empty ones included.
     int own() const { return of(rank); }
     int joined() const { return of(rank / group * group); }
-    // Samples of its micro-batch number `micro`, and the first of them. Behind its own come those of the next
-    // step.
+    // The number of samples in this rank's micro-batch `micro`, and the first sample. After the rank's last
+    // one, the first sample is that of its first micro-batch in the next step.
     int samples(int micro) const { return micro < own() ? B : 0; }
     uint64_t sample(int micro) const {
         return first + (micro < own() ? (uint64_t)micro * ranks + rank : (uint64_t)all + rank) * B;
     }
-    // The weight of one token's loss in the loss of the step.
+    // The weight of a token's loss in the loss of the step.
     float of_token(int T) const { return 1.0f / ((float)all * B * T); }
 
 private:
@@ -103,9 +103,9 @@ private:
 // How a model is cut over ranks, and a step into micro-batches.
 struct Layout {
     MeshShape mesh = {};
-    int row_chunks = 1;  // pieces in which tensor ranks send activations
+    int row_chunks = 1;  // number of pieces in which tensor ranks send activations
     PipelineShape pipeline = {PipelineSchedule::one_f_one_b, 1, 1};
-    std::vector<int> split = {};  // layers of each part of the pipeline; empty: there is one
+    std::vector<int> split = {};  // layers of each part of the pipeline; empty: one part
 };
 
 inline MeshShape mesh_shape(const Options& o) {
@@ -119,22 +119,22 @@ inline MeshShape mesh_shape(const Options& o) {
             .tables = !o.ngram.empty()};
 }
 
-// Sequences of the step after `step` steps, on all data ranks.
+// Returns the sequences of step `step` (counted from 0), over all data ranks.
 inline uint64_t samples_of_step(const Options& o, int step) {
     return (uint64_t)(tokens_of_step(o, step) / o.sequence_length);
 }
 
-// Micro-batches of that step, on all data ranks.
+// Returns the micro-batches of that step, over all data ranks.
 inline int micro_batches_of_step(const Options& o, int step) {
     return (int)(samples_of_step(o, step) / (uint64_t)o.micro_batch);
 }
 
-// The micro-batches of a data rank that has the most.
+// Returns the most micro-batches that any data rank has in that step.
 inline int micro_batches_of_rank(const Options& o, int step) {
     return ceil_div(micro_batches_of_step(o, step), o.dp);
 }
 
-// The steps of a run have at most so many micro-batches, on a data rank.
+// Returns the most micro-batches that a data rank has in any step of the run: batches never shrink.
 inline int most_micro_batches(const Options& o) {
     return micro_batches_of_rank(o, o.steps - 1);
 }
@@ -150,13 +150,13 @@ struct LayerBytes {
     double table;        // state of the embedding, or of the classifier
 };
 
-// Layers of each part of the pipeline, such that time or memory is as even as it can be.
+// Returns the layers of each part of the pipeline: with time or memory as even as possible, or as listed.
 inline std::vector<int> pipeline_split(const Options& o, const LayerBytes& bytes) {
     PipelineShape shape = pipeline_shape(o);
     int parts = shape.stages * shape.chunks;
     switch (kind_of<PipelineLayers>(o.pp_layers)) {
     case PipelineLayers::time: {
-        // multiplications for a token; the embedding has none, but copies a row
+        // multiplications per token; the embedding has none, but copies a row of `channels` elements
         double block = (double)block_parameters(o) + 2.0 * o.sequence_length * o.heads * o.head_size;
         double classifier = (double)o.vocab_size * o.channels;
         return even_split(o.layers, parts, [&](int part, int begin, int end) {

@@ -1,17 +1,18 @@
 /*
-Whole matrices for an optimizer that needs them, from parts that lie with many ranks.
+Whole matrices for an optimizer that needs them, assembled from parts that many ranks hold.
 
-Each matrix of a block (queries, keys and values apart) has one owner among all ranks of its stage. There its
-update comes together from the tensor ranks and shards of the owner's replica, becomes another by
-Optimizer::transform, and goes to those of all replicas. The owner sees the same matrix however it is cut, and
-owners follow from the layout alone, so the result does not depend on either; and replicas stay equal to the
-bit, whatever machines they are on.
+Each matrix of a block (queries, keys and values separately) has one owner among all ranks of its stage. The
+owner gathers the matrix's update from the tensor ranks and shards of its own replica, transforms it
+(Optimizer::transform), and sends the parts to the ranks of all replicas. It sees the same matrix however the
+matrix is cut, and owners follow from the layout only, so the result depends on neither; and replicas stay
+equal to the bit, on whatever machines they run.
 
     shard 0    Q Q K K V       sends    Q's owner is shard 0       Q' Q' K' K' V'
     shard 1    V F F F F       -->      F's owner is shard 1  ...  V' F' F' F' F'
 
-Units go in rounds, as few at once as give every rank a matrix: so all of them work, in little memory. Within
-a round the most expensive matrix goes to the rank that has least to do so far. What travels is floatX.
+Units are processed in rounds of as few units as give every rank a matrix: all ranks work, in little memory.
+Within a round, the most expensive matrix left goes to the rank with the least load so far. Parts are sent as
+floatX.
 */
 #pragma once
 
@@ -31,15 +32,15 @@ a round the most expensive matrix goes to the rank that has least to do so far. 
 #include "kernels/optimizer.h"      // Optimizer, TransformScratch
 
 // ----------------------------------------------------------------------------
-// which rank has what
+// which rank holds what
 
 // One rank of each replica holds this part of a matrix.
 struct HeldPart {
-    int holder;   // among the ranks of a replica that share the matrix
-    bool counts;  // exactly one of several copies does
-    size_t at;    // in what the holder has of the unit
+    int holder;   // its number among the ranks of a replica that share the matrix
+    bool counts;  // set for exactly one of several copies
+    size_t at;    // offset in the holder's shard of the unit
     MatrixPart part;
-    size_t arrives = 0;  // its place among the parts of the matrix, where those arrive
+    size_t arrives = 0;  // offset among the parts of the matrix, at its owner
 };
 
 // A matrix of a block, and its parts sorted by holder. Blocks that are alike share one.
@@ -49,7 +50,7 @@ struct BlockMatrix {
 
     bool is_tall() const { return rows > cols; }
     size_t size() const { return rows * cols; }
-    // Newton-Schulz steps take as many operations, but for a factor.
+    // FLOPs of the Newton-Schulz steps, up to a factor.
     double cost() const { return (double)size() * (double)std::min(rows, cols); }
     size_t arriving() const { return parts.back().arrives + parts.back().part.count; }
     auto parts_of(int holder) const { return std::ranges::equal_range(parts, holder, {}, &HeldPart::holder); }
@@ -58,8 +59,8 @@ struct BlockMatrix {
 struct OwnedMatrix {
     int unit;
     std::shared_ptr<const BlockMatrix> whole;
-    int owner = 0;       // among the ranks of the stage, replica after replica
-    size_t arrives = 0;  // the place of its parts in the owner's memory for them
+    int owner = 0;       // its number among the ranks of the stage, replica by replica
+    size_t arrives = 0;  // offset of its parts in the owner's arrays_.arrived
 
     const BlockMatrix* operator->() const { return whole.get(); }
 };
@@ -70,10 +71,10 @@ struct MatrixRound {
     std::vector<OwnedMatrix> matrices;
 };
 
-// The ranks of a replica that share a matrix are numbered along these, shard after shard.
+// Ranks of a replica that share a matrix are numbered along these axes, shard by shard.
 constexpr AxisSet sharing_axes = {Axis::tensor, Axis::shard};
 
-// The matrices of one unit. layouts: of each tensor rank
+// Returns the matrices of one unit. layouts: one for each tensor rank
 inline std::vector<std::shared_ptr<const BlockMatrix>>
 matrices_of(const std::vector<ParameterLayout>& layouts, int unit, const MeshShape& shape) {
     std::map<int, BlockMatrix> by_section;
@@ -107,9 +108,9 @@ matrices_of(const std::vector<ParameterLayout>& layouts, int unit, const MeshSha
     return matrices;
 }
 
-// Gives each matrix of a round its owner, and its parts their place there.
+// Assigns each matrix of a round an owner, and its parts an offset in the owner's memory.
 inline void choose_owners(MatrixRound& round, int ranks) {
-    using Load = std::pair<double, int>;  // a rank and its load: least load first, then lowest rank
+    using Load = std::pair<double, int>;  // (load, rank): the least load first, then the lowest rank
     std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
     ranks = std::min(ranks, (int)round.matrices.size());  // the others get none
     for (int rank = 0; rank < ranks; rank++) loads.push({0, rank});
@@ -126,7 +127,7 @@ inline void choose_owners(MatrixRound& round, int ranks) {
     }
 }
 
-// The rounds of a stage, the same on all ranks of it; none where no matrix is transformed.
+// The rounds of a stage, the same on all its ranks. Empty if the optimizer transforms no matrices.
 inline std::vector<MatrixRound> matrix_rounds(const ParameterLayout& layout, const MeshShape& shape,
                                               TransformScratch scratch) {
     if (!scratch) return {};
@@ -150,7 +151,7 @@ inline std::vector<MatrixRound> matrix_rounds(const ParameterLayout& layout, con
 // ----------------------------------------------------------------------------
 // memory
 
-// Each array is as large as the rank needs it that needs most of it.
+// Each array is sized for the rank of the stage that needs the most of it.
 struct MatrixArrays {
     floatX *own, *arrived, *matrix, *scratch;
 
@@ -183,7 +184,7 @@ struct MatrixArrays {
 };
 
 // ----------------------------------------------------------------------------
-// the way to the owner and back
+// to the owner and back
 
 class MatrixOwners {
 public:
@@ -206,8 +207,8 @@ public:
 
     const std::vector<MatrixRound>& rounds() const { return rounds_; }
 
-    // For all ranks of a stage: replaces the updates, of which grads_of(unit) is what this rank owns of a
-    // unit. Where the scale (1) is NaN they stay as they are.
+    // For all ranks of a stage: replaces updates by transformed ones. grads_of(unit): this rank's shard of
+    // the unit's updates. They stay unchanged if the scale (1) is NaN.
     template <typename GradsOf, typename Transform>
     void transform_at_owners(const MatrixRound& round, GradsOf&& grads_of, const float* scale,
                              Transform&& transform) {
@@ -234,7 +235,7 @@ public:
     }
 
 private:
-    // Calls visit(matrix, part, its place in arrays_.own) for what this rank has of a round.
+    // Calls visit(matrix, part, its place in arrays_.own) for each part that this rank holds in a round.
     template <typename Visit>
     void each_own(const MatrixRound& round, Visit&& visit) const {
         floatX* own = arrays_.own;
@@ -251,8 +252,8 @@ private:
     }
     int replica_of(const OwnedMatrix& matrix) const { return matrix.owner / shape_.along(sharing_axes); }
 
-    // Sends own parts to where they arrive at their owners, from the owner's replica and of copies one; or
-    // back from there to all who have them.
+    // Sends parts to their owners, only from the owner's replica, and only one of several copies. Or sends
+    // them back, to every rank of every replica that holds them.
     void travel(const MatrixRound& round, bool to_owner) {
         auto goes = [&](const OwnedMatrix& matrix, const HeldPart& held, int replica) {
             return !to_owner || (held.counts && replica == replica_of(matrix));
@@ -284,7 +285,7 @@ private:
 
     // Sends to a rank of this stage, or receives from it.
     void pass(bool send, floatX* data, size_t count, int replica, int other) {
-        MeshPosition first = moved_along(replica_axes, replica, {}, shape_);  // on the first stage
+        MeshPosition first = moved_along(replica_axes, replica, {}, shape_);  // stage 0: rank == group rank
         int rank = rank_of(moved_along(sharing_axes, other, first, shape_), shape_);
         if (send)
             stage_.send((const floatX*)data, count, rank, Traffic::updates, stream_);

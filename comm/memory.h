@@ -1,6 +1,6 @@
 /*
-Device and pinned memory. It is taken at the start, from an Arena. The same code asks an Arena that only
-counts first, so that a MemoryPlan (comm/memory_plan.h) can say by classes what will be taken and whether it
+Device and pinned memory, taken once at the start, from an Arena. The same code first runs with an Arena that
+only counts, so that a MemoryPlan (comm/memory_plan.h) can report, by class, what will be taken and whether it
 fits.
 */
 #pragma once
@@ -20,21 +20,21 @@ fits.
 #include "kernels/matmul.cuh"     // matmul_workspace
 #include "kernels/streams.cuh"    // copy_async, zero_async, Event
 
-// Bytes that a class of memory takes on this rank.
+// Bytes that a class of memory occupies on this rank.
 struct MemoryClass {
     const char* name;
     size_t bytes;
     bool on_host = false;  // host memory, most of it pinned
 };
 
-// Adds up what is on a device, which has memory of its own or the host's.
+// Total on the device. A device without memory of its own uses the host's, so everything counts.
 inline size_t memory_total(const std::vector<MemoryClass>& classes, bool own_memory = has_own_memory) {
     size_t total = 0;
     for (const MemoryClass& part : classes) total += part.on_host && own_memory ? 0 : part.bytes;
     return total;
 }
 
-// Adds up what is on the host.
+// Total in host memory.
 inline size_t pinned_total(const std::vector<MemoryClass>& classes) {
     size_t total = 0;
     for (const MemoryClass& part : classes) total += part.on_host ? part.bytes : 0;
@@ -47,12 +47,12 @@ inline std::string size_text(size_t bytes) {
 
 constexpr size_t library_code_memory = (size_t)256 << 20;
 
-// Bytes kept back for the code of the libraries, and for what products use while they run.
+// Bytes reserved for the code of the libraries and for the workspace of matrix products.
 inline size_t library_memory() {
     return library_code_memory + matmul_workspace();
 }
 
-// Bytes that a rank may take when `ranks` of them share the device: its part of the free memory, less a
+// Bytes that a rank may use when `ranks` of them share the device: its share of the free memory, less a
 // reserve for the libraries.
 inline size_t available_memory(int ranks = 1) {
     size_t available, total;
@@ -61,8 +61,8 @@ inline size_t available_memory(int ranks = 1) {
     return available - std::min(available, library_memory());
 }
 
-// Bytes of its host's memory that a rank may pin when `ranks` of them share the host. A reserve stays for
-// the program, the libraries, and files that are being read.
+// Bytes that a rank may pin when `ranks` of them share the host. Keeps a reserve for the program, the
+// libraries, and files that are being read.
 inline size_t available_host_memory(int ranks) {
     constexpr size_t kept = (size_t)1 << 30;
     size_t available = host_available_memory() / ranks;
@@ -73,7 +73,7 @@ template <typename T>
 void allocate(T*& pointer, size_t count, bool on_host = false, bool is_floatX = false) {
     size_t bytes = count * sizeof(T);
     if (ledger) {
-        // in this build or on the card, elements are larger
+        // the larger of an element's sizes in this build and on the ledger's card
         pointer =
             ledger->imagine<T*>(std::max(bytes, count * ledger->card.element_bytes), is_floatX, on_host);
         return;
@@ -92,7 +92,7 @@ inline void release(void* pointer, bool on_host) {
     if (!is_imagined(pointer)) on_host ? cudaFreeHost(pointer) : cudaFree(pointer);
 }
 
-// Memory for as long as this lives.
+// Memory for the lifetime of this object.
 template <typename T, bool on_host>
 struct OwnedArray {
     T* data;
@@ -107,12 +107,12 @@ using DeviceArray = OwnedArray<T, false>;
 template <typename T>
 using HostArray = OwnedArray<T, true>;  // pinned
 
-// Memory by class, for as long as the arena lives. Each array is an allocation of its own, so that tools that
-// watch memory see an access beyond its end.
+// Memory by class, freed with the arena. Each array is a separate allocation, so that memory checkers see an
+// access beyond its end.
 class Arena {
 public:
-    // An arena that only counts has null for all arrays. It may count for a program of other numbers than
-    // this one's: element_bytes is the size that these have there.
+    // A counting arena returns null for all arrays. It may count for another build than this one:
+    // element_bytes is the size of a floatX there.
     enum Mode { takes, counts };
     explicit Arena(Mode mode = takes, size_t element_bytes = ::element_bytes())
         : mode_(mode), element_bytes_(element_bytes) {
@@ -127,7 +127,7 @@ public:
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
-    // Makes the class of all that is taken from now on.
+    // Sets the class of everything taken from now on.
     Arena& of(const char* name, bool on_host = false) {
         auto is_it = [&](const MemoryClass& one) { return std::string_view(one.name) == name; };
         current_ = std::find_if(classes_.begin(), classes_.end(), is_it) - classes_.begin();
@@ -135,16 +135,16 @@ public:
         return *this;
     }
 
-    // (count) elements of no particular value. An array of none is null.
+    // (count) uninitialized elements. Null if count is 0.
     template <typename T>
     T* take(size_t count) {
         return take<T>(count, false);
     }
 
-    // (count) numbers as parameters and activations are made of, likewise.
+    // (count) uninitialized floatX, each counted as element_bytes.
     floatX* take_elements(size_t count) { return take<floatX>(count, true); }
 
-    // (count) zeros, once the stream has come so far.
+    // (count) zeros, once the stream reaches this point.
     template <typename T>
     T* take_zeros(size_t count, cudaStream_t stream) {
         return zeroed(take<T>(count), count, stream);
@@ -153,8 +153,7 @@ public:
         return zeroed(take_elements(count), count, stream);
     }
 
-    // (count) zeros in memory of the host that is not pinned: the system gives it out page by page, where it
-    // is written to.
+    // (count) zeros in unpinned host memory: the system provides each page when it is first written.
     template <typename T>
     T* take_pages(size_t count) {
         return pages((T*)nullptr, count, false);
@@ -164,7 +163,7 @@ public:
     bool only_counts() const { return mode_ == counts; }
     size_t element_bytes() const { return element_bytes_; }
 
-    // Lists the classes in the order in which they were first named, without those that have nothing.
+    // Lists the classes in the order in which they were first named, without empty ones.
     std::vector<MemoryClass> classes() const {
         std::vector<MemoryClass> result = classes_;
         std::erase_if(result, [](const MemoryClass& one) { return one.bytes == 0; });
@@ -185,7 +184,7 @@ private:
         return pointer;
     }
 
-    // Adds an array to the current class; false: it is only counted.
+    // Adds an array to the current class. Returns whether to allocate it: not if it is empty or only counted.
     template <typename T>
     bool counts_in(size_t count, bool is_floatX) {
         classes_.at(current_).bytes += count * (is_floatX ? element_bytes_ : sizeof(T));
@@ -221,11 +220,11 @@ private:
     const size_t element_bytes_;
     std::vector<MemoryClass> classes_;
     size_t current_ = 0;
-    std::vector<std::pair<void*, bool>> taken_;  // and whether it is on the host
+    std::vector<std::pair<void*, bool>> taken_;  // (pointer, on host)
     std::vector<void*> pages_;
 };
 
-// The classes of what Arrays(arena, args...) takes.
+// The memory of Arrays(arena, args...), by class.
 template <typename Arrays, typename... Args>
 std::vector<MemoryClass> memory_of(const Args&... args) {
     Arena counted(Arena::counts);
@@ -233,7 +232,7 @@ std::vector<MemoryClass> memory_of(const Args&... args) {
     return counted.classes();
 }
 
-// The stream that computes; it ends when its work does.
+// The compute stream. The destructor waits for its work.
 struct ComputeStream {
     cudaStream_t stream;
     ComputeStream() : stream(new_stream()) {}

@@ -1,7 +1,7 @@
 /*
-The memory that a model takes on a rank, by classes: what everybody who takes some asks of an Arena that only
-counts. A MemoryPlan says whether it fits, and which micro-batch would; what a training run recomputes is
-chosen by it.
+The memory that a model needs on a rank, by class: every user of memory asks an Arena that only counts. A
+MemoryPlan reports whether it all fits, and which micro-batch would; a training run chooses what to recompute
+by it.
 */
 #pragma once
 
@@ -40,23 +40,23 @@ chosen by it.
 #include "kernels/fp8_matmul.cuh"      // Fp8Arrays
 
 // ----------------------------------------------------------------------------
-// the groups of the mesh
+// communicators
 //
-// Device memory that NCCL takes for the groups of a mesh, before they exist.
+// Device memory that NCCL uses for the groups of a mesh, estimated before they exist.
 //
-// A group talks over channels, each a thread block of its kernels, and has in each a connection to the next
-// rank of a ring. A connection has buffers for three protocols: 512 KiB for LL, 4.7 MiB for LL128 and 4 MiB
-// for Simple (NCCL's default NCCL_BUFFSIZE). Between machines, sender and receiver have such buffers each,
-// for the network card copies from one to the other; within a machine only the receiver has. A channel also
-// lists all ranks of its group.
+// A group communicates over channels, each a thread block of its kernels, and in each channel a rank has a
+// connection to the next rank of a ring. A connection has buffers for three protocols: 512 KiB for LL, 4.7
+// MiB for LL128 and 4 MiB for Simple (NCCL's default NCCL_BUFFSIZE). Between machines, sender and receiver
+// each have a set of buffers, because the network card copies from one to the other; within a machine only
+// the receiver has. A channel also lists all ranks of its group.
 //
-// This is an estimate on the safe side: NCCL may take fewer channels than it is allowed. When the mesh is
-// made, what it has really taken is compared with it (MemoryPlan::check_left).
+// This is an estimate on the safe side: NCCL may use fewer channels than it is allowed. Once the mesh is
+// made, MemoryPlan::check_left verifies that everything else fits beside what NCCL has really allocated.
 
 constexpr size_t memory_of_connection = ((size_t)512 << 10) + 4915200 + ((size_t)4 << 20);
-constexpr size_t memory_of_peer = 640;  // bytes for one channel
+constexpr size_t memory_of_peer = 640;  // bytes, in each channel
 
-// per_machine: ranks.
+// per_machine: ranks on a machine.
 inline size_t communicator_memory(const MeshShape& shape, int per_machine) {
     size_t bytes = 0;
     // span: the last rank of the group minus its first.
@@ -75,7 +75,7 @@ inline size_t communicator_memory(const MeshShape& shape, int per_machine) {
 
 constexpr const char* memory_of_groups = "communicators up to";
 
-// The class of that memory, on each rank; nothing where ranks do not talk by NCCL.
+// The groups' memory as a class, on each rank. Empty if ranks do not use NCCL.
 inline std::vector<MemoryClass> memory_of_mesh([[maybe_unused]] const MeshShape& shape,
                                                [[maybe_unused]] const World& world) {
 #ifdef RANKS_USE_NCCL
@@ -88,12 +88,12 @@ inline std::vector<MemoryClass> memory_of_mesh([[maybe_unused]] const MeshShape&
 // ----------------------------------------------------------------------------
 // memory that is taken
 
-// Elements of the residual stream that go from stage to stage: the rows of a tensor rank.
+// Elements of the residual stream that a rank sends to the next stage: the rows of a tensor rank.
 inline size_t stream_size(const ModelConfig& config, const Workload& w, const Layout& cut) {
     return (size_t)w.B * w.T / cut.mesh.tp * config.channels;
 }
 
-// Bytes of each class of memory that a model takes on one rank of a stage; layout: of its parameters.
+// Bytes of each class of memory that a model needs on one rank of a stage. layout: of the stage's parameters.
 inline std::vector<MemoryClass> stage_memory(const ModelConfig& config, const Workload& w,
                                              const ZeroSettings& settings, const Layout& cut,
                                              const Stage& stage, const ParameterLayout& layout) {
@@ -113,8 +113,9 @@ inline std::vector<MemoryClass> stage_memory(const ModelConfig& config, const Wo
     return counted.classes();
 }
 
-// Picks from the classes of all stages: those on the device, of the stage that takes most there, and those on
-// the host, of the stage that takes most there. Where both are the same memory, those of one stage.
+// Combines the classes of all stages to the worst case: the device classes of the stage that needs most on
+// the device, and the host classes of the stage that needs most on the host. If both are the same memory, the
+// classes of one stage.
 inline std::vector<MemoryClass> most_of_stages(const std::vector<std::vector<MemoryClass>>& stages,
                                                bool own_memory = has_own_memory) {
     std::vector<MemoryClass> most = *std::ranges::max_element(
@@ -126,7 +127,7 @@ inline std::vector<MemoryClass> most_of_stages(const std::vector<std::vector<Mem
     return most;
 }
 
-// Bytes of each class that a model takes on a rank, of the stages that take most.
+// Bytes of each class that a model needs on a rank, for the stages that need most.
 inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const Workload& w,
                                                const ZeroSettings& settings, const Layout& cut = {}) {
     std::vector<std::vector<MemoryClass>> stages;
@@ -141,15 +142,15 @@ inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const 
 // ----------------------------------------------------------------------------
 // layouts that fit
 
-// Bytes that a rank may take: of a device, and beside it of the host's memory.
+// Bytes that a rank may use on its device and, in addition, on the host.
 struct MemoryCapacity {
     size_t device, host = SIZE_MAX;
 };
 
-// Says whether what a model takes fits into the memory of a rank, and which micro-batch would.
+// Reports whether what a model needs fits into the memory of a rank, and which micro-batch would.
 class MemoryPlan {
 public:
-    // Bytes of each class with B sequences in a micro-batch and so many micro-batches in a step.
+    // Bytes of each class with B sequences in a micro-batch and this many micro-batches in a step.
     using Classes = std::function<std::vector<MemoryClass>(int B, int micro_batches)>;
 
     MemoryPlan(const Workload& workload, const PipelineShape& pipeline, MemoryCapacity capacity,
@@ -168,8 +169,8 @@ public:
     size_t pins() const { return pinned_total(classes_); }
     bool fits() const { return needs() <= capacity_.device && pins() <= capacity_.host; }
 
-    // The largest micro-batch that fits; 0 if none does. A step of several stays as large as it is: smaller
-    // ones are more, of which a pipeline may keep more.
+    // Returns the largest micro-batch that fits, or 0. A step of several micro-batches keeps its size:
+    // smaller ones are then more in number, and a pipeline may keep more of them.
     int largest_micro_batch() const {
         int step = pipeline_.micro_batches * B_;
         bool single = pipeline_.micro_batches == 1;
@@ -186,7 +187,7 @@ public:
         return most;
     }
 
-    // Refuses what does not fit.
+    // Fails if the model does not fit.
     void check() const {
         if (fits()) return;
         if (pins() > capacity_.host)
@@ -210,7 +211,7 @@ public:
                        .c_str());
     }
 
-    // The class has been taken, and so much is left: refuses what does not fit any more.
+    // Fails if the remaining classes do not fit into the `left` bytes after class `taken` was allocated.
     void check_left(std::string_view taken, size_t left) const {
         size_t needs = 0;
         for (const MemoryClass& one : classes_)
@@ -237,7 +238,7 @@ public:
                   size_text(capacity_.host).c_str());
     }
 
-    // Returns what print_lines() tells, for the log of a run, and how long stages wait by the formula.
+    // Returns what print_lines() prints, for the log of a run, and the pipeline's bubble for default costs.
     nlohmann::ordered_json record() const {
         nlohmann::ordered_json classes = nlohmann::ordered_json::array();
         for (const MemoryClass& part : classes_)
@@ -264,7 +265,7 @@ private:
     std::vector<MemoryClass> classes_;
 };
 
-// beside: what a rank takes beside the model's own arrays, or null.
+// beside: returns what a rank needs besides the model's own arrays; or null.
 inline MemoryPlan memory_plan(const ModelConfig& config, const Workload& workload,
                               const ZeroSettings& settings, const Layout& layout = {},
                               MemoryCapacity capacity = {available_memory()},
@@ -295,7 +296,7 @@ struct TrainingMemory {
               o, layer_bytes(activation_table(o, workload, Stage(o, {.mesh = {.tp = o.tp}}, {}, true))))),
           plan(memory_plan(o, workload, zero_settings(o), layout, capacity(world), beside(o, world))) {}
 
-    // For all ranks, when their groups have been made: refuses what does not fit beside them.
+    // For all ranks, after their groups are made: fails if the rest does not fit beside them.
     void check_groups(const World& world) const {
         world.on_all_ranks([&] {
             if (has_own_memory)
@@ -308,7 +309,7 @@ private:
         return {available_memory(ranks_sharing_device(world)),
                 has_own_memory ? available_host_memory(world.local_size()) : SIZE_MAX};
     }
-    // Batches, of training and of each validation set, and what libraries take.
+    // Batches, of training and of each validation set, and what NCCL and CUDA graphs need.
     static std::function<std::vector<MemoryClass>(const Workload&)> beside(const Options& o,
                                                                            const World& world) {
         std::vector<MemoryClass> classes = memory_of_mesh(mesh_shape(o), world);
@@ -323,15 +324,16 @@ private:
     }
 };
 
-// Finds the least that fits. Each kind makes again all that the one before it does, so this is the fastest.
+// Returns the least recomputation that fits, or block. Each kind recomputes all that the one before it does,
+// so the least is the fastest.
 inline Recompute least_recomputation(const std::function<bool(Recompute)>& fits) {
     Recompute kind = Recompute::none;
     while (kind < Recompute::block && !fits(kind)) kind = Recompute((int)kind + 1);
     return kind;
 }
 
-// For all ranks, which recompute the same: refuses a run that does not fit. With --recompute auto a note says
-// what is chosen, unless that is nothing.
+// For all ranks, which get the same recomputation: fails if the run does not fit. With --recompute auto, a
+// note reports the choice, unless that is none.
 inline TrainingMemory fit_training(const Options& o, const World& world, std::vector<std::string>& notes) {
     std::map<Recompute, TrainingMemory> tried;
     auto with = [&](Recompute kind) -> TrainingMemory& {
@@ -344,7 +346,7 @@ inline TrainingMemory fit_training(const Options& o, const World& world, std::ve
         });
         kind = Recompute(world.largest((int)kind));
         const MemoryPlan& plan = with(Recompute::none).plan;         // every rank has tried this first
-        int least = -world.largest(-(int)(plan.available() >> 20));  // MiB, of any rank
+        int least = -world.largest(-(int)(plan.available() >> 20));  // MiB, the least of any rank
         if (kind != Recompute::none)
             notes.push_back(text("--recompute %s, for %s are free, and to keep all takes %s", name_of(kind),
                                  size_text((size_t)least << 20).c_str(), size_text(plan.needs()).c_str()));

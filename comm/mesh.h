@@ -1,8 +1,8 @@
 /*
 The communicators of the mesh (comm/mesh_shape.h): one for each group that this rank is in.
 
-Groups are made by splits of the world in one order that follows from the shape alone, so ranks cannot
-disagree, and each split is one exchange: no barriers.
+Groups are made by splitting the world in an order that follows from the shape only, so ranks cannot disagree,
+and each split is one exchange: no barriers.
 */
 #pragma once
 
@@ -22,23 +22,23 @@ disagree, and each split is one exchange: no barriers.
 #include "data/base/figures.h"  // counted, seconds_now
 #include "kernels/common.cuh"
 
-// The most numbers that a connection is tried with: NCCL chooses its ways by size, messages over MPI do not.
+// The most elements sent to set up a connection. NCCL selects algorithms by size; messages over MPI do not.
 #ifdef RANKS_USE_NCCL
 constexpr size_t most_to_connect = SIZE_MAX;
 #else
 constexpr size_t most_to_connect = 4096;
 #endif
 
-// The links of a pipeline stage. Each link goes one way between two neighbours, which have it for
-// themselves: NCCL runs the calls of one communicator one after another, and what goes one way must not wait
-// for the other. Where there is no neighbour, there is a group of one.
+// The links of a pipeline stage. Each is a communicator of its own, for one direction between two neighbors:
+// NCCL runs the calls of one communicator one after another, and messages in one direction must not wait for
+// those in the other. A link without a neighbor is a group of one.
 struct MeshLinks {
     static constexpr int sender = 0, receiver = 1;  // the ranks of every link
-    Communicator forward_in, forward_out;           // activations: from the stage before, to the stage behind
-    Communicator backward_in, backward_out;         // gradients: from the stage behind, to the stage before
+    Communicator forward_in, forward_out;           // activations: from the previous stage, to the next stage
+    Communicator backward_in, backward_out;         // gradients: from the next stage, to the previous stage
 };
 
-// The communicators of this rank. Must end before the World it is made from.
+// The communicators of this rank. Must be destroyed before the World that it is made from.
 class Mesh {
 public:
     // A world of one.
@@ -56,7 +56,7 @@ public:
         if (world.size() == 1) return;
         double start = seconds_now();
         Phase phase("mesh");
-        WaitsForOthers wait;  // the libraries wait where nobody can look
+        WaitsForOthers wait;  // for the watchdog: the libraries wait inside their calls
         size_t free_before = free_memory();
         for (size_t group = 0; group < mesh_groups.size(); group++) {
             const GroupRow& row = mesh_groups[group];
@@ -75,7 +75,7 @@ public:
         build_seconds = seconds_now() - start;
     }
 
-    // A place in a world that is not there, for a ledger.
+    // A position in an imaginary world, for a ledger.
     Mesh(const MeshShape& shape, const MeshPosition& position) : shape(shape), position(position) {
         int me = rank_of(position, shape);
         for (size_t group = 0; group < mesh_groups.size(); group++)
@@ -109,7 +109,7 @@ public:
     const Communicator& embedding_group() const { return group(MeshGroup::embedding); }
     const MeshLinks& links() const { return links_; }
 
-    // The data ranks, and which of them this is.
+    // The number of data ranks, and this rank's number among them.
     int data_ranks() const { return shape.along(data_axes); }
     int data_rank() const { return index_along(data_axes, position, shape); }
 
@@ -122,13 +122,12 @@ public:
         for (const Communicator& group : made_) group.check();
     }
 
-    // Ends what the groups have under way on streams, undone, so that streams come to their end. The groups
-    // are of no use afterwards.
+    // Aborts what the groups have in progress, so that streams can drain. The groups are unusable afterwards.
     void abort() const {
         for (const Communicator& group : made_) group.abort();
     }
 
-    // Names the groups of this rank for its record, which begins afterwards.
+    // Names the groups of this rank for its flight record, which begins afterwards.
     void record_groups() const {
         auto add = [&](const char* name, const Communicator& group, std::vector<int> ranks,
                        AxisSet axes = {}) {
@@ -148,7 +147,7 @@ public:
         add("backward out", links_.backward_out, {me, before});
     }
 
-    // Lines for the header of the run: what the ranks are, and who talks to whom.
+    // Lines for the header of the run: the numbers of ranks along the axes, and the groups that they form.
     std::string picture() const {
         std::string result =
             text("%s = %s x %s (tensor %d, pipeline %d)", counted(shape.ranks(), "rank").c_str(),
@@ -166,12 +165,12 @@ public:
     }
 
 private:
-    // The rank on another stage that is otherwise at this one's place; stages go round.
+    // The rank of stage `number` (modulo their count) whose position is otherwise this rank's.
     int at_stage(int number) const {
         return rank_of(position.with(Axis::pipeline, (number + shape.pp) % shape.pp), shape);
     }
 
-    // The group of this rank; who is not one of its members joins in the split.
+    // Returns this rank's group of the row. Ranks that are in none also have to take part in the split.
     Communicator split(const GroupRow& row) const {
         int rank = rank_of(position, shape);
         std::vector<int> members = members_of(row, rank, shape);
@@ -183,10 +182,10 @@ private:
         return group;
     }
 
-    // Links that begin at even stages are made first, then those at odd ones, then the one that closes the
-    // ring: so a rank has one neighbour at a time. Something is sent over each, for NCCL connects two ranks
-    // when they first talk, and its calls wait for that: in a pipeline, for a rank that may be at another
-    // call.
+    // Makes the links that begin at even stages first, then those at odd ones, then the one that closes the
+    // ring, so that a rank deals with one neighbor at a time. Something is sent over each link, because NCCL
+    // connects two ranks at their first message, and that call waits for the other rank, which in a running
+    // pipeline may be in another call.
     void make_links(cudaStream_t stream, size_t sent) {
         int stages = shape.pp, stage = position[Axis::pipeline], before = (stage + stages - 1) % stages;
         sent = std::min(sent, most_to_connect);
@@ -215,10 +214,10 @@ private:
         cudaCheck(cudaFree(stand_in));
     }
 
-    // NCCL connects the ranks of a group when they first talk in some way, which it chooses by call and size,
-    // and takes memory for that: both are better over before a step, where kernels of one rank wait for those
-    // of another. So each group makes the calls that it will make, on one number and on as many as there will
-    // be; and who sends to whom on his own, sends something.
+    // NCCL connects the ranks of a group, and allocates memory for that, when they first use an algorithm,
+    // which it chooses by call and size. Both should be over before a step, where kernels of one rank wait
+    // for those of another. So each group makes its calls in the sizes that it will use (sums also of a
+    // single number), and in groups with point-to-point messages, each rank sends to each other.
     void connect(cudaStream_t stream, const MeshTraffic& traffic) const {
         constexpr auto kind = Traffic::statistics;
         size_t largest = std::min(traffic.unit, most_to_connect);
@@ -230,7 +229,7 @@ private:
         float* numbers = nullptr;
         cudaCheck(cudaMalloc((void**)&numbers, most * sizeof *numbers));
         zero_async(numbers, most, stream);
-        auto* halves = (uint16_t*)numbers;  // two arrays of bf16 take the memory of one of floats
+        auto* halves = (uint16_t*)numbers;  // two bf16 arrays fit into one of floats
         for (size_t i = 0; i < mesh_groups.size(); i++) {
             const Communicator& group = groups_[i];
             unsigned calls =
@@ -251,7 +250,7 @@ private:
         cudaCheck(cudaFree(numbers));
     }
 
-    // A number for each rank of the group.
+    // Sends a number to each other rank of the group.
     static void send_to_each(const Communicator& group, float* numbers, Traffic kind, cudaStream_t stream) {
         grouped({group}, [&] {
             for (int other = 0; other < group.size(); other++) {
@@ -285,7 +284,7 @@ private:
     }
 
     std::array<Communicator, mesh_groups.size()> groups_;
-    std::vector<Communicator> made_;  // each once, in the order they were made, and those of the links
+    std::vector<Communicator> made_;  // each once, in the order in which they were made; the links last
     MeshLinks links_;
 };
 
@@ -297,12 +296,12 @@ inline const Mesh& one_process() {
 // ----------------------------------------------------------------------------
 // waiting
 //
-// Waiting for work that other ranks take part in. A plain cudaStreamSynchronize would not be told by NCCL of
-// a broken link, which tells only those who ask. So the wait looks at the stream again and again, and asks
-// the groups for errors meanwhile. How long it may take is the watchdog's concern (comm/watchdog.h).
+// Waiting for work in which other ranks take part. A plain cudaStreamSynchronize would hang when a link
+// breaks, because NCCL reports errors only when asked. So the wait polls the stream, and asks the groups for
+// errors in between. The watchdog limits how long it may take (comm/watchdog.h).
 
-// Waits until look() is no longer cudaErrorNotReady. If a group of the mesh reports an error, it aborts the
-// groups, so that streams can end, and throws Error; the run cannot go on then.
+// Waits until look() is no longer cudaErrorNotReady. If a group of the mesh reports an error, aborts the
+// groups, so that streams can drain, and throws Error; the run cannot continue then.
 template <typename Look>
 void wait_watching(const Mesh& mesh, Look&& look) {
     constexpr double between_checks = 0.02;
@@ -330,14 +329,14 @@ inline void wait_for(cudaStream_t stream, const Mesh& mesh) {
     wait_watching(mesh, [&] { return cudaStreamQuery(stream); });
 }
 
-// Waits until the stream has come to the event. One that was never recorded is over.
+// Waits until the stream has reached the event. Returns at once if the event was never recorded.
 inline void wait_for(const Event& event, const Mesh& mesh) {
     if (ledger || mesh.shape.ranks() == 1) return event.wait();
     wait_watching(mesh, [&] { return event.query(); });
 }
 
-// Copies what the stream's work leaves on the device, and waits. To memory that is not pinned, CUDA's own
-// copy would wait for that work, unwatched.
+// Copies to the host what the stream's work leaves on the device, and waits. First waits for that work:
+// CUDA's own copy to memory that is not pinned would wait for it, unwatched.
 template <typename T>
 void copy_to_host(T* to, const T* from, size_t count, cudaStream_t stream, const Mesh& mesh) {
     wait_for(stream, mesh);

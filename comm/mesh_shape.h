@@ -1,8 +1,8 @@
 /*
-The mesh: every rank has a place along each axis (data/run/axes.h), and talks to those that differ from it in
-some of them.
+The mesh: every rank has a position along each axis (data/run/axes.h), and is in groups with the ranks that
+differ from it only in some of the axes.
 
-Shard and replica together are the data ranks, which train on different sequences. 8 ranks with --tp 2
+Shards and replicas together are the data ranks, which train on different sequences. 8 ranks with --tp 2
 --shard-group 2 --dp 4:
 
                     shard 0      shard 1
@@ -10,8 +10,8 @@ Shard and replica together are the data ranks, which train on different sequence
       replica 1   |  4   5  |  |  6   7  |        shard   {0 2} {1 3} {4 6} {5 7}     data {0 2 4 6} {1 3 5 7}
                   tensor 0 1                      replica {0 4} {1 5} {2 6} {3 7}
 
-Members of a group are ordered by rank. The table below has all that the program knows of a group: the mesh
-makes, connects and records the groups by it, and the memory plan counts them.
+Members of a group are ordered by rank. The table below defines the groups: the mesh makes, connects and
+records them by it, and the memory plan counts them.
 */
 #pragma once
 
@@ -29,16 +29,16 @@ inline constexpr AxisSet data_axes = {Axis::shard, Axis::replica};
 inline constexpr AxisSet replica_axes = Axis::replica;                   // ranks that hold the same shard
 inline constexpr AxisSet stage_axes = all_axes.without(Axis::pipeline);  // ranks of one pipeline stage
 
-// Ranks as the options count them; the world has tp * dp * pp. shard divides dp.
+// Numbers of ranks, as the options give them; the world has tp * dp * pp. shard divides dp.
 struct MeshShape {
     int tp = 1, pp = 1, dp = 1, shard = 1;
     int copies = 1;     // tensor ranks that share a key/value head
     bool ring = false;  // the last pipeline stage is followed by the first, as the interleaved schedule needs
     bool stage_group = false;  // all ranks of a stage send each other matrices, or rows of tables
-    bool tables = false;       // and ask each other for rows, meanwhile
+    bool tables = false;       // and, at the same time, ask each other for rows
 
     int replicas() const { return along(replica_axes); }
-    // Ranks along each axis, which is all that numbers them; and along several.
+    // The number of ranks along each axis, and along several.
     operator PerAxis() const { return {{tp, shard, dp / shard, pp}}; }
     int along(AxisSet axes) const { return size_along(axes, *this); }
     int ranks() const { return along(all_axes); }
@@ -48,24 +48,24 @@ inline MeshPosition first_of_stage(int stage) {
     return MeshPosition().with(Axis::pipeline, stage);
 }
 
-// The largest that its groups send.
+// The largest messages that the groups of a mesh send, in elements.
 struct MeshTraffic {
     size_t unit = 1;          // parameters that are gathered, and gradients that are reduced, at once
-    size_t rows = 0;          // activations that tensor ranks bring together, and sum
-    size_t sent = 1;          // activations that go from stage to stage
-    bool all_to_all = false;  // gradients travel in bf16 (comm/gradient_sums.h)
+    size_t rows = 0;          // activations that tensor ranks gather, and sum
+    size_t sent = 1;          // activations that a stage sends to the next
+    bool all_to_all = false;  // gradients are sent in bf16 (comm/gradient_sums.h)
 };
 
-// Thread blocks that a kernel of NCCL may take on a GPU. Those that wait for another rank hold theirs, so all
-// that can wait at the same time, and a product, must fit: four links, and three groups. All ranks together
-// only add up a few numbers, and more blocks would take memory for each of them.
+// Thread blocks that an NCCL kernel may use on a GPU. A kernel that waits for another rank holds its blocks,
+// so all kernels that can wait at the same time (four links and three groups) must fit beside a matrix
+// product. The world group only sums a few numbers, and more blocks would take memory for each of its ranks.
 //
-// A stage posts its receives as soon as there is room, so blocks of links hold multiprocessors for whole
-// passes. One would do where messages hide behind passes; where they go round from the last stage to the
-// first, stages wait for them.
+// A stage posts its receives as soon as there is room, so the links' blocks hold multiprocessors for whole
+// passes. One block would do if messages were hidden behind passes; but when they go around from the last
+// stage to the first, stages wait for them.
 constexpr int blocks_of_links = 2, blocks_of_groups = 16, blocks_of_world = 1;
 
-// Bytes that one of them moves in a second: an estimate.
+// Bytes per second that one block moves: an estimate.
 constexpr double block_bandwidth = 20e9;
 
 // ----------------------------------------------------------------------------
@@ -73,23 +73,23 @@ constexpr double block_bandwidth = 20e9;
 
 enum class MeshGroup { world, tensor, shard, gathers, replica, stage, asks, copies, embedding };
 
-// The calls of a group, as bits.
+// The kinds of calls that a group makes, as bits.
 namespace Calls {
 constexpr unsigned none = 0;
-constexpr unsigned sums = 1, scatters = 2, gathers = 4;  // a unit and its numbers
-constexpr unsigned exchanges = 8;                        // gradients in bf16, to each rank its part
-constexpr unsigned moves_rows = 16;  // activations are gathered, and sums of them scattered
-constexpr unsigned messages = 32;    // each rank sends to each other
+constexpr unsigned sums = 1, scatters = 2, gathers = 4;  // units; sums also single numbers
+constexpr unsigned exchanges = 8;                        // all-to-all of gradients in bf16
+constexpr unsigned moves_rows = 16;  // all-gather of activations, reduce-scatter of their sums
+constexpr unsigned messages = 32;    // each rank sends to each other rank
 }  // namespace Calls
 
 struct GroupRow {
     const char* name;
     AxisSet axes;  // its ranks lie along these
     unsigned calls = Calls::none;
-    unsigned calls_in_bf16 = Calls::none;  // and these, where gradients travel so
+    unsigned calls_in_bf16 = Calls::none;  // and these, if gradients are sent in bf16
     int blocks = blocks_of_groups;
-    bool alone = false;  // it has a communicator for itself, where another group has the same ranks
-    // Ranks of one group, next to each other along the axes; null: all that lie along them.
+    bool alone = false;  // it has its own communicator, even if another group has the same ranks
+    // Returns the size of a group, whose ranks are neighbors along the axes. Null: all ranks along them.
     int (*factor)(const MeshShape&) = nullptr;
     bool ends = false;  // only the first rank along the axes, and the last
 };
@@ -109,25 +109,25 @@ inline constexpr auto mesh_groups = std::to_array<GroupRow>({
      .axes = replica_axes,
      .calls = Calls::sums,
      .calls_in_bf16 = Calls::gathers | Calls::exchanges},
-    // All ranks that have parts of the same layers, where matrices and rows travel; shard by shard, as
-    // rank_of() has them on the first stage.
+    // All ranks that hold parts of the same layers, which send each other matrices and rows of tables. In the
+    // order of rank_of() on the first stage.
     {.name = "stage",
      .axes = stage_axes,
      .calls = Calls::messages,
      .factor = [](const MeshShape& shape) { return shape.stage_group ? shape.along(stage_axes) : 1; }},
-    // Those ranks once more: while rows travel, they ask each other for the rows of the next step.
+    // The stage group once more: while rows are sent, ranks ask each other for the rows of the next step.
     {.name = "asks",
      .axes = stage_axes,
      .calls = Calls::messages,
      .blocks = blocks_of_world,
      .alone = true,
      .factor = [](const MeshShape& shape) { return shape.tables ? shape.along(stage_axes) : 1; }},
-    // Tensor ranks that have copies of the same heads; a group of one if each has its own or all the same.
+    // Tensor ranks with copies of the same heads. A group of one if each has its own, or all have the same.
     {.name = "copies",
      .axes = Axis::tensor,
      .calls = Calls::sums,
      .factor = [](const MeshShape& shape) { return shape.copies < shape.tp ? shape.copies : 1; }},
-    // The first stage and the last, which share what lies at both ends of a model.
+    // The first and the last stage, which share the tied embedding.
     {.name = "ends", .axes = Axis::pipeline, .calls = Calls::sums, .ends = true},
 });
 
@@ -147,8 +147,8 @@ inline std::vector<int> members_of(const GroupRow& row, int rank, const MeshShap
     return {first, first + ranks};
 }
 
-// A group without a list of its members, for a ledger. The axes of a group follow each other, so its members
-// are equally far apart.
+// Describes a group without listing its members, for a ledger. The axes of a group are consecutive, so its
+// members are equally far apart.
 inline GroupOfRanks line_of(size_t group, const MeshPosition& position, const MeshShape& shape) {
     const GroupRow& row = mesh_groups[group];
     int ranks = ranks_of(row, shape), all = shape.along(row.axes);
@@ -160,7 +160,7 @@ inline GroupOfRanks line_of(size_t group, const MeshPosition& position, const Me
     return {(int)group, rank_at(first), rank_at(second) - rank_at(first), ranks, pairs};
 }
 
-// The axes by which its members are found; none: they must be named.
+// The axes along which all members of a group are found. Empty: they must be listed.
 inline AxisSet axes_of(const GroupRow& row, const MeshShape& shape) {
     return ranks_of(row, shape) == shape.along(row.axes) ? row.axes : AxisSet();
 }
@@ -171,8 +171,8 @@ inline int span_of(const GroupRow& row, const MeshShape& shape) {
     return rank_of(moved_along(row.axes, last, {}, shape), shape);
 }
 
-// The number of the first group that has the same ranks: they have one communicator. Only axes with more than
-// one rank tell groups apart.
+// The number of the first group that has the same ranks: the two share one communicator. Only axes with more
+// than one rank distinguish groups.
 inline size_t served_by(size_t group, const MeshShape& shape) {
     auto axes_of_all = [&](const GroupRow& row) {
         AxisSet axes = row.axes;

@@ -1,9 +1,9 @@
 /*
-Messages of a process: the link over which they leave, and rows of them under way.
+Messages of a process: the link over which they leave, and flows that have several of them in flight.
 
-The link: what goes over it is counted, and it can be made as slow as a real one.
-Ranks on one machine talk through memory, which is too fast to show what communication costs; a slow link
-shows whether a run hides it behind its computation.
+The link counts the bytes sent over it, and can be made as slow as a real one. Ranks on one machine
+communicate through memory, which is too fast to show what communication costs; a slow link shows whether a
+run hides that behind its computation.
 */
 #pragma once
 
@@ -21,14 +21,14 @@ shows whether a run hides it behind its computation.
 // One full-duplex link, shared by all threads of the process: messages leave one after another.
 class HostLink {
 public:
-    // 0: as fast as they go.
+    // 0: no limit.
     void set_speed(double gigabytes_per_second) {
         std::lock_guard lock(mutex_);
         bytes_per_nanosecond_ = gigabytes_per_second;
         free_at_ = {};
     }
 
-    // When the last byte of a message that is ready now has left; it is sent then, as a whole.
+    // Returns when the last byte of a message that is ready now will have left; it is sent then, as a whole.
     Clock::time_point book(size_t bytes) {
         std::lock_guard lock(mutex_);
         if (bytes_per_nanosecond_ <= 0) return {};
@@ -46,7 +46,7 @@ private:
 };
 inline HostLink host_link;
 
-// Slows all that this process sends down to this speed; 0 lets it go as fast as it can.
+// Slows everything that this process sends to this speed; 0: no limit.
 inline void host_link_speed(double gigabytes_per_second) {
     host_link.set_speed(gigabytes_per_second);
 }
@@ -54,18 +54,17 @@ inline void host_link_speed(double gigabytes_per_second) {
 #ifndef WITHOUT_MPI
 
 // ----------------------------------------------------------------------------
-// A row of messages to one rank and a row of messages from one, moved on a step at a time without waiting.
-// Both are sent and received in order, with some of each under way: while one piece of a buffer is added up,
-// the next is on its way.
+// A flow: a sequence of messages to one rank and a sequence of messages from one, advanced step by step
+// without waiting. Each is sent or received in order, with several messages in flight: while one piece of a
+// buffer is summed, the next is on its way.
 //
-// A flow does not know what it carries. The algorithm that derives from it (comm/rings.h) says where message
-// i of either row is in memory, and what is done with one that has arrived.
+// A flow does not know what it carries. The algorithm that derives from it (comm/rings.h) defines where
+// message i of either sequence lies in memory, and what is done with one that has arrived.
 
-// Ranks that talk to each other, who share MPI's communicator with other groups: their messages have tags of
-// their own.
+// A group of ranks that shares an MPI communicator with other groups, and so has tags of its own.
 struct MessageGroup {
     MPI_Comm mpi = MPI_COMM_NULL;
-    std::vector<int> members;  // ranks of MPI, in the order of the group
+    std::vector<int> members;  // MPI ranks, in the order of the group
     int first_tag = 0;
 };
 
@@ -78,8 +77,7 @@ class MessageFlow {
 public:
     virtual ~MessageFlow() = default;
 
-    // Does what can be done without waiting, and says whether it did something. Throws Error if MPI reports
-    // one.
+    // Does what can be done without waiting. Returns whether it did anything. Throws Error on an MPI error.
     bool advance() {
         bool any = false;
         while (!done() && advance_once()) any = true;
@@ -88,12 +86,12 @@ public:
 
     bool done() const { return arrived_ == receives && sent_ == sends; }
 
-    // Before then there is nothing to send.
+    // Returns when the next message is due to be sent; max() if none is waiting to be sent.
     Clock::time_point next_send() const {
         return started_ < booked_ ? due_[started_ % most_under_way] : Clock::time_point::max();
     }
 
-    // Gives up the messages under way. MPI may still touch their memory while the communicator is there.
+    // Abandons the messages in flight. MPI may still access their memory while the communicator exists.
     void abandon() {
         std::lock_guard lock(mpi_mutex);
         for (MPI_Request& request : receive_requests_) {
@@ -124,13 +122,13 @@ protected:
     virtual void arrived(size_t) {}
 
     size_t sends = 0, receives = 0;     // messages in all
-    size_t under_way = most_under_way;  // in each row, at most
+    size_t under_way = most_under_way;  // in flight in each sequence, at most
     size_t lead = 0;                    // message i can be sent when message i - lead has arrived
 
 private:
-    // A message is expected only when the one `under_way` before it has been sent. So memory that was sent
-    // from can be received into `under_way` messages later, and still no ring of ranks waits for itself: each
-    // waits for an earlier message.
+    // Receive i is posted only when send i - under_way is complete. So memory that was sent from can be
+    // received into `under_way` messages later, and no ring of ranks deadlocks: each waits for an earlier
+    // message.
     bool can_expect() const {
         return expected_ < receives && expected_ < arrived_ + under_way &&
                (sends == 0 || expected_ < sent_ + under_way);
@@ -162,7 +160,7 @@ private:
             while (sent_ < started_ && complete(send_requests_[sent_ % most_under_way])) sent_++;
             if (arrived_ < expected_) here = complete(receive_requests_[arrived_ % most_under_way]);
         }
-        if (here) arrived(arrived_++);  // outside the mutex: it takes its time
+        if (here) arrived(arrived_++);  // outside the mutex: it may take long
         return expected_ + started_ + sent_ + arrived_ != before;
     }
 
@@ -180,7 +178,7 @@ private:
     int tag_, to_, from_;
     std::array<MPI_Request, most_under_way> send_requests_, receive_requests_;
     std::array<Clock::time_point, most_under_way> due_;
-    // Messages counted by how far they have come; each message goes through a row from left to right.
+    // Messages that have reached each state; a message goes through the states of a line from left to right.
     size_t booked_ = 0, started_ = 0, sent_ = 0;
     size_t expected_ = 0, arrived_ = 0;
 };

@@ -1,10 +1,10 @@
 /*
-How MPI is called (behind Patience, with which a thread looks again and again without spinning): by many
-threads, one at a time, and without ever waiting inside MPI.
+How MPI is called: by many threads, one at a time, and without ever waiting inside MPI. Patience lets a thread
+poll without spinning.
 
-MPI's own waits spin, and spin while they hold the library. Here every call is made under one mutex
-(MPI_THREAD_SERIALIZED is enough), and a wait is a test under the mutex with sleep outside it. So the
-threads of a process wait for different messages at the same time, and a process that waits costs no core.
+MPI's own waits spin, and hold the library while they do. Here every call is made under one mutex
+(MPI_THREAD_SERIALIZED is enough), and a wait tests under the mutex and sleeps outside it. So the threads of a
+process can wait for different messages at the same time, and a process that waits uses no core.
 */
 #pragma once
 
@@ -25,15 +25,15 @@ threads of a process wait for different messages at the same time, and a process
 
 using Clock = std::chrono::steady_clock;
 
-// A thread that must look for something again and again, as for a message, never spins between two looks. The
-// sleeps grow with the time waited. So a short wait is noticed late by an eighth of itself, and a long one by
-// a hundredth; a thread that waits for long costs no core. longest_nap: where a hundredth would be much.
+// Lets a thread poll, for a message say, without spinning. Sleeps grow with the time waited: a short wait
+// ends late by an eighth of itself, a long one by a hundredth, and a thread that waits for long uses no core.
+// longest_nap: a limit for when a hundredth would be too much.
 class Patience {
 public:
     explicit Patience(Clock::duration longest_nap = std::chrono::milliseconds(1))
         : longest_nap_(longest_nap) {}
 
-    // Call between two looks. Returns after a while, but not later than `until`.
+    // Call between two polls. Returns after a while, but not later than `until`.
     void wait(Clock::time_point until = Clock::time_point::max()) {
         if (looks_++ < yields) {
             sched_yield();
@@ -46,7 +46,7 @@ public:
         std::this_thread::sleep_until(std::min(until, now + nap));
     }
 
-    // Begins anew: the awaited message has come.
+    // Starts over, when the awaited message has come.
     void reset() { looks_ = 0; }
 
 private:
@@ -78,15 +78,15 @@ void mpi_check(Call&& call, const char* name, const char* file, int line) {
         fail_part("MPI: %s failed: %s (%s:%d)", name, mpi_error_text(code).c_str(), file, line);
 }
 
-// Makes the call under the mutex and throws Error if it fails (where the communicator returns errors). A call
-// that waits for other ranks keeps all threads of this one out of MPI meanwhile: start it without waiting,
-// and mpi_wait.
+// Makes the call under the mutex, and throws Error if it fails (and the communicator returns errors). To wait
+// for other ranks, use a nonblocking call and mpi_wait: a blocking one would keep all threads of this rank
+// out of MPI meanwhile.
 #define mpiCheck(call) mpi_check([&] { return call; }, #call, __FILE__, __LINE__)
 
-// Looks for what other ranks send, again and again, and is seen to wait (comm/watchdog.h).
+// Polls for messages of other ranks, and is seen to wait (comm/watchdog.h).
 class MpiWait {
 public:
-    // Call between two looks.
+    // Call between two polls.
     void again() { patience_.wait(); }
 
 private:

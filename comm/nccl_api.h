@@ -35,11 +35,11 @@ struct ncclUniqueId {
     char internal[128];
 };
 
-// How a group shall be made. Of one that is not blocking, calls return when they have begun, and are over
-// when ncclCommGetAsyncError says so.
+// How a group is made. Calls on a nonblocking group return once they have begun, and are complete when
+// ncclCommGetAsyncError says so.
 struct ncclConfig_t {
     int blocking = 1;
-    int maxCTAs = 0;  // messages over MPI take no blocks of threads
+    int maxCTAs = 0;  // unused: messages over MPI need no thread blocks
 };
 #define NCCL_CONFIG_INITIALIZER                                                                              \
     {}

@@ -1,14 +1,14 @@
 /*
-The subset of the NCCL API that train_gpt uses, over MPI, for ranks that have no NCCL between them: ranks on
-CPUs, and several ranks that share one GPU. As with NCCL, a call puts its work on a stream and returns.
+The subset of the NCCL API that train_gpt uses, over MPI, for ranks that cannot use NCCL: ranks on CPUs, and
+several ranks that share one GPU. As with NCCL, a call puts its work on a stream and returns.
 
-From the bottom up:
+Bottom up:
 
     comm/nccl_api.h          the types
     comm/mpi_calls.h         MPI, called by many threads
-    comm/messages.h          bytes counted, links made slower; rows of messages, several under way
+    comm/messages.h          bytes counted, links made slower; sequences of messages, several in flight
     comm/rings.h             the ring algorithms: which messages
-    comm/host_collectives.h  groups of ranks, sums of buffers, a collective whose turn in its stream has come
+    comm/host_collectives.h  groups of ranks, sums of buffers, collectives that run in their turn on a stream
     this file                the same for the memory of a GPU; the calls
 */
 #pragma once
@@ -18,8 +18,8 @@ From the bottom up:
 
 #ifdef WITHOUT_MPI
 
-// A stand-in for NCCL in a program built without it and without MPI: the calls exist, so that the source
-// is the same, and all refuse. Such a program is one process, whose groups of one never come to them.
+// A stand-in for NCCL in a program built without NCCL and MPI: the calls exist, so that the source is the
+// same, but all fail. Such a program is one process, whose groups of one never make these calls.
 
 #define NCCL_CALL_REFUSED(name)                                                                              \
     template <typename... Arguments>                                                                         \
@@ -43,7 +43,7 @@ NCCL_CALL_REFUSED(ncclBroadcast)
 NCCL_CALL_REFUSED(ncclSend)
 NCCL_CALL_REFUSED(ncclRecv)
 
-// no templates, for these two are passed on as functions
+// not templates, because these two are passed as function pointers
 inline ncclResult_t ncclCommAbort(ncclComm_t) {
     return ncclInvalidUsage;
 }
@@ -77,14 +77,14 @@ inline const char* ncclGetLastError(ncclComm_t) {
 #include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 
-// Collectives over MPI on the memory of a GPU: what they read is copied to pinned host memory, a thread for
-// each stream works on it there, and the results are copied back.
+// Collectives over MPI on the memory of a GPU: their input is copied to pinned host memory, a thread for each
+// stream works on it there, and the results are copied back.
 //
 // The stream waits for a number in pinned memory that the thread writes. A host function would not do: CUDA
-// may run those of all streams one after another, and one that waits for another rank would then hold back
-// the collective of another stream that this rank waits for.
+// may run those of all streams one after another, so one that waits for another rank could hold back the
+// collective on another stream that this other rank waits for.
 
-// The driver's cuStreamWaitValue32, which the runtime finds: so the program needs no driver to link or start.
+// Finds cuStreamWaitValue32 through the runtime, so that the program links and starts without a driver.
 inline PFN_cuStreamWaitValue32_v11070 find_wait_value() {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found;
@@ -98,8 +98,8 @@ inline PFN_cuStreamWaitValue32_v11070 find_wait_value() {
     return (PFN_cuStreamWaitValue32_v11070)function;
 }
 
-// The pinned memory and the thread behind one CUDA stream. Lives as long as the process: the stream and the
-// thread use it until then.
+// The pinned memory and the thread that serve one CUDA stream. Lives as long as the process: the stream and
+// the thread use it until then.
 class StagedStream {
 public:
     explicit StagedStream(cudaStream_t stream) : stream_(stream) {
@@ -109,7 +109,8 @@ public:
         std::thread([this] { work(); }).detach();
     }
 
-    // Copies in, hands over to the thread, makes the stream wait for it, and copies out.
+    // Copies the input to the host, queues the operations for the thread, makes the stream wait for it, and
+    // copies the results back.
     void enqueue(std::vector<HostOperation> operations) {
         std::lock_guard lock(order_);
         size_t bytes = 0;
@@ -152,15 +153,15 @@ public:
 
 private:
     struct Task {
-        cudaEvent_t here;  // its input is in pinned memory
+        cudaEvent_t here;  // recorded when the input is in pinned memory
         uint32_t number;
         std::vector<HostOperation> operations;
     };
 
     static size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-    // One task after another uses the same memory. Memory that is outgrown is still in use by work on the
-    // stream: it is kept. There is never more of it than of the last.
+    // All tasks use the same memory, one after another. Memory that is outgrown is not freed, because work on
+    // the stream may still use it; together it is never more than the current one.
     void reserve(size_t bytes) {
         if (bytes <= bytes_) return;
         bytes_ = std::max(bytes, 2 * bytes_);
@@ -190,7 +191,7 @@ private:
     int device_ = 0;
     char* memory_ = nullptr;
     size_t bytes_ = 0;
-    uint32_t *done_ = nullptr, issued_ = 0;  // numbers of the last tasks; done_ is what the stream looks at
+    uint32_t *done_ = nullptr, issued_ = 0;  // numbers of the last tasks; the stream waits for *done_
     std::mutex order_, mutex_;
     std::condition_variable wake_;
     std::deque<Task> tasks_;
@@ -210,7 +211,7 @@ inline void host_enqueue(cudaStream_t stream, std::vector<HostOperation> operati
 }
 
 #else
-// The memory of the device is that of the host.
+// Device memory is host memory.
 inline void host_enqueue(cudaStream_t stream, std::vector<HostOperation> operations) {
     auto run = [](void* data) {
         std::unique_ptr<std::vector<HostOperation>> owned((std::vector<HostOperation>*)data);
@@ -235,8 +236,8 @@ inline ncclResult_t ncclGroupStart() {
 }
 
 // The calls since ncclGroupStart begin together on each stream, so a rank may send and receive in any order.
-// Streams do not wait for each other. As with NCCL, they may be on their streams only later where a group is
-// not blocking.
+// Streams do not wait for each other. As with NCCL, calls on a nonblocking group may reach their streams only
+// after this returns.
 inline ncclResult_t ncclGroupEnd() {
     if (host_calls.depth == 0)
         return host_nccl_failure(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
@@ -251,8 +252,8 @@ inline ncclResult_t ncclGroupEnd() {
     return result;
 }
 
-// The number of a call on its communicator, as a tag below tag_of_splits: even for collectives, odd for
-// messages between two ranks. Calls whose tags are the same are too far apart to meet.
+// The tag of a call, below tag_of_splits: from its number on the communicator, even for collectives, odd for
+// messages between two ranks. Calls with equal tags are too far apart to be confused.
 inline int next_tag(ncclComm& comm, HostCall call, int peer) {
     constexpr uint64_t numbers = tag_of_splits / 2;
     if (call == HostCall::send) return (int)(comm.sent[(size_t)peer]++ % numbers) * 2 + 1;
@@ -278,8 +279,8 @@ inline ncclResult_t host_call(HostCall call, const void* from, void* to, size_t 
 }
 
 // ----------------------------------------------------------------------------
-// the calls. As in NCCL, the result may stand where the input is: at the same place, or, of ncclAllGather and
-// ncclReduceScatter, where the own part is in the larger buffer.
+// the calls. As in NCCL, they can work in place: with the result where the input is or, for ncclAllGather and
+// ncclReduceScatter, with the rank's own part in its place in the larger buffer.
 
 inline ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t,
                                   ncclComm_t comm, cudaStream_t stream) {

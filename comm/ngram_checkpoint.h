@@ -1,14 +1,14 @@
 /*
-The tables of n-gram memory as a contributor to checkpoints (comm/stateful.h). A checkpoint has the rows that
-gradients have come to, each once, and what the others follow from:
+The tables of n-gram memory as a contributor to checkpoints (comm/stateful.h). A checkpoint holds, once, each
+row that has ever had a gradient, and the seed that all other rows follow from:
 
-    layers.3.table.ids        (rows) uint64        numbers of rows in the table of layer 3
+    layers.3.table.ids        (rows) uint64        their numbers in the table of layer 3
     layers.3.table.rows       (rows, width)        their values
     layers.3.table.squares    (rows)               their sums of squares
     ngram.hash                (1 + tokens) uint64  the seed, and the token that each counts as (NgramHash)
 
-Owners write the rows that they have, and any number of others read them again. A save in the background
-writes a copy, which is made before it begins.
+Owners write their rows, and any number of owners can load them. A background save writes a copy, which is
+made before it begins.
 */
 #pragma once
 
@@ -54,7 +54,7 @@ public:
 
     // ---- saving
 
-    // Counts all rows, for gradients may have come to any by then.
+    // Counts all rows, since any may have had a gradient by then.
     uint64_t bytes_to_write(bool) const override {
         const TableSizes& sizes = tables_.sizes();
         return sizes.tables() * sizes.own_rows() * bytes_of_row() + hash_bytes();
@@ -106,13 +106,14 @@ public:
         return tensor == hash_name || place_of(tensor).first >= 0;
     }
 
-    // A batch is the ids of some rows, the rows and their squares. Ranks take turns, and each reads the hash.
+    // A batch holds the ids of some rows, the rows, and their squares; ranks read batches in turn. Every rank
+    // reads the hash.
     std::vector<PieceBatch> begin_load(const CheckpointReader& reader, bool weights_only) override {
         reader_ = &reader;
         weights_only_ = weights_only;
         const CheckpointIndex& index = reader.index();
         std::map<std::pair<int, uint64_t>, std::array<const CheckpointPiece*, 3>>
-            parts;  // by layer, first row
+            parts;  // by (layer, first row)
         std::vector<PieceBatch> batches;
         for (int layer : layers_)
             for (size_t part = 0; part < parts_of_row.size(); part++) check_tensor(layer, part);
@@ -182,7 +183,7 @@ public:
         return messages;
     }
 
-    // Layer, count, own rows (count), squares (count), values (count, W).
+    // message: layer, count, rows of this owner (count), squares (count), values (count, W).
     void receive(std::string_view message) override {
         if (message.empty()) return;
         auto header = (const uint64_t*)message.data();
@@ -254,7 +255,7 @@ private:
         tensor.slots[(size_t)slot] = dtype;
         return tensor;
     }
-    // The layer and the part of a row that a tensor is of; -1: of none.
+    // The layer of a tensor, and its place in parts_of_row. Layer -1: it is not a table's.
     std::pair<int, size_t> place_of(const std::string& name) const {
         for (int layer : layers_)
             for (size_t part = 0; part < parts_of_row.size(); part++)
@@ -279,7 +280,7 @@ private:
                  reader_->folder().c_str(), name.c_str(), W_);
     }
 
-    // The first rank writes it.
+    // Only the first rank writes the hash.
     uint64_t hash_bytes() const {
         return me() == 0 ? (1 + (uint64_t)config_.vocab_size) * sizeof(uint64_t) : 0;
     }
@@ -290,7 +291,7 @@ private:
         return values;
     }
 
-    // Numbers of an owner, on the host.
+    // Returns a copy of an owner's array on the host.
     template <typename T>
     std::vector<T> copied(const T* from, size_t count) const {
         std::vector<T> values(count);
@@ -298,14 +299,14 @@ private:
         ::synchronize(tables_.stream());
         return values;
     }
-    // The copy for the save under way; null: this rank has none of the table.
+    // The squares copied for the current save. Null: the table is not on this stage.
     const std::vector<float>* squares_of(int layer) const {
         const std::vector<int>& here = tables_.sizes().layers;
         auto found = std::ranges::find(here, layer);
         return found == here.end() ? nullptr : &squares_[(size_t)(found - here.begin())];
     }
 
-    // Copies rows that gradients have come to.
+    // Copies a table to its staging memory; from the host, only rows that have had a gradient: few pages.
     void stage(int layer, const std::vector<float>& squares) {
         const floatX* from = tables_.own(layer).values;
         floatX* to = tables_.staged(layer).values;
@@ -352,7 +353,7 @@ private:
         flush();
     }
 
-    // All rows are as the seed has them.
+    // Gives all rows their initial values, which follow from the seed.
     void forget_rows() {
         tables_.synchronize();
         for (int layer : tables_.sizes().layers) {
@@ -362,7 +363,7 @@ private:
                 zero_async(squares, count, tables_.stream());
                 continue;
             }
-            for (size_t row = 0; row < count; row++)  // pages that were never written to stay so
+            for (size_t row = 0; row < count; row++)  // pages that were never written stay so
                 if (squares[row] != 0) squares[row] = 0;
         }
     }
@@ -374,11 +375,11 @@ private:
     const uint64_t rows_;                 // in each table
     std::vector<int> layers_, stage_of_;  // those with a table, and the stage that has each
 
-    // the save under way
+    // the current save
     bool in_background_ = false;
-    std::vector<std::vector<float>> squares_;  // for each table that is here
+    std::vector<std::vector<float>> squares_;  // for each table of this stage
 
-    // the load under way
+    // the current load
     const CheckpointReader* reader_ = nullptr;
     bool weights_only_ = false;
     std::vector<uint64_t> hash_;

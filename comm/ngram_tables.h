@@ -1,11 +1,11 @@
 /*
-The tables of n-gram memory, of which each layer that has one has its own. All tables have the same rows by
-number, so what a step looks up is found once for all layers of a stage.
+The tables of n-gram memory: each layer that has such memory has its own table. All tables use the same row
+numbers, so the lookups of a step are computed once for all layers of a stage.
 
-Which rows a step needs follows from its tokens. They are listed on the host before the step, while the device
-works on the one before: the distinct rows of all micro-batches, and for each lookup which of them it is. Each
-row has an owner among the ranks of the stage (row r: rank r modulo their number), on the device or in the
-host's memory, and there is no other copy of it.
+The rows that a step needs follow from its tokens. The host lists them before the step, while the device works
+on the previous one: the distinct rows of all micro-batches, and for each lookup its row's place among them.
+Each row has one owner among the ranks of the stage (row r: rank r modulo their number), which holds the only
+copy of it, on the device or in host memory.
 
     host      tokens of the step -> rows that the heads look up -> distinct ones, by owner
     owner     table --fetch--> answers                        sums of ranks --AdaGrad--> table
@@ -14,19 +14,19 @@ host's memory, and there is no other copy of it.
                   | gather, by micro-batch                        ^ sums, in the order of tokens
               layer, forward                                  layer, backward
 
-From the host's memory the rows of the next step come while the device works on this one, but for those that
-this step's update changes. They come last, behind the update of these rows, and the next step waits for them
-alone; with staleness it takes them as they were, and waits for none. The stream of the host has, in order:
+Rows in host memory that the next step needs are fetched while the device works on this one, except those that
+this step's update changes. Those are fetched last, after their update, and the next step waits only for them.
+If staleness is allowed, it uses their old values and waits for none. The host stream runs, in order:
 
-    step k passes over the model      rows of k+1 that k does not change -> device
-    step k has its gradients          update of rows that k+1 takes too; these rows -> device
-    step k+1 passes over the model    update of the other rows of k; rows of k+2 that k+1 does not change ...
+    step k computes               rows of k+1 that k does not change -> device
+    step k has its gradients      update of rows that k+1 needs too; these rows -> device
+    step k+1 computes             update of the other rows of k; rows of k+2 that k+1 does not change ...
 
-Each sum has a fixed order: by place in the micro-batch, then micro-batch, then rank. So the bits are the same
-wherever a table lies. The squares of the summed rows count in the global norm, and the owner steps its rows
-once the factor that clips them is known: a step that is skipped leaves no trace.
+Each sum has a fixed order: by position in the micro-batch, then micro-batch, then rank. So results are equal
+to the bit wherever a table lies. The summed gradients count in the global norm, and owners update their rows
+once the clipping factor is known: a skipped step leaves no trace.
 
-Tensor ranks have heads of their own, for all tokens of the micro-batch, so none fetches what another does.
+Each tensor rank has its own heads, for all tokens of the micro-batch, so no two fetch the same rows.
 */
 #pragma once
 
@@ -60,9 +60,9 @@ Tensor ranks have heads of their own, for all tokens of the micro-batch, so none
 // A rank's share of the tables.
 struct TableSizes {
     std::vector<int> layers;  // those with a table on this stage
-    int W = 0, heads = 0;     // numbers of a row; lookups of a token
+    int W = 0, heads = 0;     // elements of a row; lookups of a token
     size_t lookups = 0;       // for a micro-batch
-    int micro_batches = 0;    // those that are looked up at once, at most
+    int micro_batches = 0;    // looked up at once, at most
     int slots = 0;            // micro-batches on the device at the same time
     uint64_t rows = 0;        // in a table
     size_t owners = 1;
@@ -83,8 +83,9 @@ struct TableSizes {
     size_t own_rows() const { return (size_t)ceil_div(rows, (uint64_t)owners); }
     // Distinct rows of a step, at most.
     size_t distinct() const { return (size_t)std::min<uint64_t>(lookups * (size_t)micro_batches, rows); }
-    // Rows that all ranks together ask an owner for. Hashes deal rows out evenly, but for chance, and a row
-    // may be asked for by all ranks: beyond nine deviations there are none.
+    // Rows that all ranks together ask one owner for, at most. Hashes spread rows over owners at random, and
+    // all ranks may ask for the same row, which multiplies the variance by their number: this is nine
+    // standard deviations above the mean.
     size_t asked() const {
         if (owners == 1) return distinct();
         auto mean = (double)distinct();
@@ -98,21 +99,21 @@ struct OwnTable {
     float* squares;  // (own rows)
 };
 
-// Memory of lists, which are made on the host while the device may still work with the ones before.
+// The lists of a step. The host makes them while the device may still read those of the step before.
 struct TableLists {
     uint64_t* wanted;       // (distinct) the rows of this rank's step, by owner
-    int *slots, *by_slot;   // (micro-batches, lookups) which of them each lookup is; lookups in that order
-    uint64_t *asked, *own;  // (asked) own rows that ranks ask for, rank after rank; and the distinct ones
-    int *rows, *order;      // (asked) which of these each is, and what is asked in that order
+    int *slots, *by_slot;   // (micro-batches, lookups) each one's place in `wanted`; lookups sorted by it
+    uint64_t *asked, *own;  // (asked) own rows that ranks ask for, rank by rank; and the distinct ones
+    int *rows, *order;      // (asked) place in `own` of each row of `asked`; those sorted by it
     // for tables on the host
-    uint64_t* fetched;  // (asked) what is asked, in the order in which it comes to the device
-    int *place, *turn;  // (asked) where each comes to; and the order in which own rows are updated
+    uint64_t* fetched;  // (asked) the rows of `asked`, in the order in which they are sent to the device
+    int *place, *turn;  // (asked) place of each in `fetched`; the order in which own rows are updated
 
-    // on the host alone
-    std::vector<size_t> from, to;  // rows that each rank asks this one for, and this one each
+    // used only by the host
+    std::vector<size_t> from, to;  // rows that each rank asks this one for, and this one asks each for
     size_t distinct = 0;           // entries of `own`
-    size_t early = 0, sent = 0;    // entries of `fetched` that need no update; that were sent to the device
-    size_t shared = 0;             // entries of `turn` that the next step takes too
+    size_t early = 0, sent = 0;    // entries of `fetched` that wait for no update; that are already sent
+    size_t shared = 0;             // entries of `turn` that the next step needs too
     size_t wants() const { return std::accumulate(to.begin(), to.end(), (size_t)0); }
     size_t asks() const { return std::accumulate(from.begin(), from.end(), (size_t)0); }
 };
@@ -122,17 +123,17 @@ struct TableArrays {
     std::vector<OwnTable> staged;  // copies for checkpoints
     std::vector<floatX*> rows;     // for each table (distinct, W) the rows of the step
     float* grads = nullptr;        // (tables, distinct, W) their gradients
-    float* sums = nullptr;         // (tables, asked, W) over the ranks; with one owner, grads
-    floatX* answers = nullptr;     // (asked, W) rows on their way to those who asked for them
+    float* sums = nullptr;         // (tables, asked, W) sums of them over the ranks; with one owner, grads
+    floatX* answers = nullptr;     // (asked, W) rows to send to the ranks that asked for them
     float *received = nullptr, *scratch = nullptr;  // (asked, W) gradients that ranks have sent
     float *squares = nullptr, *norm_scratch = nullptr;
-    int* slots = nullptr;                                          // (slots, 2, lookups) of micro-batches
-    uint64_t *asked = nullptr, *own = nullptr;                     // those of TableLists
+    int* slots = nullptr;                       // (slots, 2, lookups) lists of micro-batches
+    uint64_t *asked = nullptr, *own = nullptr;  // copies of those of TableLists
     int *list_rows = nullptr, *order = nullptr, *place = nullptr;  // likewise
     int* counts = nullptr;                                         // (2, owners)
-    uint64_t *wanted = nullptr, *asks = nullptr;  // (distinct), (asked) on their way to owners
+    uint64_t *wanted = nullptr, *asks = nullptr;                   // (distinct), (asked) while they are sent
     std::array<TableLists, 2> lists = {};
-    uint64_t* known = nullptr;  // (places) hash table of the rows of a step, and which of them each is
+    uint64_t* known = nullptr;  // (places) hash table from a step's rows to their places in its list
     int* known_at = nullptr;
     size_t places = 0;
     // for tables on the host
@@ -181,7 +182,7 @@ struct TableArrays {
         for (TableLists& list : lists) {
             list.wanted = memory.take<uint64_t>(distinct);
             list.slots = memory.take<int>(all), list.by_slot = memory.take<int>(all);
-            list.asked = list.own = list.wanted;  // one owner needs no others
+            list.asked = list.own = list.wanted;  // a single owner needs only one list
             if (!several) continue;
             list.asked = memory.take<uint64_t>(asked_), list.own = memory.take<uint64_t>(asked_);
             list.rows = memory.take<int>(asked_), list.order = memory.take<int>(asked_);
@@ -241,19 +242,18 @@ public:
     NgramTables(const NgramTables&) = delete;
     NgramTables& operator=(const NgramTables&) = delete;
 
-    // Tells whether the model has tables; and whether this stage has.
+    // Returns whether the model has tables, and whether this stage has some.
     bool any() const { return !config_.ngram.empty(); }
     bool here() const { return sizes_.tables() > 0; }
     const TableSizes& sizes() const { return sizes_; }
-    // The micro-batches that can be looked up at once, `count` at most; the same on all stages.
+    // How many micro-batches can be looked up at once, at most `count`; the same on all stages.
     int most_at_once(int count) const { return any() ? std::min(count, most_at_once_) : count; }
     const ZeroSettings& settings() const { return settings_; }
     const ModelConfig& config() const { return config_; }
     const Mesh& mesh() const { return mesh_; }
     cudaStream_t stream() const { return compute_; }
 
-    // The seed decides which rows tokens look up, and the initial values of rows. folded: as NgramHash has
-    // it.
+    // The seed determines which rows tokens look up, and the initial values of rows. folded: see NgramHash.
     void set_hash(uint64_t seed, std::vector<uint64_t> folded) {
         hash_.emplace(config_, seed, std::move(folded));
         for (size_t i = 0; i < keys_.size(); i++)
@@ -262,9 +262,9 @@ public:
     }
     const NgramHash& hash() const { return *hash_; }
 
-    // Lists what will be looked up next, while the device does other work; from the host's memory rows come
-    // ahead too. Between sum_gradients() and the update() that may change these rows. For all ranks of the
-    // stage, as are look_up() and sum_gradients(): what one lists ahead, and then looks up, all do.
+    // Lists what will be looked up next, while the device does other work; rows in host memory are fetched
+    // ahead too. Call between sum_gradients() and the update() that may change these rows. For all ranks of
+    // the stage, as are look_up() and sum_gradients(): all make the same calls.
     void look_ahead(const Lookups& lookups) {
         if (!here()) return;
         TableLists& next = arrays_.lists[1 - front_];
@@ -274,27 +274,27 @@ public:
         order_fetches(next, front());
         fetch(next, next.early);
     }
-    // The next step sees all updates, as it does after a resume.
+    // Makes the next step see all updates, as it would after a resume.
     void forget_stale() {
         if (settings_.table_staleness > 0) ahead_.reset();
     }
-    // Brings the rows to the device, for the compute stream's next work. Their gradients are zero.
+    // Brings the rows of a step to the device, for the compute stream's next work, and zeros their gradients.
     void look_up(const Lookups& lookups);
-    // Brings the lookups of a micro-batch to the device, to the place of this slot.
+    // Copies the lookups of a micro-batch to the device, into this slot.
     PlacesOfRows places(int micro_batch, int slot);
 
-    // The rows of the step for a layer's table (distinct, W), and their gradients.
+    // The rows of the step in a layer's table (distinct, W), and their gradients.
     const floatX* rows(int layer) const { return arrays_.rows[table_of(layer)]; }
     float* grads(int layer) const { return arrays_.grads + table_of(layer) * sizes_.distinct() * sizes_.W; }
 
-    // Brings the gradients of a step to the owners. squares() (1) is then the sum of the squares of what this
-    // rank owns.
+    // Sums the gradients of a step at the rows' owners. squares() (1) is then the sum of squares over the
+    // rows of this rank.
     void sum_gradients();
     const float* squares() const { return arrays_.squares; }
-    // Rows of this step that owners send from the host's memory, and those that waited for an update.
+    // Rows of this step that this rank sends from host memory, and those of them that waited for an update.
     size_t sent() const { return here() && on_host() ? front().asks() : 0; }
     size_t waited_for() const { return here() && on_host() ? front().asks() - front().early : 0; }
-    // Steps what this rank owns, unless the scale (1) is NaN.
+    // Updates the rows that this rank owns, unless the scale (1) is NaN.
     void update(const AdaGrad& adagrad, const float* scale);
 
     // ---- what this rank owns
@@ -309,7 +309,7 @@ public:
     }
 
 private:
-    // Rows begin with the deviation of embeddings, but uniform.
+    // Initial values are uniform, with the standard deviation of embeddings.
     static constexpr float deviation = 0.02f * 1.7320508f;
 
     size_t table_of(int layer) const {
@@ -361,10 +361,10 @@ private:
     std::optional<NgramHash> hash_;
     std::vector<uint64_t> keys_;    // for each table
     std::vector<uint64_t> found_;   // (lookups) rows of a micro-batch
-    std::vector<int> moved_;        // (distinct) where a row goes that is sorted by owner
-    std::optional<Lookups> ahead_;  // was listed by look_ahead(), in the list that is not the front
+    std::vector<int> moved_;        // (distinct) each row's place when they are sorted by owner
+    std::optional<Lookups> ahead_;  // listed by look_ahead(), in the list that is not the front
     size_t front_ = 0;
-    Event order_, sums_copied_, fetched_, taken_;  // rows are on the device; and their place is free again
+    Event order_, sums_copied_, fetched_, taken_;  // fetched_: rows on the device; taken_: buffer is free
     std::array<Event, 2> read_by_compute_, read_by_host_;  // the last work with each list
 };
 
@@ -389,7 +389,7 @@ inline void NgramTables::list(TableLists& list, const Lookups& lookups) {
     list.early = list.sent = 0;
 }
 
-// A ledger assumes that all lookups are of different rows, and that owners are asked for equally many.
+// A ledger assumes that all lookups are of different rows, spread evenly over the owners.
 inline void NgramTables::imagine(TableLists& list, const Lookups& lookups) const {
     size_t all = std::min(sizes_.distinct(), (size_t)lookups.count * sizes_.lookups);
     list.to.assign(sizes_.owners, all / sizes_.owners);
@@ -398,14 +398,14 @@ inline void NgramTables::imagine(TableLists& list, const Lookups& lookups) const
     list.early = list.sent = 0;
 }
 
-// The place of a row in the hash table, or the empty one that it would have.
+// The place of a row in the hash table, or the empty place where it belongs.
 inline size_t NgramTables::where(uint64_t row) const {
     size_t at = (row * 0x9e3779b97f4a7c15 >> 20) & (arrays_.places - 1);
     while (arrays_.known_at[at] >= 0 && arrays_.known[at] != row) at = (at + 1) & (arrays_.places - 1);
     return at;
 }
 
-// The number of a row among those that were asked for since forget_places().
+// The number of a row among the distinct ones since forget_places(); a new row is added to them.
 inline int NgramTables::place_of(uint64_t row, size_t& count, uint64_t* distinct) {
     size_t at = where(row);
     if (arrays_.known_at[at] < 0) {
@@ -426,7 +426,7 @@ inline void NgramTables::list_rows(TableLists& list, const Lookups& lookups) {
     const size_t owners = sizes_.owners;
     size_t count = 0;
     std::vector<size_t> lookups_of(
-        lookups.count);  // a batch may be shorter than those that there is room for
+        lookups.count);  // a batch may be shorter than the largest that there is room for
     forget_places();
     for (int micro = 0; micro < lookups.count; micro++) {
         int* slots = list.slots + (size_t)micro * sizes_.lookups;
@@ -461,7 +461,7 @@ inline void NgramTables::list_rows(TableLists& list, const Lookups& lookups) {
     }
 }
 
-// Fills asked and `from`, with rows of this owner's table.
+// Fills asked and `from`. Rows are numbered within this owner's table.
 inline void NgramTables::ask_owners(TableLists& list) {
     const int owners = (int)sizes_.owners;
     std::vector<int> counts(list.to.begin(), list.to.end());
@@ -493,8 +493,8 @@ inline void NgramTables::list_sums(TableLists& list) {
     sort_by(list.order, (int)list.asks(), [&](int i) { return list.rows[i]; });
 }
 
-// Sorts what the next step fetches and what this one updates by whether it is in both. The hash table has the
-// next step's rows.
+// Splits the rows that the next step fetches, and those that this one updates, by whether they are in both:
+// these are updated first, and fetched last. The hash table has the next step's rows.
 inline void NgramTables::order_fetches(TableLists& next, TableLists& now) {
     bool ahead = settings_.table_prefetch > 0;
     next.early = ahead ? next.asks() : 0;
@@ -520,7 +520,7 @@ inline void NgramTables::order_fetches(TableLists& next, TableLists& now) {
 // ----------------------------------------------------------------------------
 // rows, on the device
 
-// Brings rows from the host's memory to the device: those of the list up to `end` that were not sent yet.
+// Sends rows from host memory to the device: those of `fetched` up to `end` that were not sent yet.
 inline void NgramTables::fetch(TableLists& list, size_t end) {
     if (end == list.sent) return;
     const int count = (int)(end - list.sent);
@@ -541,7 +541,7 @@ inline void NgramTables::fetch(TableLists& list, size_t end) {
     list.sent = end;
 }
 
-// Rows of W numbers, `to` each rank and `from` it, which lie one after another.
+// Sends `to` rows of W elements to each rank and receives `from` rows from it. They lie rank by rank.
 template <typename T>
 void NgramTables::exchange(const Communicator& group, const T* sent, const std::vector<size_t>& to,
                            T* received, const std::vector<size_t>& from, int W, Traffic kind,
@@ -633,7 +633,7 @@ inline void NgramTables::update(const AdaGrad& adagrad, const float* scale) {
         step_rows(table_at(i), arrays_.own, arrays_.sums + i * each, (int)l.distinct, scale, adagrad,
                   compute_);
     if (on_host()) {
-        copy_async(arrays_.host_scale, scale, 1, compute_);  // the next step makes another
+        copy_async(arrays_.host_scale, scale, 1, compute_);  // the next step overwrites it
         order_.order(compute_, host_);
         for (size_t i = 0; i < sizes_.tables(); i++)
             copy_async(arrays_.host_sums + i * each, arrays_.sums + i * each, l.distinct * W, host_);
@@ -647,7 +647,7 @@ inline void NgramTables::update(const AdaGrad& adagrad, const float* scale) {
     read_by_host_[front_].record(host_);
 }
 
-// Updates rows in the order of `turn`; if none comes first, in their own.
+// Updates entries [begin, end) in the order of `turn`, or all in the order of the list.
 inline void NgramTables::update_on_host(size_t begin, size_t end, const AdaGrad& adagrad) {
     const TableLists& l = front();
     const int* turn = begin > 0 || end < l.distinct ? l.turn + begin : nullptr;

@@ -1,9 +1,9 @@
 /*
-Where the parameters of a model lie. The tensors that are used together make a unit (the embedding, each
+The layout of a model's parameters in memory. Tensors that are used together form a unit (the embedding, each
 block, the head), and a unit is one flat buffer, padded so that the ranks of a shard group cut it into equal
-parts. What is true of parameters is true of their gradients and of the optimizer's state.
+parts. Gradients and optimizer state are laid out in the same way.
 
-A rank has the units of its pipeline stage, and of each tensor what its tensor rank has. 2 tensor ranks:
+A rank holds the units of its pipeline stage, and its tensor rank's part of each tensor. With 2 tensor ranks:
 
     Shard        the tensor         rank 0       rank 1
     replicated   a b c d            a b c d      a b c d     the gradient is the sum of both
@@ -14,10 +14,9 @@ A rank has the units of its pipeline stage, and of each tensor what its tensor r
     columns      a b                a            b
                  c d                c            d
 
-A unit has the same size on all tensor ranks. In it lie first the replicated tensors, then those that are
-cut; the matrices of a block, all of them cut, at its end. What the unit of the last block has beside the
-block's own tensors comes before them. UnitBuffers is the room for whole units where ZeRO
-keeps parts.
+A unit has the same size on all tensor ranks. First in it are the replicated tensors, then those that are cut;
+the matrices of a block, all of them cut, are at the end. In the last block's unit, tensors that other blocks
+do not have come before the block's own. UnitBuffers is memory for whole units where ZeRO keeps only parts.
 */
 #pragma once
 
@@ -33,15 +32,15 @@ keeps parts.
 #include "data/options/model_config.h"  // TensorRow, tensor_table
 #include "kernels/common.cuh"           // ceil_div
 
-// The part of a model that a rank has: the units of its stage, and its tensor rank's part of each tensor.
+// The part of a model that a rank holds: the units of its stage, and its tensor rank's part of each tensor.
 struct StageUnits {
     int tp = 1, tensor = 0;       // tensor ranks, and which of them this is
     std::vector<int> units = {};  // this stage's, ascending; empty: all
-    // The embedding is here for the tied classifier only. Another stage's counts.
+    // The embedding is only a copy, for the tied classifier: another stage's counts.
     bool embedding_copy = false;
 };
 
-// The tensors of one unit in a buffer of parameters, gradients or moments. Null where a switch is off.
+// The tensors of one unit in a buffer of parameters, gradients or moments. Null for those that it lacks.
 template <typename T>
 struct UnitTensors {
     static constexpr int most = 32;
@@ -50,28 +49,27 @@ struct UnitTensors {
     T* operator[](int id) const { return at[id]; }
 };
 
-// The part of a tensor that a rank has. first_row: its first row in the whole tensor, if rows are cut and
-// make one section.
+// A rank's part of a tensor. first_row: its first row in the whole tensor, if rows are cut as one section.
 struct LocalShape {
     size_t first_row, rows, padded_rows, cols;
     Shard shard;
     size_t padded_size() const { return padded_rows * std::max<size_t>(cols, 1); }
 };
 
-// Elements of one tensor, as a part of a unit holds them. Never of more than one section.
+// Consecutive elements of one tensor in a unit. May span several sections of the model; see section_parts().
 struct TensorPart : BoxRun {
     const TensorRow* row;
     std::string name;
-    // The number of the first element, for random numbers: that of the whole tensor; or where columns are
-    // cut, of the tensor as all ranks' columns one rank after another. Copies have the same numbers.
+    // The number of the first element, for random numbers: in the whole tensor or, if columns are cut, in all
+    // ranks' columns one rank after another. Copies have the same numbers.
     size_t first;
-    size_t at;  // the first one's offset in the unit
-    // These elements are taken where those of all ranks come together, as in the norm of the gradients and in
-    // files. Tensor ranks, and the two ends of a pipeline, may have copies: only the first one counts.
+    size_t at;  // the first element's offset in the unit
+    // Set if these elements count when those of all ranks are combined, as in the norm of the gradients and
+    // in files. Tensor ranks, and the two ends of a pipeline, may have copies: only the first one counts.
     bool counts;
 
     // Calls visit(first, count, offset) for each run of elements [first, first + count) of the whole tensor,
-    // row-major, that are here one after another, `offset` from the beginning of this part.
+    // row-major, that is contiguous here, `offset` elements from the beginning of this part.
     template <typename Visit>
     void each_run(Visit&& visit) const {
         BoxRun::each_run(row->width(), visit);
@@ -97,11 +95,11 @@ struct SectionPart : TensorPart {
 // A matrix or vector of the model: a tensor, or one of its sections.
 struct ModelSection {
     const TensorRow* row;
-    std::string name;  // the tensor's, and behind it the section's if it has one
+    std::string name;  // the tensor's, followed by the section's if it has one
     size_t rows;
 };
 
-// Calls visit(piece) for parts in turn, cut where they have more than `most` elements.
+// Calls visit(piece) for all parts in order, each cut into pieces of at most `most` elements.
 template <typename Visit>
 void each_piece(const std::vector<TensorPart>& parts, size_t most, Visit&& visit) {
     for (const TensorPart& part : parts) {
@@ -110,8 +108,8 @@ void each_piece(const std::vector<TensorPart>& parts, size_t most, Visit&& visit
     }
 }
 
-// Parts of a unit begin on this many elements: 16 bytes of the narrowest numbers, as vector loads and NCCL
-// take at once.
+// Parts of a unit begin at multiples of this many elements: 16 bytes of the narrowest type, as vector loads
+// and NCCL access at once.
 constexpr size_t part_alignment = 8;
 
 // Elements [begin, end) of a unit.
@@ -120,8 +118,8 @@ struct UnitRange {
     bool operator==(const UnitRange&) const = default;
 };
 
-// Elements of a unit whose gradient is the sum over `ranks` neighbouring tensor ranks: rank / ranks numbers
-// the groups of neighbours.
+// Elements of a unit whose gradient is the sum over `ranks` neighboring tensor ranks. rank / ranks is the
+// number of such a group of neighbors.
 struct GradientSum {
     size_t begin, count;
     int ranks;
@@ -130,8 +128,8 @@ struct GradientSum {
 
 class ParameterLayout {
 public:
-    // Each unit can be cut into `shards` parts. tied: the head reads the embedding's parameters, and adds to
-    // their gradient.
+    // Each unit can be cut into `shards` parts. tied: the head shares the embedding's parameters and
+    // gradient.
     ParameterLayout(std::vector<TensorRow> rows, int layers_, bool tied_, int shards, StageUnits place_ = {})
         : layers(layers_),
           tied(tied_),
@@ -157,20 +155,20 @@ public:
             first_section_.push_back(first_section_.back() + sections_before(nullptr, unit));
     }
 
-    // Another tensor rank lays out its parts of the same units like this.
+    // The layout of the same units on another tensor rank.
     ParameterLayout of_tensor_rank(int tensor) const {
         StageUnits there = place;
         there.tensor = tensor;
         return {rows_, layers, tied, shards_, there};
     }
 
-    // Units have the same numbers on all stages. A head that has nothing of its own is nowhere.
+    // Units have the same numbers on all stages. A head without tensors of its own is on none.
     int units() const { return layers + 2; }
     int last_unit() const { return layers + 1; }
-    const std::vector<int>& held() const { return held_; }  // the units that are here
+    const std::vector<int>& held() const { return held_; }  // the units of this stage
     bool has(int unit) const { return unit_size_[unit] > 0; }
 
-    // Both have the same tensors.
+    // Returns whether both have the same tensors.
     bool are_alike(int unit, int other) const {
         return std::ranges::all_of(
             rows_, [&](const TensorRow& row) { return is_in(row, unit) == is_in(row, other); });
@@ -178,7 +176,7 @@ public:
 
     size_t unit_size(int unit) const { return unit_size_[unit]; }  // 0: it is not here
     size_t unit_offset(int unit) const { return unit_offset_[unit]; }
-    // Elements of a unit that lie before the matrices of a block, or all.
+    // The number of elements of a unit before the matrices of its block; all if it has none.
     size_t before_matrices(int unit) const {
         size_t before = unit_size(unit);
         each_row(unit, [&](const TensorRow& row, size_t at) {
@@ -215,15 +213,15 @@ public:
             });
     }
 
-    // Calls visit(row, full name) for each tensor of the model, in an order that all places agree on: that of
-    // memory, where all is here.
+    // Calls visit(row, full name) for each tensor of the model, in the same order on all ranks: the order of
+    // memory in a layout that holds the whole model.
     template <typename Visit>
     void each_of_model(Visit&& visit) const {
         for (int unit = 0; unit < units(); unit++)
             each_row(unit, [&](const TensorRow& row, size_t) { visit(row, full_name(row, unit)); });
     }
 
-    // Who has which elements: the parts of tensors in elements [begin, end) of a unit, without padding.
+    // The parts of tensors in elements [begin, end) of a unit, without padding.
     std::vector<TensorPart> parts(int unit, size_t begin, size_t end) const {
         std::vector<TensorPart> parts;
         if (!has(unit)) return parts;
@@ -255,7 +253,7 @@ public:
     }
 
     int sections() const { return first_section_.back(); }
-    // Those of the whole model, in the order of their numbers.
+    // The sections of the whole model, in the order of their numbers.
     std::vector<ModelSection> sections_of_model() const {
         std::vector<ModelSection> all;
         each_of_model([&](const TensorRow& row, const std::string& name) {
@@ -284,7 +282,7 @@ public:
         return result;
     }
 
-    // The partial gradients that must be summed over tensor ranks to become the gradient.
+    // The ranges of a unit whose gradients are partial sums, to be summed over tensor ranks.
     std::vector<GradientSum> sums(int unit) const {
         std::vector<GradientSum> sums;
         if (place.tp == 1 || !has(unit)) return sums;
@@ -304,14 +302,14 @@ public:
     const StageUnits place;
 
 private:
-    static constexpr size_t alignment = 64;  // elements, where a tensor begins
+    static constexpr size_t alignment = 64;  // a tensor begins at a multiple of this many elements
 
-    // In elements. Columns that are cut make one section.
+    // In elements. A tensor whose rows are not cut is one section.
     struct LocalSection {
         size_t number;  // its first element's number
         size_t local;   // its first element in the local tensor
         size_t count;
-        int copies;  // neighbouring tensor ranks that have the same
+        int copies;  // neighboring tensor ranks with the same elements
     };
     struct Local {
         LocalShape shape = {};
@@ -319,7 +317,7 @@ private:
         std::vector<LocalSection> sections = {};
     };
 
-    // By unit, and as they lie in it.
+    // The sort key of tensors: by unit, then by their order in it.
     static int turn(const TensorRow& row) {
         return (int)row.unit * 3 + (row.shard != Shard::replicated) + row.is_block_matrix();
     }
@@ -342,7 +340,7 @@ private:
         for (const Section& section : sections) {
             size_t rows = section.rows, pieces = section.pieces,
                    cuts = pieces > 0 ? std::min(pieces, tp) : tp;
-            // parts that are not alike would move what is behind them
+            // unequal parts would shift the sections after them
             if (tp % cuts || (pieces > 0 && pieces % cuts) || (sections.size() > 1 && rows % cuts))
                 refuse(row);
             size_t copies = tp / cuts, part = tensor / copies;
@@ -385,7 +383,7 @@ private:
     }
 
     // Calls visit(row, its first element in the unit) for each tensor of a unit, in the order of memory.
-    // Returns where they end.
+    // Returns the end of the last.
     template <typename Visit>
     size_t each_row(int unit, Visit&& visit) const {
         size_t at = 0;
@@ -397,7 +395,7 @@ private:
         return at;
     }
 
-    // Calls visit(row, the section's first element in the unit, section) likewise.
+    // Calls visit(row, the section's first element in the unit, section) for each section, in the same order.
     template <typename Visit>
     void each_section(int unit, Visit&& visit) const {
         each_row(unit, [&](const TensorRow& row, size_t at) {
@@ -428,7 +426,7 @@ private:
     std::vector<int> first_section_;  // each unit's, among those of the model
 };
 
-// Rows of the vocabulary on each of `tp` ranks.
+// Rows of the vocabulary on each of `tp` ranks, padded.
 inline int padded_vocab(const ModelConfig& c, int tp = 1) {
     return ceil_div(ceil_div(c.vocab_size, tp), vocab_multiple) * vocab_multiple;
 }
@@ -441,8 +439,8 @@ inline ParameterLayout parameter_layout(const ModelConfig& config, int shards = 
 // ----------------------------------------------------------------------------
 // units in use
 
-// Room for whole units where a rank keeps only parts: the units in use, and those on their way. Blocks take
-// turns in a few places. The embedding and the head have one place for both, unless they are used together.
+// Memory for whole units where a rank keeps only parts: the units in use, and those being gathered. Blocks
+// take turns in a few places. The embedding and the head share one place, unless they are used together.
 class UnitBuffers {
 public:
     UnitBuffers(const ParameterLayout& layout, int for_blocks) : place_(layout.units(), -1) {

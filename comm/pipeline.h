@@ -1,17 +1,17 @@
 /*
-Runs the list of a pipeline stage (comm/pipeline_schedule.h): receives what each piece of work needs, calls
-back for the work itself, and sends on what it made. It knows nothing of layers.
+Executes the list of a pipeline stage (comm/pipeline_schedule.h): receives the input of each piece of work,
+calls back for the work itself, and sends the result on. It knows nothing of layers.
 
-What arrives lands in buffers that are used in turn:
+Messages use buffers in turn:
 
-    inputs      of each chunk, as many as it keeps micro-batches, and one more, into which the next input
-                comes while the stage is at work. An input stays until its backward work is done.
+    inputs      for each chunk, one for each micro-batch that it keeps, and one more, into which the next
+                input arrives while the stage works. An input stays until its backward work is done.
     gradients   three: one arrives, one is worked on, one leaves. The work turns the gradient of its output
                 into that of its input in place.
     outputs     two: one is made, one leaves.
 
-The host goes through the list without waiting, and each link has a stream of its own (below),
-so what is sent and received goes on behind the work, each way for itself:
+The host goes through the list without waiting, and each link has a stream of its own (below), so messages
+overlap the work, each direction independently:
 
     forward_in   receive 5 ..|    receive 6 ....|
     backward_in  receive c ........|    receive d ....|
@@ -19,12 +19,11 @@ so what is sent and received goes on behind the work, each way for itself:
     forward_out         | send 4 ....|        | send 5 ..
     backward_out                       | send b ....|
 
-A receive is given to its stream as soon as its buffer was given its last work. Without overlap the compute
-stream waits for each send; and since there is a place for what comes next, stages that send to each other
-still do not wait for ever. Either way each buffer goes through the same values.
+A receive is enqueued as soon as the last work on its buffer is. Without overlap, the compute stream waits for
+each send; because there is always a buffer for what comes next, stages that send to each other still do not
+deadlock. Either way, each buffer goes through the same values.
 
-From top to bottom: links and their buffers, pieces of work and their memory, the executor, a run, the
-timeline.
+This file has, in order: links and their buffers, pieces of work and their memory, the executor, a run.
 */
 #pragma once
 
@@ -43,23 +42,23 @@ timeline.
 // links
 //
 // The buffers that a pipeline stage sends from and receives into, used in turn, and the links to its
-// neighbours, each with a stream of its own.
+// neighbors, each with a stream of its own.
 //
-// The host gives all streams their work without waiting, and orders them by events. An event can be waited
-// for only when it was recorded; so the host counts how often a buffer was given its last work, and nothing
-// is received into it before.
+// The host enqueues work on all streams without waiting, and orders it by events. An event can be waited for
+// only after it was recorded, so the host counts the uses of a buffer whose last work is enqueued, and
+// enqueues no receive into the buffer before that.
 
 struct PipelineBuffer {
     floatX* data;
     Event arrived = {}, free = {};
 };
 
-// Places that are used one after another. A run counts the uses.
+// Buffers that are used one after another. A run counts the uses.
 struct PipelineTurns {
     std::vector<PipelineBuffer> places;
-    size_t ended = 0;  // uses whose last work is on its stream
+    size_t ended = 0;  // uses whose last work is enqueued
 
-    // Takes `count` places of `size` elements.
+    // Takes `count` buffers of `size` elements.
     PipelineTurns(Arena& memory, int count, size_t size) {
         for (int i = 0; i < count; i++) {
             floatX* data = memory.take_elements(size);
@@ -70,7 +69,7 @@ struct PipelineTurns {
     bool free_for(size_t use) const { return use < ended + places.size(); }
 };
 
-// One end of a link, or of none.
+// One end of a link. Has no stream if there is no neighbor.
 class PipelineLink {
 public:
     PipelineLink(const Communicator& link, const char* name) : link_(link) {
@@ -96,16 +95,16 @@ public:
         arrivals_.clear();
         begun_ = taken_ = 0;
     }
-    // The next one in the run, and where it goes.
+    // Adds the next message of the run, and the buffer for it.
     void expect(PipelineTurns& turns, size_t use) { arrivals_.push_back({&turns, use}); }
 
-    // Receives what there is a place for.
+    // Enqueues all receives whose buffers are free.
     void receive_ahead() {
         while (begun_ < arrivals_.size() && arrivals_[begun_].turns->free_for(arrivals_[begun_].use))
             receive();
     }
 
-    // The compute stream waits for the next one.
+    // Makes the compute stream wait for the next message.
     void take(cudaStream_t compute) {
         TraceSpan wait(Traffic::pipeline, compute);
         arrivals_[taken_++].place().arrived.hold(compute);
@@ -126,15 +125,15 @@ private:
     }
 
     size_t count_ = 0;
-    std::vector<Arrival> arrivals_;  // the run's, in order
-    size_t begun_ = 0, taken_ = 0;   // how many of them
+    std::vector<Arrival> arrivals_;  // this run's, in order
+    size_t begun_ = 0, taken_ = 0;   // how many of them are enqueued, and were taken
 };
 
 class PipelineSender : public PipelineLink {
 public:
     using PipelineLink::PipelineLink;
 
-    // Sends what the compute stream has made; that goes on meanwhile, or waits until it is sent.
+    // Sends what the compute stream has made. With overlap that stream continues, otherwise it waits.
     void send(PipelineBuffer& place, size_t count, cudaStream_t compute, bool overlap) {
         order_.record(compute);
         order_.hold(stream_);
@@ -143,7 +142,7 @@ public:
         if (!overlap) hold(place, compute);
     }
 
-    // The compute stream waits until what was sent from this place has left.
+    // Makes the compute stream wait until the last message from this buffer is sent.
     static void hold(const PipelineBuffer& place, cudaStream_t compute) {
         TraceSpan wait(Traffic::pipeline, compute);
         place.free.hold(compute);
@@ -156,12 +155,12 @@ private:
 // ----------------------------------------------------------------------------
 // pieces of work and their memory
 
-// The places of a stage, and so all device memory that its part in a pipeline takes.
+// The buffers of a stage: all device memory that the pipeline itself uses.
 struct PipelineArrays {
     std::vector<PipelineTurns> inputs;  // (chunks)
     PipelineTurns gradients, outputs;
 
-    // capacity: of the list of actions that needs most. count: elements that go from part to part, at most.
+    // capacity: of the list of actions that needs most. count: the most elements that go from part to part.
     PipelineArrays(Arena& memory, const PipelineShape& shape, const PipelineCapacity& capacity, int stage,
                    size_t count)
         : inputs(input_places(memory.of("activations"), shape, capacity, stage, count)),
@@ -188,7 +187,7 @@ private:
     }
 };
 
-// The name that a piece of work has in the record of its rank.
+// The name of a piece of work in the record of its rank.
 constexpr Operation recorded_as(PipelineWork work) {
     switch (work) {
     case PipelineWork::forward:
@@ -212,8 +211,8 @@ public:
     Pipeline(const Pipeline&) = delete;
     Pipeline& operator=(const Pipeline&) = delete;
 
-    // For all stages: does what the lists of one schedule say. work(const PipelineTask&) puts a piece of work
-    // on the compute stream. Returns when all is given to the streams; the next run can follow at once. The
+    // For all stages: executes the lists of one schedule. work(const PipelineTask&) enqueues a piece of work
+    // on the compute stream. Returns when everything is enqueued; the next run can follow at once. The
     // micro-batches of a chunk go forward in order, and backward too.
     template <typename Work>
     void run(const std::vector<PipelineAction>& list, size_t count, Work&& work) {
@@ -254,7 +253,7 @@ private:
     PipelineReceiver forward_in_, backward_in_;
     PipelineSender forward_out_, backward_out_;
 
-    // the run
+    // the current run
     size_t count_ = 0;
     bool has_backward_ = false;
 };
@@ -262,7 +261,7 @@ private:
 // ----------------------------------------------------------------------------
 // the executor
 
-// Refuses what does not fit together before any memory is taken.
+// Fails if the shapes do not match, before any memory is taken.
 inline const PipelineShape& checked_pipeline(const Mesh& mesh, const PipelineShape& shape,
                                              const PipelineCapacity& capacity) {
     check_pipeline(shape);
@@ -291,7 +290,7 @@ inline Pipeline::Pipeline(Arena& memory, const Mesh& mesh, const PipelineShape& 
       forward_out_(mesh.links().forward_out, "forward out"),
       backward_out_(mesh.links().backward_out, "backward out") {}
 
-// The links wait for their streams when they end.
+// Each link's destructor waits for its own stream.
 inline Pipeline::~Pipeline() {
     drain(compute_);
 }
@@ -323,7 +322,7 @@ inline void Pipeline::begin_run(const std::vector<PipelineAction>& list, size_t 
     }
 }
 
-// The memory of a piece of work; the compute stream waits until it is as the work needs it.
+// Returns a piece of work and its buffers, and makes the compute stream wait until these are ready.
 inline PipelineTask Pipeline::enter(const PipelineAction& action) {
     auto [work, micro_batch, chunk] = action;
     PipelineTask task = {.work = work,

@@ -1,6 +1,6 @@
 /*
-What each pipeline stage does, in order, as lists that can be read, tested and timed without running anything.
-Beneath the lists: how long they take, and how much of a micro-batch a stage has to hold meanwhile.
+The actions of each pipeline stage, as lists that can be read, tested and timed without running anything.
+Below the lists: how long they take, and how many micro-batches a stage has to hold.
 
 The model's layers are cut into stages * chunks parts; part c * stages + s is chunk c of stage s. A
 micro-batch goes forward through the parts in order, and backward through them in reverse. With 4 stages and 4
@@ -12,11 +12,11 @@ micro-batches (0 .. 3 forward, a .. d backward, which takes twice as long; time 
            ...0123aabbccdd......            ...0aa1bb2cc3dd......                   ...0a1b2c3dwwww
 
     gpipe         all forward, then all backward: a stage keeps the activations of every micro-batch.
-    1f1b          backward as soon as can be: stage s keeps those of stages - s at most.
-    interleaved   1f1b with several chunks on each stage: a micro-batch comes round sooner, so the stages
-                  begin and end closer together.
-    zero-bubble   1f1b with the backward pass in two: first the gradient of the input, which the stage before
-                  waits for, and later that of the weights (w), for which nobody waits.
+    1f1b          backward as soon as possible: stage s keeps those of at most stages - s.
+    interleaved   1f1b with several chunks on each stage: a micro-batch returns to a stage sooner, so the
+                  stages begin and end closer together.
+    zero-bubble   1f1b with the backward pass in two: first the gradient of the input, for which the previous
+                  stage waits, and later that of the weights (w), for which no stage waits.
 
 GPipe: Huang et al. (2019). 1F1B: Narayanan et al., PipeDream-Flush (2021). Interleaved: Narayanan et al.,
 "Efficient Large-Scale Language Model Training on GPU Clusters" (2021). Zero-bubble: ZB-H1 of Qi et al., "Zero
@@ -65,8 +65,8 @@ inline void check_pipeline(const PipelineShape& shape) {
 // ----------------------------------------------------------------------------
 // the lists
 
-// The k-th piece of forward work of any stage, of micro_batches * chunks: with several chunks, as many
-// micro-batches as there are stages go through the first chunk, then the same ones through the next.
+// The k-th piece of forward work of any stage, of micro_batches * chunks. With several chunks, a group of
+// `stages` micro-batches goes through the first chunk, then the same group through the next.
 inline PipelineAction forward_action(const PipelineShape& shape, int k) {
     int round = shape.stages * shape.chunks, in_round = k % round;
     return {PipelineWork::forward, k / round * shape.stages + in_round % shape.stages,
@@ -80,7 +80,7 @@ inline PipelineAction backward_action(const PipelineShape& shape, int k,
     return {work, forward.micro_batch, shape.chunks - 1 - forward.chunk};
 }
 
-// How many forwards a stage is ahead before it takes turns: enough that the first gradient can come back.
+// The number of forwards of a stage before it alternates: enough that the first gradient can come back.
 inline int warm_up(const PipelineShape& shape, int stage) {
     int behind = shape.stages - 1 - stage, all = shape.micro_batches * shape.chunks;
     switch (shape.schedule) {
@@ -96,8 +96,8 @@ inline int warm_up(const PipelineShape& shape, int stage) {
     __builtin_unreachable();
 }
 
-// Lists are made for whole groups, and what is too many for the last group is left out of them afterwards. So
-// the order of what is done is the same with fewer micro-batches: no stage waits for ever, or keeps more.
+// Lists are made for whole groups, and the micro-batches that the last group lacks are removed afterwards. So
+// the order is the same with fewer micro-batches, and no stage deadlocks or keeps more.
 inline PipelineShape in_whole_groups(PipelineShape shape) {
     int groups = (shape.micro_batches + shape.stages - 1) / shape.stages;
     if (shape.chunks > 1) shape.micro_batches = groups * shape.stages;
@@ -109,7 +109,7 @@ inline std::vector<PipelineAction> first_micro_batches(std::vector<PipelineActio
     return actions;
 }
 
-// All that stage `stage` does in a step, in order.
+// Everything that stage `stage` does in a step, in order.
 inline std::vector<PipelineAction> pipeline_actions(const PipelineShape& asked, int stage) {
     check_pipeline(asked);
     PipelineShape shape = in_whole_groups(asked);
@@ -126,8 +126,8 @@ inline std::vector<PipelineAction> pipeline_actions(const PipelineShape& asked, 
         if (steady) actions.push_back(forward_action(shape, forwards++));
         PipelineWork work = splits ? PipelineWork::input_gradient : PipelineWork::backward;
         actions.push_back(backward_action(shape, backwards++, work));
-        // Later stages are ahead by fewer forwards, and may keep as many more activations for w: then no
-        // stage keeps more than the first. When there are no forwards left, w takes the time between
+        // Later stages are ahead by fewer forwards, and may instead keep that many more activations for w:
+        // still no stage keeps more than the first. When no forwards are left, w fills the time between
         // gradients.
         if (splits && backwards - weights > (steady ? stage : 0)) weight();
     }
@@ -135,7 +135,7 @@ inline std::vector<PipelineAction> pipeline_actions(const PipelineShape& asked, 
     return first_micro_batches(std::move(actions), asked.micro_batches);
 }
 
-// Every forward, for a pass that computes losses alone: the same on all stages, and nothing is kept after it.
+// Every forward, for a pass that only computes losses: the same on all stages; nothing is kept afterwards.
 inline std::vector<PipelineAction> forward_actions(const PipelineShape& asked) {
     check_pipeline(asked);
     PipelineShape shape = in_whole_groups(asked);
@@ -150,7 +150,7 @@ inline std::vector<PipelineAction> forward_actions(const PipelineShape& asked) {
 struct PipelineCosts {
     double forward = 1, input_gradient = 1, weight_gradient = 1;  // costs of one chunk
     double transfer = 0;  // to the next stage; a stage's messages leave one after another
-    bool overlap = true;  // or else a stage stands still while it sends
+    bool overlap = true;  // otherwise a stage is idle while it sends
 
     double of(PipelineWork work) const {
         switch (work) {
@@ -175,7 +175,7 @@ struct TimedAction {
 struct PipelineTiming {
     double seconds = 0;          // the step's length, in the unit of the costs
     std::vector<double> busy;    // (stages)
-    std::vector<int> most_kept;  // (stages) activations of a chunk's micro-batch held at the same time
+    std::vector<int> most_kept;  // (stages) activations of a chunk's micro-batch, held at the same time
     std::vector<std::vector<TimedAction>> actions = {};  // (stages, actions)
     // The time that the stages wait, as a share of the time that they compute.
     double bubble() const {
@@ -185,8 +185,7 @@ struct PipelineTiming {
     }
 };
 
-// Lets every stage go through its list, each action as soon as what it needs has arrived. Throws Error if the
-// lists wait for each other for ever.
+// Lets each stage go through its list, each action once its input has arrived. Throws Error on a deadlock.
 inline PipelineTiming time_pipeline(const PipelineShape& shape, const PipelineCosts& costs) {
     int S = shape.stages, M = shape.micro_batches, parts = S * shape.chunks;
     std::vector<std::vector<PipelineAction>> lists;
@@ -252,9 +251,9 @@ struct PipelineCapacity {
     std::vector<int> kept;      // (chunks) micro-batches from forward to the end of backward, 1 at least
     std::vector<int> pending;   // (chunks) micro-batches from input_gradient to weight_gradient
     int micro_batches = 1;      // at work at the same time, over all chunks
-    bool has_backward = false;  // or else nothing is kept after a forward
+    bool has_backward = false;  // otherwise nothing is kept after a forward
 
-    // Says whether there is room for what a list needs.
+    // Returns whether there is room for what a list needs.
     bool holds(const PipelineCapacity& need) const {
         auto fits = [](const std::vector<int>& have, const std::vector<int>& wanted) {
             return std::equal(have.begin(), have.end(), wanted.begin(), wanted.end(), std::greater_equal<>());
@@ -264,8 +263,8 @@ struct PipelineCapacity {
     }
 };
 
-// The most micro-batches that are in work at the same time: from the first action on them that counts to the
-// last. A number modulo this tells them apart.
+// The most micro-batches in work at the same time, each from its first action that counts to its last. Their
+// numbers span at most this, so a number modulo this is a distinct slot.
 template <typename Counts>
 int most_in_work(const std::vector<PipelineAction>& list, Counts&& counts) {
     std::map<int, const PipelineAction*> last;
@@ -304,12 +303,11 @@ inline PipelineCapacity pipeline_capacity(const std::vector<PipelineAction>& lis
 // slots of what layers keep
 
 // The slots in which the layers of a pipeline stage keep what they need of a micro-batch, from its forward
-// pass to the end of its backward pass. The chunks of a stage share the slots: what one gives back, another
-// takes. So there are only as many as are in use at the same time, which is the least that the schedule
-// allows. A slot has one layer, for chunks may have different numbers of them.
+// pass to the end of its backward pass. The chunks of a stage share the slots: one reuses what another has
+// released. So there are only as many as are in use at the same time, the least that the schedule allows. A
+// slot is for one layer, because chunks may have different numbers of them.
 //
-// The last of 2 stages with 2 chunks of one layer (interleaved; 0 .. 3 forward, a .. d backward, ' of chunk
-// 1):
+// The last of 2 stages with 2 one-layer chunks (interleaved; 0 .. 3 forward, a .. d backward, ' for chunk 1):
 //
 //     work      0  1  0' a' 1' b' 2  a  3  b  2' c' 3' d' c  d
 //     slot 0    0  0  0  0  0  0  0  0  3  3  3  3  3  3  3  3
@@ -320,14 +318,14 @@ public:
     // layers: of each chunk.
     explicit ActivationSlots(std::vector<int> layers) : layers_(std::move(layers)) {}
 
-    // has_backward: or else nothing is kept, and each layer has a slot of its own.
+    // has_backward: if false, nothing is kept, and each layer has a slot of its own.
     void begin_run(bool has_backward) {
         has_backward_ = has_backward;
         kept_.clear();
         in_use_.clear();
     }
 
-    // The slots of the layers of the chunk for an action, which come in the order of the list.
+    // Returns the slots of the chunk's layers for an action. Actions come in the order of the list.
     std::vector<int> enter(const PipelineAction& action) {
         auto [work, micro_batch, chunk] = action;
         if (!has_backward_) return of_their_own(chunk);
@@ -341,7 +339,7 @@ public:
         return slots;
     }
 
-    // How many slots the actions of a list need.
+    // The number of slots that the actions of a list need.
     static size_t most(const std::vector<int>& layers, const std::vector<PipelineAction>& list,
                        bool has_backward) {
         ActivationSlots kept(layers);
@@ -362,7 +360,7 @@ private:
         return slots;
     }
 
-    // The lowest that are free: so there are never more than are in use at the same time.
+    // Takes the lowest free ones, so that there are never more than are in use at the same time.
     std::vector<int> take(int count) {
         std::vector<int> slots;
         for (int slot = 0; (int)slots.size() < count; slot++) {
@@ -383,7 +381,7 @@ private:
 // ----------------------------------------------------------------------------
 // a piece of work
 
-// A piece of work, and its memory. `count` is that of the run.
+// A piece of work, and its memory. `count` is the run's.
 struct PipelineTask {
     PipelineWork work;
     int micro_batch, chunk, part;  // part = chunk * stages + stage
@@ -392,6 +390,6 @@ struct PipelineTask {
     int batch_slot;    // place of the batch, kept while any chunk works on it
     floatX* input;     // (count) what the part before made; the first part may write its own there
     floatX* output;    // forward: (count) to be written, for the next part; null on the last part
-    floatX* gradient;  // backward, input_gradient: (count) of the output (the last part finds anything); the
+    floatX* gradient;  // backward, input_gradient: (count) of the output, undefined on the last part; the
                        // work turns it into that of the input
 };

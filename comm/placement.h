@@ -1,10 +1,11 @@
 /*
-The part of its machine that a rank takes: a device, and the cores beside it.
+The part of a machine that a rank uses: a device, and the cores near it.
 
-A GPU hangs on one NUMA node of its machine. Copies to pinned memory and the threads of NCCL go across to
-another node where the process runs there, and mpirun deals processes to nodes in turn, whatever devices they
-take. So a process that its launcher has left free binds itself to the cores of its device's node, before it
-makes threads and memory; and where the launcher has bound it, the header says to what.
+A GPU is attached to one NUMA node of its machine. If the process runs on another node, copies to pinned
+memory and NCCL's threads have to cross over, and mpirun deals processes to nodes in turn, regardless of the
+devices that they choose. So a process that its launcher has not bound binds itself to the cores of its
+device's node, before it creates threads and memory. If the launcher has bound it, the header of the run says
+to which cores.
 */
 #pragma once
 
@@ -35,7 +36,7 @@ makes threads and memory; and where the launcher has bound it, the header says t
 
 using Cores = std::set<int>;
 
-// A list as Linux writes it: "0-15,32-47".
+// Parses a list as Linux writes it: "0-15,32-47".
 inline Cores parse_cores(const std::string& list) {
     Cores cores;
     const char* at = list.c_str();
@@ -65,7 +66,7 @@ inline std::string first_line(const std::string& path) {
     return line;
 }
 
-// The place of the device on the PCI bus, such as "0000:18:00.0"; empty if it is no GPU.
+// The address of the device on the PCI bus, such as "0000:18:00.0"; empty if it is not a GPU.
 inline std::string bus_of_device() {
 #ifdef __CUDACC__
     char bus[32] = "";
@@ -78,8 +79,9 @@ inline std::string bus_of_device() {
 #endif
 }
 
-// The cores of the device's NUMA node; without a GPU, ranks share the nodes. Empty: there is only one node,
-// Linux does not say, or the process is alone on its machine and may use all of it.
+// The cores of the device's NUMA node; without a GPU, the ranks of a machine share its nodes. Empty if there
+// is only one node or fewer ranks than nodes, Linux does not report them, or the process is the only one on
+// its machine and may use all of it.
 inline Cores cores_of_device(const World& world) {
     if (world.local_size() == 1) return {};
     if (std::string bus = bus_of_device(); !bus.empty()) {
@@ -98,7 +100,7 @@ struct CoreChoice {
     std::string text;  // for the header
 };
 
-// launcher: "mpirun: --bind-to none" or the like, empty without one. all: the machine's cores.
+// launcher: "mpirun: --bind-to none" or the like, empty without one. all: the number of the machine's cores.
 inline CoreChoice choose_cores(const Cores& allowed, const Cores& near, size_t all,
                                const std::string& launcher) {
     auto is_near = [&](int core) { return near.contains(core); };
@@ -113,7 +115,7 @@ inline CoreChoice choose_cores(const Cores& allowed, const Cores& near, size_t a
     return {{}, words};
 }
 
-// The launcher that binds the processes, with its option that leaves them free.
+// The launcher that binds the processes, with its option that leaves them unbound. Empty: none does.
 inline std::string binding_launcher() {
     for (const LauncherVariables& row : launcher_table)
         if (*row.unbound && getenv(row.size)) return row.unbound;
@@ -126,7 +128,7 @@ inline std::string& process_cores() {
     return words;
 }
 
-// Binds this process, and says to which cores.
+// Binds this process if it is to be, and returns which cores it runs on, for the header.
 inline std::string bind_to_cores(const World& world) {
     CoreChoice choice = choose_cores(allowed_cores(), cores_of_device(world),
                                      (size_t)sysconf(_SC_NPROCESSORS_ONLN), binding_launcher());
@@ -140,7 +142,7 @@ inline std::string bind_to_cores(const World& world) {
     return choice.text;
 }
 
-// For all ranks: lines for the header, on the first rank, of what all ranks run on.
+// For all ranks: returns lines for the header, on the first rank, about the cores of all ranks.
 inline std::vector<std::string> core_lines(const World& world) {
     std::map<std::string, int> ranks;
     for (const std::string& words : world.gather(process_cores())) ranks[words]++;
@@ -150,8 +152,8 @@ inline std::vector<std::string> core_lines(const World& world) {
     return lines;
 }
 
-// OpenMP threads for each rank on a machine, so that together they keep its cores busy, but not more; 0:
-// leave it to OMP_NUM_THREADS, which is set.
+// OpenMP threads for each rank of a machine, so that together they use each core once. 0 if OMP_NUM_THREADS
+// is set, which then decides.
 inline int threads_per_rank(const World& world) {
     if (getenv("OMP_NUM_THREADS")) return 0;
     auto allowed = (int)allowed_cores().size();
@@ -162,18 +164,18 @@ inline int threads_per_rank(const World& world) {
 // ----------------------------------------------------------------------------
 // devices
 
-// Before MPI starts, which may start CUDA. Streams that compute, reduce, gather and send in four directions
-// wait for each other, and would wait for ever if they shared the few queues that a GPU has by default, or
-// the one that some clusters set. So might a kernel that is loaded when it is first launched, for that waits
-// for all that run.
+// Call before MPI starts, which may start CUDA. Streams that compute, reduce, gather and send in four
+// directions wait for each other, and would deadlock if they shared the few queues that CUDA has by default,
+// or the one that some clusters set. Loading a kernel at its first launch might deadlock too, because that
+// waits for all kernels that run.
 inline void set_device_variables() {
     if (launched_processes() <= 1) return;
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 }
 
-// For all ranks: takes the GPU of this rank's number on its machine. NCCL wants a GPU for each rank; over
-// MPI, ranks can share one.
+// For all ranks: chooses the GPU by this rank's number on its machine. NCCL requires a GPU for each rank;
+// over MPI, ranks can share one.
 inline void choose_device(const World& world) {
     world.on_all_ranks([&] {
         int devices = 0;
@@ -200,7 +202,7 @@ inline void choose_device(const World& world) {
     });
     world.name_places(process_place());
 #ifdef RANKS_USE_NCCL
-    // Slurm may show each process only its own GPU, so GPUs are told apart by what they are, not by number.
+    // Slurm may show each process only its own GPU, so GPUs are identified by UUID, not by number.
     const auto& uuid = device_properties().uuid;
     std::string mine(uuid.bytes, sizeof uuid.bytes);
     std::string crowded = world.agree(mine, [&](const std::vector<std::string>& gpus) {
@@ -224,10 +226,10 @@ inline void choose_device(const World& world) {
 #endif
 }
 
-// Ranks of this host that have the same device, at most.
+// The most ranks of this host that share a device.
 inline int ranks_sharing_device([[maybe_unused]] const World& world) {
 #ifdef RANKS_USE_NCCL
-    return 1;  // though a rank may see no device but its own
+    return 1;  // even though a rank may see only its own device
 #else
     int devices;
     cudaCheck(cudaGetDeviceCount(&devices));

@@ -1,6 +1,6 @@
 /*
-What a step of a run is expected to take before it has made one: what the plan command says of the run's own
-layout (comm/plan_search.h), on the machine of --machine or the cards that are here.
+The expected time of a run's steps, before it has made one, and layouts chosen by it: what the plan command
+reports (comm/plan_search.h), on the machine of --machine or the cards that are here.
 */
 #pragma once
 
@@ -12,8 +12,8 @@ layout (comm/plan_search.h), on the machine of --machine or the cards that are h
 #include "comm/world.h"          // World
 #include "data/launch/resume.h"  // GivenOptions, is_given
 
-// The machine that the run names, or the cards that are here, as many in a node as the most ranks on one. Its
-// flops are 0 where neither is known.
+// The machine that the run names, or one with this device's card and, in a node, the most ranks of any host.
+// Its flops are 0 if neither is known.
 inline Machine expected_machine(const Options& o, const World& world) {
     if (!o.machine.empty()) return find_machine(o.machine);
     Machine machine = {};
@@ -24,12 +24,12 @@ inline Machine expected_machine(const Options& o, const World& world) {
     return machine;
 }
 
-// The planner knows such runs: their steps are all alike, and no link is slowed down.
+// Returns whether the planner can model the run: its steps are all alike, and no link is slowed down.
 inline bool is_expected(const Options& o) {
     return o.batch_ramp.empty() && o.throttle_link == 0;
 }
 
-// Refuses numbers that products of the machine's program cannot be made of.
+// Fails if the machine's program cannot have the number formats or matrix products of the options.
 inline void check_plan(const Options& o, const Machine& machine) {
     check_precision(o, (size_t)machine.element_bytes);
     bool fp8 = o.matmul_dtype == MatmulDtype::fp8;
@@ -42,8 +42,8 @@ inline void check_plan(const Options& o, const Machine& machine) {
         fail("--matmul-dtype bf16: plans know products in fp32 of such a machine; give --matmul-dtype auto");
 }
 
-// Plans a run whose layout is not complete. Its options hold where they are given, or are not at their
-// defaults, as those of a checkpoint may be; whether --tp and --pp do is left to the caller.
+// The task of planning a run whose layout is not complete. Options of the layout are kept if they are given
+// or are not at their defaults, as those of a checkpoint may be; for --tp and --pp, the caller decides.
 inline PlanTask plan_task(const Options& o, const GivenOptions& given, const Machine& machine, int devices) {
     const Options usual;
     auto holds = [&](const char* name, bool differs) { return differs || is_given(name, given); };
@@ -58,7 +58,7 @@ inline PlanTask plan_task(const Options& o, const GivenOptions& given, const Mac
             .keeps_recompute = o.recompute != Recompute::automatic};
 }
 
-// Chooses for --tp auto: the fastest layout of all processes.
+// For --tp auto: chooses the fastest layout that uses all processes.
 inline void choose_cut(Options& o, const GivenOptions& given, const Machine& machine, int processes) {
     if (machine.flops == 0)
         fail("--tp auto: --machine is missing, and the device here is not a card that is known; measure it "
@@ -74,7 +74,7 @@ inline void choose_cut(Options& o, const GivenOptions& given, const Machine& mac
     PlanTask task = plan_task(o, given, machine, processes);
     task.keeps_tp = o.tp > 0, task.keeps_pp = o.pp > 0;
     for (int* cut : {&task.options.tp, &task.options.pp}) *cut = std::max(*cut, 1);
-    constexpr int enough = 100;  // ways to divide the ranks: of some, not all are of use
+    constexpr int enough = 100;  // the most layouts to look through: some leave processes idle
     std::vector<PlannedStep> best = Planner(task).best(enough);
     auto whole = [&](const PlannedStep& step) {
         return step.cut.ranks() == processes && (o.dp == 0 || step.cut.dp == o.dp);
@@ -87,9 +87,8 @@ inline void choose_cut(Options& o, const GivenOptions& given, const Machine& mac
     static_cast<Cut&>(o) = found->cut;
 }
 
-// Ranks that share the state of a layout that is complete otherwise: so many that a step is as short as it
-// can be, for rings of more ranks wait longer, and it fits. All data ranks, where the planner does not know
-// the run or nothing fits.
+// The shard group with the shortest step, among those that fit, for a layout that is complete otherwise:
+// larger rings wait longer. All data ranks if the planner cannot model the run, or nothing fits.
 inline int chosen_shard_group(const Options& o, const Machine& machine) {
     if (o.dp == 1 || machine.flops == 0 || !is_expected(o)) return o.dp;
     if ((size_t)machine.element_bytes != sizeof(floatX)) return o.dp;
@@ -108,7 +107,7 @@ inline LayoutChoices layout_choices(const World& world, const GivenOptions& give
             [&world](const Options& o) { return chosen_shard_group(o, expected_machine(o, world)); }};
 }
 
-// For all ranks: every one has chosen by a file of its own node.
+// For all ranks: fails if they have chosen different layouts, since each reads the file on its own node.
 inline void check_same_cut(const Options& o, const World& world) {
     std::string cut;
     for (const OptionRow& row : option_table())
@@ -120,8 +119,8 @@ inline void check_same_cut(const Options& o, const World& world) {
              printable(o.machine).c_str());
 }
 
-// For all ranks: seconds of a step, on the first rank; 0 where too little is known. recompute: what the run
-// does.
+// For all ranks: returns the expected seconds of a step, on the first rank; 0 if too little is known.
+// recompute: what the run does.
 inline double expected_step(const Options& o, Recompute recompute, const World& world) {
     check_same_cut(o, world);
     double seconds = 0;

@@ -1,6 +1,6 @@
 /*
-The devices, nodes and links that a plan can be made for: those of a card of the table, of a file, or of the
-ranks that run this.
+The devices, nodes and links that a plan is made for: those of a card of the table, of a file, or measured by
+the ranks that run this.
 */
 #pragma once
 
@@ -28,12 +28,11 @@ ranks that run this.
 #include "kernels/matmul.cuh"
 
 // ----------------------------------------------------------------------------
-// its file
+// machine files
 //
-// Machines that a plan is made for: a card of the table by its name (kernels/cards.h), or a file that
-// describes other nodes. The file is a JSON object with these fields, and no others; those of the last three
-// lines, and the capability, may be left out, and "measured" is true of a file that plan --measure or
-// selftest --measure wrote:
+// A plan is made for a card of the table, by its name (kernels/cards.h), or for other nodes that a file
+// describes. The file is a JSON object with these fields, and no others; those of the last three lines, and
+// the capability, may be left out. "measured" is true in a file from plan --measure or selftest --measure:
 //
 //     {"multiprocessors": 132, "flops": 989.4e12, "products": 720e12, "streams": 3.0e12, "memory": 80e9,
 //      "links": 360e9, "link_latency": 3e-6, "node": 8, "network": 45e9, "network_latency": 1e-5,
@@ -42,7 +41,7 @@ ranks that run this.
 //      "host_memory": 250e9, "host_streams": 50e9, "host_link": 45e9, "storage": 2e9,
 //      "measured": false}
 
-// A field of a machine's file. What is counted is a whole number.
+// A field of a machine file. A count is a whole number.
 struct MachineField {
     using Rate = double Machine::*;
     using Count = int Machine::*;
@@ -68,19 +67,19 @@ inline std::span<const MachineField> machine_fields() {
         {"network_latency", &Machine::network_latency, nullptr, 1},  // seconds of a message there
         {"number_bytes", nullptr, &Machine::element_bytes, 4},       // an activation's: 2 bf16, 4 fp32
         {"capability", nullptr, &Machine::capability, 999, true},    // such as 90; 0: the host
-        {"attention_forward", &Machine::attention_forward, nullptr, 1e18, true},    // FLOP/s of its inner
-        {"attention_backward", &Machine::attention_backward, nullptr, 1e18, true},  // loop
-        {"half_sums", &Machine::gemm_half_k, nullptr, 1e6, true},  // terms of sums that take twice their time
+        {"attention_forward", &Machine::attention_forward, nullptr, 1e18, true},    // inner loop's FLOP/s
+        {"attention_backward", &Machine::attention_backward, nullptr, 1e18, true},  // inner loop's FLOP/s
+        {"half_sums", &Machine::gemm_half_k, nullptr, 1e6, true},  // inner dimension K that halves the rate
         {"launch", &Machine::launch, nullptr, 1, true},            // seconds from one kernel to the next
         {"host_memory", &Machine::host_memory, nullptr, 1e15, true},  // bytes of the host, for each device
         {"host_streams", &Machine::host_bandwidth, nullptr, 1e15, true},  // bytes/s that a copy there reaches
-        {"host_link", &Machine::host_link, nullptr, 1e15, true},          // bytes/s between the two, one way
+        {"host_link", &Machine::host_link, nullptr, 1e15, true},          // bytes/s to the host, one way
         {"storage", &Machine::storage, nullptr, 1e15, true},  // bytes/s that a node writes to disk
     };
     return fields;
 }
 
-// file: for messages.
+// file: its name, for messages.
 inline Machine machine_from_json(const nlohmann::json& json, const std::string& file) {
     Machine machine = {};
     JsonObject object(json, file);
@@ -119,8 +118,8 @@ inline nlohmann::ordered_json machine_to_json(const Machine& machine) {
     return json;
 }
 
-// The row that has all words of the name: of several the one with the fastest links, and then the most
-// memory. Null: there is none.
+// Returns the row whose words are all in the name. Otherwise, of the rows that contain the name, the one with
+// the fastest links, then with the most memory. Null if there is none.
 inline const Card* card_called(const std::string& name) {
     if (const Card* card = find_card(name)) return card;
     const Card* best = nullptr;
@@ -132,7 +131,7 @@ inline const Card* card_called(const std::string& name) {
     return best;
 }
 
-// The row of the device that is here; null: it has none, or there is no device.
+// The row of the device that is here. Null if it has none, or there is no device.
 inline const Card* card_here() {
     int count = 0, device = 0;
     cudaDeviceProp properties;
@@ -165,9 +164,9 @@ inline Machine find_machine(const std::string& name) {
 // measured
 //
 // `plan --measure` writes what `--machine` reads. All ranks measure at the same time, as they work in a run,
-// so that those of a host share its cores and memory; the first one's rates are taken.
+// so that those of a host share its cores and memory; the first rank's rates are written.
 //
-// The formulas of comm/plan_rates.h turn the rates that it writes back into the times that were measured.
+// The rates are such that the formulas of comm/plan_rates.h give the measured times.
 
 // The sizes of what is measured.
 struct MeasuredSizes {
@@ -183,14 +182,14 @@ inline MeasuredSizes measured_sizes() {
     return {1024, 16 * million, 8 * million, million, 1024, 2, 0.05};
 }
 
-// The median of several times that a call takes, when it is made again and again for a while.
+// Measures how long a call takes: the median of several rounds, each of many calls.
 class Stopwatch {
 public:
     // enough: seconds for which calls are repeated
     Stopwatch(const World& world, cudaStream_t stream, double enough)
         : world_(world), timer_(stream), enough_(enough) {}
 
-    // For all ranks, who make the same number of calls. Seconds of one, on the slowest rank.
+    // For all ranks, which make the same number of calls. Returns the seconds of one, on the slowest rank.
     template <typename Call>
     double seconds(Call&& call) const {
         constexpr int rounds = 5, most = 1000;
@@ -216,12 +215,12 @@ private:
     const double enough_;
 };
 
-// A product of (size, sums) and (size, sums).
+// Seconds of a product of (size, sums) and (size, sums) transposed.
 inline double product_seconds(const Stopwatch& watch, int size, int sums, cudaStream_t stream) {
     size_t out = (size_t)size * size, inp = (size_t)size * sums;
     DeviceArray<floatX> numbers(out + 2 * inp);
     std::vector<floatX> some(std::min(out + 2 * inp, (size_t)1 << 20));
-    // Normal numbers: constant ones would use less power, and run at a higher clock. They may repeat.
+    // Normally distributed values, which may repeat: constant ones use less power, and run at a higher clock.
     uint64_t key = random_key(0, "machine");
     for (size_t i = 0; i < some.size(); i++) some[i] = floatX(random_normal(key, i));
     for (size_t at = 0; at < out + 2 * inp; at += some.size()) {
@@ -233,8 +232,8 @@ inline double product_seconds(const Stopwatch& watch, int size, int sums, cudaSt
     });
 }
 
-// gemm_flops and gemm_half_k: of two products with the same output, the one with longer sums costs less for
-// each.
+// Sets gemm_flops and gemm_half_k, from two products with outputs of the same size: the one with longer sums
+// takes less time for each term.
 inline void measure_products(Machine& machine, const Stopwatch& watch, int size, cudaStream_t stream) {
     const int few = size / 16;
     auto shape = [&](int sums) { return ProductShape{(double)size, (double)size, (double)sums}; };
@@ -263,8 +262,8 @@ inline void measure_memory(Machine& machine, const Stopwatch& watch, const World
     machine.memory = (double)total / (has_own_memory ? 1 : world.local_size());
 }
 
-// Measures a device's host: the rate at which AdamW steps parameters there, each of which it reads and writes
-// 28 bytes of and what is written for the device; and copies of pinned memory.
+// Measures a device's host: the rate at which AdamW updates parameters there, with 28 bytes read and written
+// for each, and what is written for the device; and copies from pinned memory.
 inline void measure_host(Machine& machine, const Stopwatch& watch, const World& world, size_t count,
                          cudaStream_t stream) {
     machine.host_memory = (double)available_host_memory(world.local_size());
@@ -300,7 +299,7 @@ inline void measure_attention(Machine& machine, const Stopwatch& watch, int T, i
     zero_async(numbers.data, 2 * qkv + 2 * out, stream);
     floatX *inputs = numbers.data, *gradients = inputs + qkv, *outputs = gradients + qkv,
            *output_gradients = outputs + out;
-    double keys = (T + 1) / 2.0, scores = 2.0 * keys * (double)out;  // FLOPs of a product of theirs
+    double keys = (T + 1) / 2.0, scores = 2.0 * keys * (double)out;  // FLOPs of one of its products
     auto rate = [&](double products, double seconds, bool forward) {
         return products * scores / seconds / expected_attention_rate(machine, {scores, keys, HS, forward});
     };
@@ -314,7 +313,7 @@ inline void measure_attention(Machine& machine, const Stopwatch& watch, int T, i
     machine.attention_forward = forward_rate, machine.attention_backward = backward_rate;
 }
 
-// Bytes per second and latency of a group, by an all-gather.
+// Measures bytes per second and latency of a group, by an all-gather.
 inline void measure_group(const Communicator& group, const Stopwatch& watch, size_t part, cudaStream_t stream,
                           double& rate, double& latency) {
     int others = group.size() - 1;
@@ -360,7 +359,7 @@ inline Machine measured_machine(const World& world, const MeasuredSizes& sizes =
     return machine;
 }
 
-// The measured rates, for people.
+// The measured rates, as text.
 inline std::string measurement_text(const Machine& m, const World& world, const std::string& file) {
     std::string result;
     auto say = [&](const char* what, const std::string& words) {
@@ -381,7 +380,7 @@ inline std::string measurement_text(const Machine& m, const World& world, const 
     return result + "\n" + text("train_gpt plan --machine %s ...\n", file.c_str());
 }
 
-// For all ranks: refuses a name for --measure before there is something to write.
+// For all ranks: rejects a name for --measure before there is something to write.
 inline void check_measure(const std::string& path, const World& world) {
     world.on_all_ranks([&] {
         if (!path.ends_with(".json"))

@@ -1,19 +1,20 @@
 /*
-Plays ledgers (kernels/ledger.h): the streams of a rank, or of one rank of each pipeline stage, do what stands
-there, each in order, and wait for each other's events and for each other's messages. Nothing of a step is
-known here: what is sent, when, and what waits for it, the program wrote down.
+Plays ledgers (kernels/ledger.h): simulates the streams of a rank, or of one rank of each pipeline stage. Each
+stream does its entries in order, and waits for other streams' events and for other ranks' messages. Nothing
+about steps is known here: the program itself has recorded what is sent, when, and what waits for it.
 
     compute     optimizer | F0 | F1 | B0 | F2 | B1 | B2
     forward out                | F0 | F1 | F2
     gathers     gathered parameters | ...
     reductions                              reduced gradients
 
-The end of each piece of work is the latest of some others plus what it takes itself: whatever becomes
-shorter, no step becomes longer. A step begins where the global norm of the gradients is known, and ends
-there: that is the one place where all ranks wait for each other, unless the optimizer takes norms of its own.
+Each piece of work ends at the latest of some other ends, plus the time that it takes itself: if any of these
+times shrinks, no step grows. A step begins and ends where the global norm of the gradients is known: the only
+place where all ranks wait for each other, unless the optimizer takes norms of its own.
 
-Ranks that are not here do what those here do: a message among them begins when the rank here is ready.
-Parameters and gradients share their way, one behind another, in the order in which the rank asks for them.
+Ranks that are not simulated do what the simulated ones do: a message among them begins when the simulated
+rank is ready. Parameters and gradients share the links, one message after another, in the order in which the
+rank enqueues them.
 */
 #pragma once
 
@@ -30,20 +31,20 @@ Parameters and gradients share their way, one behind another, in the order in wh
 #include "data/run/flight_record.h"  // Operation, Traffic
 #include "kernels/ledger.h"          // Ledger
 
-// Pairs of stages have numbers behind those of the table.
+// Links between stages have numbers after those of the table.
 inline const char* group_name(const GroupCall& call) {
     auto number = (size_t)call.group.number;
     return number < mesh_groups.size() ? mesh_groups[number].name : "link";
 }
 
-// Sums of what tensor ranks have copies of count as theirs, and not as data ranks'.
+// Sums over tensor ranks that have copies count as messages of tensor ranks, not of data ranks.
 inline Traffic purpose_of(const GroupCall& call) {
     auto group = (MeshGroup)call.group.number;
     bool of_tensor_ranks = group == MeshGroup::tensor || group == MeshGroup::copies;
     return of_tensor_ranks ? Traffic::activations : (Traffic)call.purpose;
 }
 
-// Messages of these kinds take time. A step without those of a kind shows what waiting for them costs.
+// The kinds of messages that take time. A step without those of a kind shows what waiting for them costs.
 struct MessagesTaken {
     bool tensor = true, pipeline = true, data = true;
 
@@ -52,7 +53,7 @@ struct MessagesTaken {
     }
 };
 
-// Bytes that a rank sends in a step, but for what goes between tensor ranks and what is small.
+// Bytes that a rank sends in a step, except small messages and those between tensor ranks.
 struct BytesSent {
     double pipeline = 0, parameters = 0, gradients = 0, updates = 0;
     double all() const { return pipeline + parameters + gradients + updates; }
@@ -69,11 +70,11 @@ struct BytesSent {
 
 struct SimulatedStep {
     double seconds = 0;
-    std::vector<double> busy;  // (ranks) the launches of the passes
-    // The most of any rank: launches beside the passes and, where no messages are taken, waits for the host.
+    std::vector<double> busy;  // (ranks) seconds of the passes' launches
+    // The most of any rank: launches outside the passes and, if messages take no time, waits for the host.
     double optimizer = 0;
     std::vector<BytesSent> sent;  // (ranks)
-    // The ranks wait for so long, as a share of the time that they compute.
+    // The time that ranks wait, as a share of the time that they compute.
     double bubble() const {
         double idle = 0, work = 0;
         for (double rank : busy) idle += seconds - rank, work += rank;
@@ -81,29 +82,29 @@ struct SimulatedStep {
     }
 };
 
-// A message that the ranks of a group send each other again and again.
+// A message that the ranks of a group send each other repeatedly.
 struct PlannedMessage {
     GroupCall call;
-    int nodes;       // in which its ranks are
+    int nodes;       // nodes its ranks are on
     double seconds;  // each time
 };
 
 class StepPlayer {
 public:
-    // numbers: of the ranks of the mesh that will be added, in their order. in_sections: those of the first
-    // are kept apart, for play().
+    // numbers: the ranks of the mesh that will be added, in their order. in_sections: the sections of the
+    // first are kept separate, for play().
     StepPlayer(const Machine& machine, const std::vector<int>& numbers, bool in_sections = false)
         : machine_(machine), numbers_(numbers), in_sections_(in_sections) {}
 
-    // Adds the next rank. All ledgers have equally many steps.
+    // Adds the next rank. All ledgers have the same number of steps.
     void add(const Ledger& book);
 
-    // The steps one after another. sections: become the seconds that each section of the first rank's ledger
-    // takes on its compute stream. Throws Error if ranks wait for each other for ever.
+    // Simulates the steps, one after another. sections: receives the seconds of each section of the first
+    // rank's ledger on its compute stream. Throws Error if ranks deadlock.
     std::vector<SimulatedStep> play(const MessagesTaken& taken = {},
                                     std::vector<double>* sections = nullptr) const;
 
-    // The kinds of messages: one of each, with the size and the nodes that most of them have.
+    // One message of each kind, with the size and number of nodes that are most frequent.
     std::vector<PlannedMessage> messages() const {
         std::vector<PlannedMessage> all;
         for (auto& [kind, sizes] : calls_) {
@@ -115,7 +116,7 @@ public:
     }
 
 private:
-    // A piece of work of a stream. which: of a record and a hold, the record's number among the rank's; of a
+    // A piece of work of a stream. which: for a record or a hold, the record's number among the rank's; for a
     // meeting, its number among all.
     struct Piece {
         enum Kind { work, message, meeting, record, hold, mark } kind = work;
@@ -124,27 +125,27 @@ private:
         int step = 0, section = 0, which = 0;
         double seconds = 0;
     };
-    // An entry of a ledger, prepared once, for it may be repeated many times.
+    // An entry of a ledger, prepared once, because it may be repeated many times.
     struct Prepared {
         Piece piece;
         int stream = 0, event = 0;
-        int here = 0;   // how many of the ranks here are in the group of a call
-        int nodes = 0;  // in which that group is
+        int here = 0;   // simulated ranks in the group of a call
+        int nodes = 0;  // nodes this group is on
         bool shares_way = false;
     };
     struct Rank {
         std::vector<std::vector<Piece>> streams;
         int compute = 0;                     // its stream
-        std::vector<int> recorded_on;        // (records) stream
+        std::vector<int> recorded_on;        // (records) the stream of each
         std::vector<char> is_link;           // (streams) it has messages between stages
-        std::vector<BytesSent> sent = {{}};  // in steps, and before the first
+        std::vector<BytesSent> sent = {{}};  // before the first step, and in each
     };
-    // A call on which ranks that are here meet.
+    // A call in which several simulated ranks take part.
     struct Meeting {
         GroupCall call;
-        int number, here;  // its number among the calls of the group; ranks that are to come
+        int number, here;  // its number among the group's calls; simulated ranks in it
     };
-    using Came = std::vector<std::pair<int, int>>;  // ranks and streams
+    using Came = std::vector<std::pair<int, int>>;  // (rank, stream)
 
     std::vector<Prepared> prepared(const Ledger& book, Rank& rank, size_t& events) const;
     int meeting(const GroupCall& call, int number, int here);
@@ -163,7 +164,7 @@ private:
 };
 
 // ----------------------------------------------------------------------------
-// ledgers become pieces of work
+// ledgers to pieces of work
 
 inline std::vector<StepPlayer::Prepared> StepPlayer::prepared(const Ledger& book, Rank& rank,
                                                               size_t& events) const {
@@ -191,7 +192,7 @@ inline std::vector<StepPlayer::Prepared> StepPlayer::prepared(const Ledger& book
         one.shares_way = purpose == Traffic::parameters || purpose == Traffic::gradients;
         one.piece.kind = one.here > 1 ? Piece::meeting : Piece::message;
         one.piece.purpose = purpose;
-        // calls that begin together use both ways of a link at once
+        // calls that begin together use both directions of a link at once
         if (!entry.call_of.joins) sent = received = 0;
         double before = std::max(sent, received);
         (entry.call_of.operation == (int)Operation::receive ? received : sent) +=
@@ -214,10 +215,10 @@ inline int StepPlayer::meeting(const GroupCall& call, int number, int here) {
     return of_group[number];
 }
 
-// Receives are left out, which are sends of others; and statistics, which are small.
+// Leaves out receives, which other ranks count as sends, and statistics, which are small.
 inline void StepPlayer::count(const GroupCall& call, int nodes) {
     if (call.operation == (int)Operation::receive || call.purpose == (int)Traffic::statistics) return;
-    const int links = mesh_groups.size();  // all have numbers from here on
+    const int links = mesh_groups.size();  // all links have numbers from here on
     auto& sizes = calls_[{call.purpose, call.operation, std::min(call.group.number, links)}];
     auto& [count, one] = sizes.try_emplace({call.bytes, nodes}, 0, call).first->second;
     count++, one.joins = false;
@@ -230,7 +231,7 @@ inline void StepPlayer::add(const Ledger& book) {
     size_t events = 0;
     const std::vector<Prepared> all = prepared(book, rank, events);
     std::vector<int> last_record(events, never);
-    std::map<GroupOfRanks, int> calls;  // on which ranks that are here meet
+    std::map<GroupOfRanks, int> calls;  // in which several simulated ranks take part
     int steps = 0, last_on_way = never;
     const auto marks = std::ranges::count(book.entries, LedgerEntry::step, &LedgerEntry::kind);
     auto record = [&](int stream) {
@@ -307,7 +308,7 @@ inline std::vector<SimulatedStep> StepPlayer::play(const MessagesTaken& taken,
         std::vector<Stream> streams;
         std::vector<double> reached;  // (records)
         std::vector<int> waiting;     // (records) the first stream that waits for it
-        std::vector<InStep> steps;    // and what is before the first
+        std::vector<InStep> steps;    // and, first, what is before them
     };
     std::vector<Playing> ranks;
     Came ready;  // streams that can run
@@ -403,12 +404,12 @@ inline std::vector<SimulatedStep> StepPlayer::play(const MessagesTaken& taken,
             step.optimizer = std::max(step.optimizer, here.beside);
             step.sent.push_back(ranks_[rank].sent[i + 1]);
         }
-        step.seconds = std::max(end - begin, network);  // no rank sends more at once than its network takes
+        step.seconds = std::max(end - begin, network);  // a rank's messages share its network
     }
     return steps;
 }
 
-// came: to each meeting. Names the first to which some came and some did not.
+// came: the ranks at each meeting. Names the first meeting that only some of its ranks have reached.
 inline void StepPlayer::refuse_deadlock(const std::vector<Came>& came) const {
     for (size_t i = 0; i < came.size(); i++) {
         auto& [call, number, here] = meetings_[i];

@@ -23,16 +23,16 @@ attention, kernels that read and write, launches and calls.
 // order of ranks, so a group whose ranks are `stride` apart has several in a node if the stride is less than
 // a node.
 //
-// A ring (comm/rings.h) goes through a node once, in by the network of one of its ranks and out by another's:
-// ring after ring, each through other ranks, so a group gets as much of the network as its ranks in one node
-// have. Its steps come one after another, which is what latencies cost. Sums over all may go up and down a
-// tree instead: as many bytes, and two steps for each level between nodes (Sanders, Speck and Traff,
-// "Two-Tree Algorithms for Full Bandwidth Broadcast, Reduction and Scan", 2009).
+// A ring (comm/rings.h) goes through a node once, in by the network of one of its ranks and out by another's.
+// Several rings go through different ranks, so a group gets the network bandwidth of all its ranks in one
+// node. The steps of a ring come one after another, and each costs a latency. Sums over all may go up and
+// down a tree instead: with the same bytes, but only two steps for each level between nodes (Sanders, Speck
+// and Traff, "Two-Tree Algorithms for Full Bandwidth Broadcast, Reduction and Scan", 2009).
 
-// The ranks of a group in nodes, which are filled in the order of ranks. Pairs of ranks of two stages are
-// where they are: if one of those side by side crosses nodes, the others wait for it. Where other groups do
-// not divide the places of nodes, some begin within a node and end within another. Then in_node is the fewest
-// ranks that any of them has in a node, and nodes the most that any is in.
+// How the ranks of a group lie in nodes, which are filled in the order of ranks. For a pair of ranks of two
+// stages: if any of the pairs side by side crosses nodes, the others wait for it, so all are taken to cross.
+// If groups do not divide the places of nodes evenly, some begin within a node and end within another. Then
+// in_node is the fewest ranks that any of them has in a node, and nodes the most that any is in.
 struct InNodes {
     int in_node, nodes;
 };
@@ -54,13 +54,13 @@ inline InNodes in_nodes(const Machine& machine, const GroupOfRanks& group) {
     return {fewest, 1 + ceil_div(ranks - aligned, places)};
 }
 
-// Bytes per second in one direction that each rank of the group has.
+// Bytes per second, in one direction, for each rank of the group.
 inline double group_rate(const Machine& machine, const GroupOfRanks& group) {
     auto [in_node, nodes] = in_nodes(machine, group);
     return nodes == 1 ? machine.node_bandwidth : std::min(machine.node_bandwidth, in_node * machine.network);
 }
 
-// An all-gather or a reduce-scatter of `bytes`, the parts of all ranks together.
+// Seconds of an all-gather or a reduce-scatter of `bytes`, the parts of all ranks together.
 inline double gather_seconds(const Machine& machine, const GroupOfRanks& group, double bytes) {
     if (group.ranks == 1) return 0;
     int steps = group.ranks - 1, nodes = in_nodes(machine, group).nodes,
@@ -69,7 +69,7 @@ inline double gather_seconds(const Machine& machine, const GroupOfRanks& group, 
     return latency + bytes * (group.ranks - 1) / group.ranks / group_rate(machine, group);
 }
 
-// An all-reduce of `bytes` on each rank.
+// Seconds of an all-reduce of `bytes` on each rank.
 inline double sum_seconds(const Machine& machine, const GroupOfRanks& group, double bytes) {
     if (group.ranks == 1) return 0;
     double ring = 2 * gather_seconds(machine, group, bytes);
@@ -79,7 +79,8 @@ inline double sum_seconds(const Machine& machine, const GroupOfRanks& group, dou
     return std::min(ring, tree);
 }
 
-// Each rank sends a part of `bytes` straight to each other one, those to other nodes all by its own network.
+// Seconds of an all-to-all: each rank sends a part of `bytes` directly to each other rank, and those to other
+// nodes through its own network.
 inline double exchange_seconds(const Machine& machine, const GroupOfRanks& group, double bytes) {
     if (group.ranks == 1) return 0;
     auto [in_node, nodes] = in_nodes(machine, group);
@@ -89,7 +90,7 @@ inline double exchange_seconds(const Machine& machine, const GroupOfRanks& group
            std::max(near * part / machine.node_bandwidth, far * part / machine.network);
 }
 
-// A message from one rank to another. On cards, thread blocks move it.
+// Seconds of a message from one rank to another. On cards, the thread blocks that move it limit the rate.
 inline double message_seconds(const Machine& machine, const GroupOfRanks& pair, double bytes) {
     bool same_node = in_nodes(machine, pair).nodes == 1;
     double rate = same_node ? machine.node_bandwidth : machine.network;
@@ -100,17 +101,17 @@ inline double message_seconds(const Machine& machine, const GroupOfRanks& pair, 
 // ----------------------------------------------------------------------------
 // kernels
 //
-// A product is as fast as the machine's large ones, less what its tiles waste: those at the edges, those of a
-// last wave that does not fill all multiprocessors, and the start of each sum. A kernel that reads and writes
-// has a share of the rate of memory. Attention has the rate of its inner loop, less the halves of tiles at
-// the diagonal and the ends of each row of tiles.
+// A product is as fast as the machine's large ones, less what its tiles waste: at the edges, in the last wave
+// if it is incomplete, and at the start of each sum. A kernel that reads and writes has a share of the memory
+// rate. Attention has the rate of its inner loop, less the halves of tiles at the diagonal and the ends of
+// each row of tiles.
 
 // ----------------------------------------------------------------------------
 // products
 
-// On a host, the rate of long sums. On a card that of the best tiles, of those that libraries have for
-// Hopper. A sum may be split over multiprocessors where there are few tiles, as long as its parts fit in the
-// workspace.
+// FLOP/s of a product. On a host, only short sums are slower. On a card, the best of the tiles that libraries
+// have for Hopper counts. With few tiles, a sum may be split over multiprocessors, as long as its parts fit
+// in the workspace.
 inline double expected_product_rate(const Machine& machine, const ProductShape& p) {
     constexpr double workspace = 256 << 20;
     constexpr struct {
@@ -134,7 +135,7 @@ inline double expected_product_rate(const Machine& machine, const ProductShape& 
                                       (sums + machine.gemm_half_k) * (parts > 1 ? split_share : 1));
         }
     }
-    // fp8 has twice the peak, which operands' ways to the tensor cores and sums in more bits leave less of.
+    // fp8 has twice the peak, less what feeding operands to the tensor cores and sums in more bits cost.
     double numbers = !p.fp8 ? 1 : p.fast_sums ? 1.62 : 1.45;
     return machine.gemm_flops * numbers * best;
 }
@@ -142,10 +143,11 @@ inline double expected_product_rate(const Machine& machine, const ProductShape& 
 // ----------------------------------------------------------------------------
 // attention
 
-// Whole rows of tiles have a share of the inner loop's rate; small heads have fewer products for each
-// exponential. What orders of tiles leave of that is simulated with the kernels' own functions, by
-// test/kernels/test_attention_order.cu. The shares of small heads are those that give 300 TFLOP/s forward and
-// 280 backward at T = 1,024 on an H200, which loops like these reach in orders that leave 0.94 and 0.895.
+// FLOP/s of attention. Whole rows of tiles reach a share of the inner loop's rate, which is lower for small
+// heads: they have fewer products for each exponential. How much the order of tiles costs is simulated with
+// the kernels' own functions, by test/kernels/test_attention_order.cu. Small heads get the shares that give
+// 300 TFLOP/s forward and 280 backward at T = 1,024 on an H200; such loops reach these in orders that leave
+// 0.94 and 0.895.
 inline double expected_attention_rate(const Machine& machine, const AttentionWork& work) {
     constexpr double tile = 128, of_diagonal = 0.5, of_ends = 1;
     double loop = work.forward ? machine.attention_forward : machine.attention_backward;
@@ -158,9 +160,9 @@ inline double expected_attention_rate(const Machine& machine, const AttentionWor
 // ----------------------------------------------------------------------------
 // kernels that read and write
 
-// Shares of the rate of streams. What machine code shows of these kernels is in test/tools: that they move
-// whole vectors (check_sass.py), and how many issue slots their loops take (sass_loops.json). A
-// multiprocessor does 128 instructions of threads in a clock, in which memory brings it some 20 bytes.
+// The share of the memory rate that a launcher's kernels reach. test/tools shows from their machine code that
+// they move whole vectors (check_sass.py), and how many issue slots their loops take (sass_loops.json). A
+// multiprocessor executes 128 thread instructions in a clock, in which memory brings it some 20 bytes.
 inline double expected_stream_share(std::string_view launcher) {
     constexpr struct {
         std::string_view launcher;
@@ -184,7 +186,7 @@ inline double expected_stream_share(std::string_view launcher) {
 // ----------------------------------------------------------------------------
 // launches
 
-// Multiprocessors that communication holds are not there for other work.
+// The machine as other work sees it, while communication holds multiprocessors (at most half of them).
 inline Machine machine_without(Machine machine, int multiprocessors) {
     double rest = machine.multiprocessors - std::min(multiprocessors, machine.multiprocessors / 2);
     for (double* rate : {&machine.gemm_flops, &machine.attention_forward, &machine.attention_backward})
@@ -239,7 +241,7 @@ inline double bytes_of_rank(const GroupCall& call) {
     }
 }
 
-// Seconds of a call, but for its latency if it begins together with another.
+// Seconds of a call, without its latency if it begins together with the call before.
 inline double call_seconds(const Machine& machine, const GroupCall& call) {
     const GroupOfRanks& group = call.group;
     if (call.joins) {

@@ -1,6 +1,6 @@
 /*
-What the plan command says: the fastest layouts as a table, where the time of the best goes and its memory,
-why the second lost, what to look out for, and the command line that trains so; or the same as JSON.
+The output of the plan command: the fastest layouts as a table, the time and the memory of the best in parts,
+why the second lost, warnings, and the command line that trains with the best; or the same as JSON.
 */
 #pragma once
 
@@ -33,9 +33,9 @@ struct PlanFigures {
     StepBreakdown parts;
     size_t memory = 0;  // bytes on the device
     double tokens_per_second = 0;
-    double mfu = 0, mfu_causal = 0, hfu = 0;  // shares of what all devices can do, also of those without work
-    double days = 0, cost = 0;                // 0: not told
-    double seconds_with_bf16_gradients = 0;   // 0: they travel so already, or not at all
+    double mfu = 0, mfu_causal = 0, hfu = 0;  // shares of the peak of all devices, idle ones included
+    double days = 0, cost = 0;                // 0: not given
+    double seconds_with_bf16_gradients = 0;   // 0: they are sent so already, or not at all
 };
 
 inline std::string name_of(const GroupCall& call) {
@@ -51,7 +51,7 @@ inline std::vector<std::pair<const char*, double>> named_parts(const StepBreakdo
             {"optimizer", p.optimizer}, {"bubble", p.bubble},       {"tensor", p.tensor},
             {"pipeline", p.pipeline},   {"data", p.data},           {"together", p.together}};
 }
-// Names the part that most keeps a layout from having products and attention all the time.
+// Names the part, other than products and attention, that takes the most time.
 inline const char* most_lost_to(const StepBreakdown& parts) {
     auto named = named_parts(parts);
     return std::max_element(named.begin() + 2, named.end() - 1,
@@ -59,7 +59,7 @@ inline const char* most_lost_to(const StepBreakdown& parts) {
         ->first;
 }
 
-// PetaFLOP/s-days of a run, by so many FLOPs for each parameter and token.
+// PetaFLOP/s-days of a run, with `flops` FLOPs for each parameter and token.
 inline double petaflop_days(const PlanLine& line, double flops) {
     return flops * (double)parameter_count(line.options) * (double)line.command.tokens / (1e15 * 86400);
 }
@@ -81,11 +81,11 @@ inline PlanFigures figures_of(Planner& planner, const PlanLine& line, const Mach
     return f;
 }
 
-// Why the second is not the best: what it spends most more on.
+// Why the second is not the best: the part of its time that exceeds the best's by most.
 inline std::string why_lost(const PlanFigures& best, const PlanFigures& second) {
     auto a = named_parts(best.parts), b = named_parts(second.parts);
     size_t most = 0;
-    for (size_t i = 0; i + 1 < a.size(); i++)  // but for what messages hide of each other
+    for (size_t i = 0; i + 1 < a.size(); i++)  // without the last: what messages hide of each other
         if (b[i].second - a[i].second > b[most].second - a[most].second) most = i;
     double more = second.step.seconds - best.step.seconds;
     return text("2 takes %.3g s more than 1 (%.1f%%), most of it for: %s, %.3g s instead of %.3g", more,
@@ -124,18 +124,18 @@ inline std::vector<std::string> plan_warnings(const Planner& planner, const Mach
     return warnings;
 }
 
-// The command line of a run that is cut so.
+// The command line that trains with this cut.
 inline std::string training_command(Planner& planner, const PlanLine& line, const Machine& machine,
                                     const Cut& cut) {
     Options planned = planner.options_of(cut), preset;
     preset.model = planned.model;
-    std::vector<std::string> told;  // by the plan's own line
+    std::vector<std::string> told;  // remarks, already in the plan's notes
     apply_model(preset, told);
     complete(static_cast<ModelConfig&>(preset));
     preset.sequence_length = preset.context;
     if (cut.pp_schedule != PipelineSchedule::interleaved) planned.pp_chunks = 0;
     if (cut.zero == 0) planned.shard_group = 0;
-    planned.dp = 0;  // follows
+    planned.dp = 0;  // follows from the number of processes
     Options usual = planned;
     usual.tp_overlap = 0;
     complete_tensor_overlap(usual);
@@ -159,7 +159,7 @@ inline std::string training_command(Planner& planner, const PlanLine& line, cons
 // ----------------------------------------------------------------------------
 // failures
 
-// A change of what a run does about failures, and the share of its time that trains then.
+// A change to how a run handles failures, and the share of its time that would then be training.
 struct Remedy {
     std::string words;
     double share;
@@ -168,14 +168,14 @@ struct Remedy {
 struct FailureFigures {
     double hours = 0;                     // between two failures; 0: there are none
     double hours_of[failing_parts] = {};  // likewise, of each part
-    double share = 1;                     // the part of the time that trains
+    double share = 1;                     // fraction of time spent training
     std::vector<Remedy> remedies = {};
 };
 
-// days: of training; 0: not told, and then of a month.
+// Covers the days of training or, if these are not given, a month.
 inline FailureFigures failure_figures(const PlanLine& line, const Machine& machine, const PlanFigures& best) {
     constexpr double month = 30;      // days
-    constexpr double to_host = 25e9;  // bytes/s of a device
+    constexpr double to_host = 25e9;  // bytes/s from a device
     constexpr double worth_saying = 0.001;
     const PlanOptions& o = line.command;
     const Cut& cut = best.step.cut;
@@ -195,7 +195,7 @@ inline FailureFigures failure_figures(const PlanLine& line, const Machine& machi
         if (given >= 0) model.per_node_day.of[(int)part] = given / 1000;
     if (model.per_node_day.all() == 0) return {};
     double copy = staging / to_host;
-    model.save_stall = std::max(copy - best.step.seconds, 0.0);  // it runs behind the passes
+    model.save_stall = std::max(copy - best.step.seconds, 0.0);  // it overlaps a step's passes
     model.save_time = copy + staging * std::min(machine.node, (int)cut.ranks()) / machine.storage;
     if (o.save_every.unit == Interval::best)
         model.save_interval =
@@ -312,10 +312,10 @@ inline nlohmann::ordered_json layout_to_json(Planner& planner, const PlanLine& l
     return json;
 }
 
-// Rounds figures to nine digits. Compilers round within sums of products, each in places of its own, but a
-// plan is the same whatever device the program is built for. Whole numbers, such as bytes, stay.
+// Rounds figures to nine digits, so that a plan is the same whatever device the program is built for:
+// compilers round sums of products in different places. Whole numbers, such as bytes, stay.
 inline void round_figures(nlohmann::ordered_json& json) {
-    constexpr double nothing = 1e-12;  // the rest of times that are equal
+    constexpr double nothing = 1e-12;  // the rounding error of times that are equal
     if (json.is_structured())
         for (auto& one : json) round_figures(one);
     if (!json.is_number_float()) return;
@@ -362,7 +362,7 @@ inline std::string schedule_text(const Cut& cut) {
     return name_of(cut.pp_schedule) + (cut.pp_chunks > 1 ? text(" x%d", cut.pp_chunks) : "");
 }
 
-// host: with a column for what is taken of the host's memory.
+// host: adds a column for the host's memory.
 inline std::string plan_table(const Planner& planner, const std::vector<PlanFigures>& figures, bool host) {
     std::string table = "    tp   pp    dp  micro  schedule         zero  shards  recompute     s/step  "
                         "tokens/s   MFU  causal"
@@ -402,7 +402,7 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
     const PlanFigures& best = figures[0];
     const Cut& cut = best.step.cut;
     constexpr int indent = 13;
-    constexpr double worth_saying = 0.998;  // a shorter step is, by this share of it
+    constexpr double worth_saying = 0.998;  // a step is worth reporting below this share
     std::string result;
     auto say = [&](const char* what, const std::string& words) {
         std::string head = what;
@@ -501,7 +501,7 @@ inline Cut given_cut(Planner& planner, const PlanLine& line) {
     return cut;
 }
 
-// Says what would fit where nothing does.
+// Fails, and reports what would fit.
 [[noreturn]] inline void refuse_plan(Planner& planner, const PlanLine& line, const PlanTask& task) {
     PlannedStep least = planner.smallest();
     if (least.memory.empty()) {
@@ -510,7 +510,7 @@ inline Cut given_cut(Planner& planner, const PlanLine& line) {
             "the layout out",
             line.options.model.c_str(), line.options.global_batch / line.options.sequence_length);
     }
-    // Twice as many until that is enough, and then the fewest between: more devices never need more memory.
+    // Doubles the device count until the model fits, then bisects; more devices never need more memory each.
     std::string nearest;
     constexpr int most = 1 << 20;
     auto is_enough = [&](int devices) {
@@ -563,7 +563,7 @@ inline std::string plan(const PlanLine& line) {
                                                    : plan_text(planner, line, machine, figures);
 }
 
-// For all ranks: the command.
+// For all ranks: runs the command.
 inline void plan_or_measure(const PlanLine& line, const World& world) {
     if (line.command.measure.empty())
         print_text(plan(line));

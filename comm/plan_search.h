@@ -1,18 +1,18 @@
 /*
-The layouts of a training run on many devices, and the fastest of them. Each is a way to cut the model and the
-batch: tensor ranks, pipeline stages, data ranks, micro-batch, schedule, ZeRO, recomputation.
+Searches the layouts of a training run on many devices for the fastest. A layout is a way to cut the model and
+the batch: tensor ranks, pipeline stages, data ranks, micro-batch, schedule, ZeRO, recomputation.
 
-All that divide are bounded from below: no step is shorter than a stage's work on all micro-batches, behind
-the first of them on the stages before, and ahead of the last. In the order of their bounds, those that fit
-into memory are simulated (comm/plan_player.h), until a bound is above the best that are known: what is
-left cannot be better. Some are not tried, for another one is never slower:
+All layouts that divide evenly are bounded from below: a step takes at least a stage's work on all
+micro-batches, plus the work of the previous stages before its first and after its last. In the order of their
+bounds, layouts that fit into memory are simulated (comm/plan_player.h), until a bound exceeds the best known
+results: the rest cannot be better. Some are not tried, because another is never slower:
 
     gpipe              1f1b waits as long, and keeps fewer micro-batches
-    zero 0             1 sends as much, and steps a part of the parameters
-    more recomputing   as little as fits is fastest, and a higher level of ZeRO only helps to do with less
-    more chunks        where the largest of them has as many layers, they only send more
-    a shard group      where a larger one sends and steps in less time, for that also keeps less
-    tensor groups      that cross nodes, where any within a node fit
+    zero 0             zero 1 sends as much, and updates only a part of the parameters
+    more recomputing   the least that fits is fastest, and a higher level of ZeRO only helps to need less
+    more chunks        if the largest of them has as many layers, they only send more
+    a shard group      if a larger one sends and updates in less time, because it also keeps less
+    tensor groups      that cross nodes, if any within a node fit
 */
 #pragma once
 
@@ -56,22 +56,21 @@ public:
           element_bytes_((size_t)task.machine.element_bytes),
           sequences_(task.options.global_batch / task.options.sequence_length) {}
 
-    // Bytes that a rank may take, but for what library_memory() keeps back on a card.
+    // Bytes that a rank may use: without those that library_memory() reserves on a card.
     size_t available() const {
         constexpr size_t of_products = (size_t)(32 + 256) << 20;
         size_t kept = library_code_memory + (element_bytes_ == 2 ? of_products : 0);
         auto memory = (size_t)machine_.memory;
         return memory - std::min(memory, kept);
     }
-    // Bytes of the host's memory for all ranks of a machine.
+    // Bytes of host memory for each device.
     size_t host_room() const { return (size_t)machine_.host_memory; }
-    // Micro-batches of the data ranks that have the most. In the layouts that are searched all have equally
-    // many.
+    // Micro-batches of the data ranks that have the most; in layouts that are searched, all have the same.
     long long micro_batches(const Cut& cut) const {
         return ceil_div(sequences_ / cut.micro_batch, (long long)cut.dp);
     }
 
-    // Pieces for tensor ranks to send: more hide more, and make smaller, slower products.
+    // The fastest number of pieces for tensor ranks to send. More hide more, but make products slower.
     int fastest_row_chunks(Cut cut) {
         const Options& o = task_.options;
         if (cut.tp == 1) return 1;
@@ -88,7 +87,7 @@ public:
         return known->second;
     }
 
-    // Says whether the model and the batch can be cut so, by what follows for their sizes.
+    // Returns whether the sizes of the model and the batch allow this cut.
     bool is_possible(const Cut& cut) const {
         const Options& o = task_.options;
         bool interleaved = cut.pp_schedule == PipelineSchedule::interleaved;
@@ -99,14 +98,13 @@ public:
                (o.matmul_dtype != MatmulDtype::fp8 || fp8_refusal(options_of(cut)).empty());
     }
 
-    // The fastest layouts, the best first: of each way to divide the ranks one, `count` at most. Empty: none
-    // fits.
+    // The fastest layouts, best first, at most `count`: one for each division of the ranks. Empty: none fits.
     std::vector<PlannedStep> best(int count) {
         std::vector<PlannedStep> found = best_of(count, false);
         return found.empty() ? best_of(count, true) : found;
     }
 
-    // The layout that takes least memory of all; its seconds are not known.
+    // The layout that needs the least memory; its seconds are not computed.
     PlannedStep smallest() {
         PlannedStep least;
         for (bool across : {false, true}) {
@@ -128,19 +126,19 @@ public:
 
     bool fits(const Cut& cut) { return !memory(cut, available()).empty(); }
 
-    // No step is shorter.
+    // A lower bound for the seconds of a step.
     double bound(const Cut& cut) {
-        // passes beside messages of data ranks, and others
+        // pass times beside messages of data ranks, and without
         const MicroBatchTime &beside = times(cut, cut.dp > 1), &alone = times(cut);
         bool cut_params = cut.zero == 3 && cut.shard_group > 1,
              cut_grads = cut.zero >= 2 && cut.shard_group > 1;
         const double all = (double)micro_batches(cut);
         const std::vector<int>& split = this->split(cut);
-        bool drains = cut.pp_schedule != PipelineSchedule::zero_bubble;  // the last work may be put off there
+        bool drains = cut.pp_schedule != PipelineSchedule::zero_bubble;  // zero-bubble defers the last work
         struct OfStage {
             double work = 0;    // on one micro-batch
-            double more = 0;    // on the first and the last
-            double before = 0;  // on the stages before, ahead of its first and behind its last work
+            double more = 0;    // additionally, on the first and the last
+            double before = 0;  // on the previous stages, before its first and after its last work
         };
         std::vector<OfStage> stages((size_t)cut.pp);
         double before = 0;
@@ -176,20 +174,21 @@ public:
     // One layout, whether it fits or not.
     PlannedStep planned(const Cut& cut) { return {cut, simulated(cut, {}).seconds, memory(cut, SIZE_MAX)}; }
 
-    // How long a step takes whose gradients travel in this type.
+    // Seconds of a step whose gradients are sent in this type.
     double seconds_with_gradients_in(Dtype dtype, Cut cut) const {
         PlanTask task = task_;
         task.options.reduce_dtype = cut.reduce_dtype = dtype;
         return Planner(task).simulated(cut, {}).seconds;
     }
 
-    // Beyond so many micro-batches, each takes as long as the one before.
+    // Simulates enough micro-batches, and extrapolates: each further one takes as long as the one before.
     SimulatedStep simulated(const Cut& cut, const MessagesTaken& taken) {
         int enough = enough_micro_batches(cut);
         long long more = micro_batches(cut) - enough;
         std::vector<int> counts = {enough};
         if (more > 0) counts.push_back(enough - cut.pp);
-        // A host that has the optimizer, or tables, begins a step with the end of the one before.
+        // If the host has the optimizer or tables, a step begins with the end of the one before: simulate
+        // both.
         bool offload = steps_on_host(task_.options);
         if (offload) counts.insert(counts.begin(), counts.back());
         std::vector<SimulatedStep> steps = simulated(cut, taken, counts);
@@ -210,7 +209,7 @@ public:
         return step;
     }
 
-    // Steps of these numbers of micro-batches.
+    // Simulates steps of these numbers of micro-batches.
     std::vector<SimulatedStep> simulated(const Cut& cut, const MessagesTaken& taken,
                                          const std::vector<int>& micro_batches) {
         auto key = std::pair(cut, micro_batches);
@@ -218,7 +217,7 @@ public:
         return player_->play(taken);
     }
 
-    // Bytes that are taken of the host's memory, of a device of which the host is not a part.
+    // Bytes of host memory, for a device with its own memory; otherwise 0.
     size_t pinned(const std::vector<MemoryClass>& classes) const {
         return element_bytes_ == 2 ? pinned_total(classes) : 0;
     }
@@ -227,7 +226,7 @@ public:
         return memory_total(classes, element_bytes_ == 2);
     }
 
-    // A rank sends so much in a step, on the stage that sends most.
+    // Bytes that a rank sends in a step, on the stage that sends most.
     BytesSent sent(const Cut& cut) {
         SimulatedStep step = simulated(cut, {});
         return *std::ranges::max_element(step.sent, {}, &BytesSent::all);
@@ -250,7 +249,7 @@ public:
         parts.other_kernels = busy * kinds.streams / kinds.all();
         return parts;
     }
-    // FLOPs of a step on all ranks, with those that are made again.
+    // FLOPs of a step on all ranks, including recomputation.
     double executed_flops(const Cut& cut) {
         return times(cut).flops * (double)(sequences_ / cut.micro_batch) * cut.tp;
     }
@@ -270,7 +269,7 @@ public:
         if (split.empty()) split = pipeline_split(options_of(cut), {});
         return split;
     }
-    // The parameters of a tensor rank that has all layers.
+    // The layout of the parameters of a tensor rank that has all layers.
     const ParameterLayout& parameters(const Cut& cut) {
         auto [known, is_new] = parameters_.try_emplace({cut.tp, cut.shard_group}, nullptr);
         if (is_new)
@@ -287,13 +286,13 @@ private:
     };
     using Division = std::tuple<int, int, int>;  // tp, pp, dp
 
-    // Fewer devices than a node has are all in one.
+    // If there are fewer devices than a node has, all are in one node.
     static Machine in_world(Machine machine, int devices) {
         machine.node = std::min(machine.node, devices);
         return machine;
     }
 
-    // Seconds in which the optimizer transforms the largest matrix of a block, as a rank of each stage does.
+    // Seconds to transform the largest matrix of a block, which some rank of each stage has to do.
     double largest_transform() {
         if (largest_transform_) return *largest_transform_;
         const Optimizer optimizer = make_optimizer(task_.options, 0);
@@ -317,7 +316,7 @@ private:
 
     // ---- all layouts
 
-    // Weights in fp8 are known by where they lie, and the highest level moves them.
+    // fp8 copies of weights are identified by address, and level 3 moves weights.
     int most_zero() const { return task_.options.matmul_dtype == MatmulDtype::fp8 ? 2 : 3; }
 
     void keep_options(Cut& cut) const {
@@ -330,7 +329,7 @@ private:
         if (cut.zero == 0) cut.shard_group = 1;
         if (task_.keeps_recompute) cut.recompute = o.recompute;
     }
-    // Calls visit(tp, pp) for each that the model and the devices allow.
+    // Calls visit(tp, pp) for each pair that the model and the devices allow.
     template <typename Visit>
     void each_division(bool across_nodes, Visit&& visit) const {
         const Options& o = task_.options;
@@ -346,12 +345,12 @@ private:
             }
         }
     }
-    // The best cut into so many parts is found in time that grows like this.
+    // Returns whether the best split into `parts` is found soon: the time for that grows like this product.
     bool is_soon_split(int parts) const {
         return parts == 1 || (double)parts * task_.options.layers * task_.options.layers < 5e7;
     }
 
-    // Numbers of data ranks that share the sequences of a step in such micro-batches.
+    // Numbers of data ranks that can share a step's sequences evenly, in micro-batches of this size.
     std::vector<long long> data_ranks(int tp, int pp, int micro_batch) const {
         std::vector<long long> ranks;
         if (sequences_ % micro_batch) return ranks;
@@ -360,7 +359,7 @@ private:
         return ranks;
     }
 
-    // Numbers of chunks, each with fewer layers in the largest than the one before.
+    // Numbers of chunks that make the largest chunk smaller than one chunk fewer would.
     std::vector<int> chunk_numbers(int pp) const {
         if (task_.keeps_chunks) return {task_.options.pp_chunks};
         std::vector<int> numbers;
@@ -440,7 +439,7 @@ private:
         return steps;
     }
 
-    // The fastest level of ZeRO, shard group and recomputation that fit, if a step takes less than `worst`.
+    // The fastest ZeRO level, shard group and recomputation that fit; none if no step is below `worst`.
     std::optional<PlannedStep> best_state(Cut cut, double worst) {
         if (takes_too_much(cut)) return {};
         std::optional<PlannedStep> best;
@@ -471,8 +470,8 @@ private:
         return best;
     }
 
-    // Tells whether the layout does not fit even with everything that saves memory. Then larger micro-batches
-    // do not fit either.
+    // Returns whether the layout does not fit even with everything that saves memory. Larger micro-batches do
+    // not fit then either.
     bool takes_too_much(Cut cut) {
         int size = cut.micro_batch;
         cut.micro_batch = 0, cut.tp_overlap = 1;
@@ -492,14 +491,14 @@ private:
         bool alone = cut.zero == 0 || cut.dp == 1;
         int kept = task_.keeps_shard ? task_.options.shard_group : 0;
         if (alone) return kept > 1 ? std::vector<int>() : std::vector<int>{1};
-        if (kept > 0) return {kept};  // which divides, or nothing is tried
+        if (kept > 0) return {kept};  // divides dp, or nothing is tried
         Cut whole = cut;
         whole.shard_group = 1;
         const ParameterLayout& layout = parameters(whole);
         const ZeroSettings settings = zero_settings(task_.options, element_bytes_);
         const size_t size = layout.unit_size(1);
         double least = HUGE_VAL;
-        // All that is kept of an element is read and written, and its gradient is read twice.
+        // A step reads and writes everything that is kept of an element, and reads its gradient twice.
         double state = (double)element_bytes_ + 4.0 * (settings.slots.size() + settings.keep_master),
                step = (2 * state + 8) / machine_.memory_bandwidth;
         double micro = (double)micro_batches(cut), gathered = cut.zero >= 3 ? 2 * micro : 1,
@@ -529,12 +528,12 @@ private:
         return groups;
     }
 
-    // ---- what a layout comes to
+    // the costs of a layout
 
     Workload workload(const Cut& cut) const {
         return training_workload(options_of(cut), cut.recompute, element_bytes_);
     }
-    // The micro-batches after which simulating more of them shows nothing new; but gpipe keeps all of them.
+    // The number of micro-batches beyond which more show nothing new. All for gpipe, which keeps them all.
     int enough_micro_batches(const Cut& cut) const {
         constexpr long long most = 1 << 12;
         long long all = micro_batches(cut);
@@ -553,14 +552,14 @@ private:
             mesh_shape(o), o.tp_overlap, {cut.pp_schedule, cut.pp, micro_batches, cut.pp_chunks}, split(cut)};
     }
 
-    // beside_data: beside messages of data ranks.
+    // beside_data: while messages of data ranks are sent.
     const MicroBatchTime& times(const Cut& cut, bool beside_data = false) {
         Options o = options_of(cut);
         Layout tensor = {.mesh = mesh_shape(o), .row_chunks = o.tp_overlap};
         auto all = [&](const MeshShape& mesh) {
             return held_multiprocessors(mesh, o.tp_overlap, {.gradients = beside_data});
         };
-        // the ledger has those that tensor ranks hold
+        // the ledger accounts for those that tensor ranks hold
         int held = machine_.capability > 0 ? all(tensor.mesh) - all({.tp = cut.tp}) : 0;
         auto key = std::tuple(cut.tp, cut.micro_batch, cut.recompute, cut.tp_overlap, held);
         auto known = times_.find(key);
@@ -572,7 +571,7 @@ private:
         return known->second;
     }
 
-    // The ledgers of a rank of each stage.
+    // Records the ledgers of one rank of each stage.
     std::unique_ptr<StepPlayer> recorded(const Cut& cut, const std::vector<int>& micro_batches) {
         Options o = options_of(cut);
         const Workload w = workload(cut);
@@ -592,7 +591,7 @@ private:
         return player;
     }
 
-    // The classes of the stages that take most; empty: one takes more than `most`.
+    // The classes of the stages that need most. Empty if one needs more than `most`, or than the host has.
     std::vector<MemoryClass> memory(const Cut& cut, size_t most) {
         Options o = options_of(cut);
         Workload w = workload(cut);
@@ -630,7 +629,7 @@ private:
         row_chunks_;  // by tensor ranks, micro-batch and whether stages send
     std::map<std::pair<int, int>, std::unique_ptr<ParameterLayout>> parameters_;
     std::optional<double> largest_transform_;
-    std::map<Cut, int> too_large_;            // micro-batches; by the rest of the cut
+    std::map<Cut, int> too_large_;            // smallest micro-batch too large, by the rest of the cut
     std::map<int, std::vector<int>> splits_;  // by the number of parts
     std::map<std::tuple<int, int, PipelineSchedule, int, int>, std::vector<std::unique_ptr<Stage>>> stages_;
 };

@@ -1,6 +1,6 @@
 /*
-What is asked of the planner (comm/plan_search.h), and what it answers with: a way to cut a run over devices,
-and the parts of a step's time.
+The planner's input (comm/plan_search.h) and output: a way to cut a run over devices, and the parts of a
+step's time.
 */
 #pragma once
 
@@ -12,7 +12,7 @@ and the parts of a step's time.
 #include "comm/zero_arrays.h"        // Overlap
 #include "data/options/options.h"    // Options, Exposed
 
-// Those options with the cut of a run of one rank, which each way to cut it begins with.
+// Returns the cut with the layout of a single rank, from which every candidate is derived.
 inline Cut on_one_rank(Cut cut) {
     cut.tp = cut.pp = cut.dp = cut.micro_batch = cut.pp_chunks = cut.shard_group = cut.tp_overlap = 1;
     cut.pp_schedule = PipelineSchedule::one_f_one_b, cut.zero = 0, cut.recompute = Recompute::none;
@@ -20,10 +20,10 @@ inline Cut on_one_rank(Cut cut) {
 }
 
 struct PlanTask {
-    Options options;  // complete but for the layout
+    Options options;  // complete except for the layout
     Machine machine;
     int devices;
-    // The layout's options that hold; the others are searched for.
+    // The options of the layout that are fixed; the others are searched for.
     bool keeps_tp = false, keeps_pp = false, keeps_schedule = false, keeps_chunks = false, keeps_zero = false,
          keeps_shard = false, keeps_micro_batch = false, keeps_recompute = false;
     Exposed exposed = Exposed::none;
@@ -37,17 +37,17 @@ struct PlanTask {
     }
 };
 
-// The time of a step in parts, in seconds: those of work are of the stage that has most to do.
+// A step's time in parts, in seconds. Those of work are of the stage that has the most.
 struct StepBreakdown {
     double products = 0, attention = 0, other_kernels = 0;  // seconds in the micro-batches
     double optimizer = 0;
-    double bubble = 0;                          // the stages wait for each other
-    double tensor = 0, pipeline = 0, data = 0;  // without these messages the step would be so much shorter
-    double together = 0;                        // and without all of them, by so much more
+    double bubble = 0;                          // stages wait for each other
+    double tensor = 0, pipeline = 0, data = 0;  // how much shorter the step would be without these messages
+    double together = 0;                        // and how much shorter still without all of them
 };
 
 struct PlannedStep {
     Cut cut;
     double seconds = 0;
-    std::vector<MemoryClass> memory = {};  // for the stage that takes most
+    std::vector<MemoryClass> memory = {};  // for the stage that needs most
 };

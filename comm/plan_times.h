@@ -1,7 +1,7 @@
 /*
-Seconds of the pieces of a micro-batch, each layer's and those at the ends of the model: what a search for the
-fastest layout bounds steps by. No layer is described here: the program's own passes are written down
-(kernels/ledger.h), and their ledger is played (comm/plan_player.h).
+Seconds of the pieces of a micro-batch, for each layer and for the ends of the model, by which a search for
+the fastest layout bounds steps. No layer is described here: the program's own passes are recorded in a ledger
+(kernels/ledger.h), which is then played (comm/plan_player.h).
 */
 #pragma once
 
@@ -21,10 +21,9 @@ fastest layout bounds steps by. No layer is described here: the program's own pa
 #include "data/run/meter.h"         // flops_per_token
 #include "kernels/cards.h"          // Machine
 
-// Writes in the thread's ledger what a rank puts on streams: steps over these numbers of micro-batches, the
-// layout's at most, behind each other. They begin and end at entries of the kind `step`; the entries behind
-// the last belong to none. The world of the layout need not be there. train_gpt.cu has it, which has the
-// model.
+// Records in the thread's ledger what a rank puts on streams: steps of these numbers of micro-batches, at
+// most the layout's, one after another. They begin and end at entries of the kind `step`; entries after the
+// last belong to none. The world of the layout need not exist. Defined in train_gpt.cu, which has the model.
 void record_steps(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings,
                   const Optimizer& optimizer, const Layout& layout, const MeshPosition& position,
                   const std::vector<int>& micro_batches);
@@ -32,7 +31,7 @@ void record_steps(const ModelConfig& config, const Workload& workload, const Zer
 // ----------------------------------------------------------------------------
 // a micro-batch, on one tensor rank
 
-// Seconds of the passes over a layer or several, with the time that tensor ranks wait for each other.
+// Seconds of the passes over one or more layers, with the time that tensor ranks wait for each other.
 struct LayerTime {
     double forward = 0, backward = 0;
     LayerTime& operator+=(const LayerTime& other) {
@@ -47,8 +46,8 @@ struct MicroBatchTime {
     StepTime kinds;    // the launches of all passes
     double flops = 0;  // likewise, recomputation included
 
-    // Layers [begin, end) one after another take no less. The first of a chunk has a whole stream, as the
-    // model's first layer has, and no full window is before a sliding one.
+    // A lower bound for layers [begin, end) in sequence. The first layer of a chunk has a whole stream, as
+    // the model's first layer does, which has a sliding window if any layer has.
     LayerTime chunk(int begin, int end) const {
         LayerTime sum;
         for (int i = begin; i < end; i++) {
@@ -59,8 +58,9 @@ struct MicroBatchTime {
     }
 };
 
-// Only layers that differ are recorded: the first, and one period of the window pattern. Every other one
-// equals one of these. layout.row_chunks: pieces of what tensor ranks send.
+// Records only layers that differ: the first, a period of the window pattern without n-gram tables, and one
+// with them if there are any. Every other layer equals one of these. layout.row_chunks: pieces in which
+// tensor ranks send.
 inline MicroBatchTime micro_batch_time(const Options& o, const Workload& workload, const Layout& layout,
                                        const Machine& machine, bool overlap = true) {
     int period = 1;
@@ -69,15 +69,19 @@ inline MicroBatchTime micro_batch_time(const Options& o, const Workload& workloa
         period = (int)std::min<int64_t>((int64_t)sliding + full, o.layers);
     }
     ModelConfig few = o;
-    few.layers = std::min(o.layers, 1 + period);
+    const std::vector<bool> tables = layers_with_table(o);
+    few.layers = o.ngram.empty() ? std::min(o.layers, 1 + period) : 1 + 2 * period;
     const int L = few.layers;
+    few.ngram_layers = tables[0] ? "0" : "";
+    for (int i = 1 + period; i < L; i++)
+        few.ngram_layers += (few.ngram_layers.empty() ? "" : ",") + std::to_string(i);
     std::vector<int> shown_by(o.layers), shown(L);
     for (int i = 0; i < o.layers; i++) {
-        shown_by[i] = i < L ? i : 1 + (i - 1) % period;
+        shown_by[i] = i == 0 ? 0 : 1 + (i - 1) % period + (tables[i] ? period : 0);
         shown[shown_by[i]]++;
     }
-    // The first micro-batch makes copies of weights in fp8, which others find; but it does not read the
-    // gradients of matrices, which it is the first to write.
+    // The first micro-batch does not read the gradients of matrices, because it is the first to write them.
+    // But with fp8, it makes the copies of weights that the others reuse.
     const int micro_batch = workload.fp8 ? 1 : 0;
     Ledger book(machine.ledger_card(), workload.T, o.vocab_size);
     record_steps(few, workload, {.overlap = overlap}, make_optimizer(Options(), 0),
@@ -93,12 +97,11 @@ inline MicroBatchTime micro_batch_time(const Options& o, const Workload& workloa
     std::vector<double> seconds;
     player.play({}, &seconds);
 
-    // The last norm lies in the unit of the last block, which is entered for both; and embeddings may be
-    // tied, so their unit may be the classifier's. In a backward pass, all before the last block is the
-    // head's.
+    // The last norm lies in the unit of the last block, so that is entered for both. Embeddings may be tied,
+    // so their unit may be the classifier's. Backward, everything before the last block is the head's.
     MicroBatchTime result;
     std::vector<LayerTime> layers(L);
-    std::vector<int> times(book.sections.size());  // how often the model has what a section is over
+    std::vector<int> times(book.sections.size());  // how often the model has what a section covers
     LayerTime* part = nullptr;
     for (int i = 0, task = -1, last_entered = 0; i < (int)book.sections.size(); i++) {
         auto [its_task, work, its_micro_batch, unit] = book.sections[i];
@@ -126,9 +129,9 @@ inline MicroBatchTime micro_batch_time(const Options& o, const Workload& workloa
 // ----------------------------------------------------------------------------
 // the header of a run
 
-// The prediction for a run on one device; empty where too little is known of the device, or of such a step:
-// of others than those with the attention kernels of Hopper, and an optimizer on the device that steps each
-// element by itself. peak: FLOP/s that MFU is a share of.
+// The prediction for a run on one device. Empty if too little is known of the device, or of such a step: only
+// bf16 steps with Hopper's attention kernels and an elementwise optimizer on the device are modeled. peak:
+// the FLOP/s that MFU is a share of.
 inline std::string prediction_text(const Machine& machine, double peak, bool takes_wgmma, const Options& o,
                                    const Workload& workload) {
     bool known_machine = machine.gemm_flops > 0 && machine.memory_bandwidth > 0 && peak > 0 && takes_wgmma;

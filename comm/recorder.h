@@ -1,22 +1,22 @@
 /*
-What this rank gives its device, and when that is done: the writer of the flight record
-(data/run/flight_record.h) and of the times of a step (data/run/step_times.h).
+Records the work that this rank gives its device, and when that is done: writes the flight record
+(data/run/flight_record.h) and the times of a step (data/run/step_times.h).
 
 Each piece of work is between two events on its stream:
 
     { TraceSpan pass(Operation::forward, stream); ... give the work to the stream ... }
 
-The events are read when the device has come to them, a step later as a rule, and nobody waits for that. Their
-times are seconds on the device's own clock, counted from the beginning of the record. So that a difference of
-two events, which CUDA has as a float, is always a short one, every step has an event of its own from which
-its times are taken: its anchor.
+The events are read once the device has reached them, usually a step later, and no thread waits for them.
+Times are seconds on the device's own clock since the start of the record. CUDA returns the difference of two
+events as a float, which is precise only if the difference is short; so each step has an event of its own, its
+anchor, from which its times are measured.
 
-Where the compute stream waits for communication, the wait is an entry too; it counts as waiting and not as
-part of the pass that it interrupts. Calls between ncclGroupStart and ncclGroupEnd begin together: one entry.
-In a CUDA graph there are no events: the pass that the graph makes up is one entry.
+A wait of the compute stream for communication is an entry too; it counts as waiting, and not as part of the
+pass that it interrupts. Calls between ncclGroupStart and ncclGroupEnd begin together and make one entry. A
+CUDA graph contains no events: the pass that it runs is one entry.
 
-A long step of many small collectives has so many events that they would cost something. So steps come with
-details (communication and waits) or without, and the first rank chooses how often with: comm/timings.h.
+In a long step of many small collectives, the events would cost measurable time. So only some steps are
+recorded with details (communication and waits); the first rank chooses how many: comm/timings.h.
 */
 #pragma once
 
@@ -38,22 +38,22 @@ details (communication and waits) or without, and the first rank chooses how oft
 #include "data/run/step_times.h"
 #include "kernels/common.cuh"
 
-// A group of ranks as the record knows it.
+// A group of ranks, as the record lists it.
 struct RecordedGroup {
     std::string name;
-    std::vector<int> ranks;  // the first of them, or all
+    std::vector<int> ranks;  // the first members, or all
     int size = 1;
-    AxisSet axes;  // by which they are found; none: they are named
+    AxisSet axes;  // axes along which the ranks are found; none: `ranks` names them
 };
 
-// Whose record it is: the rank, its place in the world and the mesh of that, its machine and its run.
+// The rank that a record is about: its number, the sizes of the world and of its mesh, its host and its run.
 struct RecordedRank {
     int rank = 0, ranks = 1;
     PerAxis sizes = one_along_each;
     std::string host, run_dir;
 };
 
-// A step that the device has done.
+// A step that the device has finished.
 struct RecordedStep {
     StepTimes times;
     std::vector<FlightEntry> passes;  // in their order
@@ -117,7 +117,7 @@ public:
 
     bool on() const { return on_.load(std::memory_order_relaxed) && !ledger; }
 
-    // Begins a record of this process, whose passes are on this stream.
+    // Starts the record of this process, whose passes run on the stream `compute`.
     void start(cudaStream_t compute, const RecordedRank& rank) {
         std::lock_guard lock(mutex_);
         cudaCheck(cudaGetDevice(&device_));
@@ -151,7 +151,7 @@ public:
         on_ = true;
     }
 
-    // Ends it, before the device and its streams go. What has not been read is lost.
+    // Ends the record, before the device and its streams are destroyed. Entries that were not read are lost.
     void stop() {
         on_ = false;
         std::lock_guard lock(mutex_);
@@ -171,7 +171,7 @@ public:
     }
     const std::vector<RecordedGroup>& groups() const { return groups_; }
 
-    // A name for a stream in timelines.
+    // Names a stream in timelines.
     void name_stream(cudaStream_t stream, const char* name) {
         if (is_imagined(stream)) return;
         std::lock_guard lock(mutex_);
@@ -184,7 +184,7 @@ public:
         return names;
     }
 
-    // ---- what the thread that gives work is at, for entries that are made from now on
+    // ---- position of the launching thread, for entries made from now on
 
     void at_unit(int unit) {
         if (!ledger) unit_ = (int16_t)unit;
@@ -192,8 +192,8 @@ public:
     void at_micro_batch(int micro_batch, int chunk) {
         if (!ledger) micro_batch_ = micro_batch, chunk_ = (int16_t)chunk;
     }
-    // Writes down what the threads of this process are at, for those who read the record when nobody answers.
-    // For any thread.
+    // Records what the threads of this process are doing, for readers of the record when the process no
+    // longer responds. Any thread may call it.
     void look_at_threads() {
         const BusyState *work = nullptr, *wait = nullptr;
         const std::vector<BusyState> all = BusyScope::all();
@@ -255,7 +255,7 @@ public:
         at_micro_batch(FlightEntry::none, FlightEntry::none);
     }
 
-    // The oldest step that is over and has not been taken.
+    // Returns the oldest finished step that has not been taken.
     std::optional<RecordedStep> take_step() {
         std::lock_guard lock(mutex_);
         if (finished_.empty()) return {};
@@ -264,10 +264,11 @@ public:
         return step;
     }
 
-    // Events that the last step was given.
+    // The number of events that the last step used.
     int events_of_step() const { return events_of_step_; }
 
-    // Reads what the device has come to. Any thread may, but it does not wait for another that does.
+    // Reads the events that the device has reached. Any thread may call it; while another holds the lock, it
+    // does nothing.
     void poll() {
         if (!on()) return;
         std::unique_lock lock(mutex_, std::try_to_lock);
@@ -294,14 +295,14 @@ public:
             finished_.back().times.complete();
             accounts_.pop_front();
         }
-        // An anchor is needed as long as entries are to come that count from it, and by the next one.
+        // An anchor is needed while pending entries count from it, and until the next anchor's time is known.
         while (anchors_.size() > 1 && anchors_[1]->known && anchors_[0].use_count() == 1) {
             free_events_.push_back(anchors_[0]->event);
             anchors_.pop_front();
         }
     }
 
-    // Tells whether the device has done all that was recorded, as of the last poll().
+    // Returns whether the device has done everything that was recorded, as of the last poll().
     bool is_idle() const {
         std::lock_guard lock(mutex_);
         return std::ranges::all_of(tracks_, [](const Track& track) { return track.pending.empty(); });
@@ -309,7 +310,7 @@ public:
 
     // ---- entries
 
-    // Keeps the entries that are done from now on, to be taken as a whole; or keeps no more.
+    // Starts or stops keeping finished entries, for take_kept().
     void keep_entries(bool on) {
         std::lock_guard lock(mutex_);
         keeping_ = on;
@@ -318,13 +319,14 @@ public:
         std::lock_guard lock(mutex_);
         return std::exchange(kept_, {});
     }
-    // A step, or a validation, begins: `passes` passes of this rank over `micro_batches` micro-batches.
+    // Begins a step, or a validation, of `passes` passes of this rank over `micro_batches` micro-batches.
     void begin_passes(int passes, int micro_batches) {
         if (ledger) return;
         passes_before_ = passes_given_.load();
         passes_to_do_ = passes, micro_batches_ = micro_batches;
     }
-    // The part of them that the device has done; of no micro-batches if that is not known. For any thread.
+    // Returns how many of them the device has done; of 0 micro-batches if that is unknown. Any thread may
+    // call it.
     PassProgress progress() {
         poll();
         if (!on() || passes_to_do_ == 0) return {};
@@ -335,8 +337,8 @@ public:
     // Seconds since the start, on the host's clock.
     double host_time() const { return seconds_now() - origin_; }
 
-    // How a pair of events compares with the host's clock now: the seconds by which the device's clock is
-    // ahead of host_time(), and how wrong that may be. The stream must be idle.
+    // Returns the seconds by which the device's clock is now ahead of host_time(), and the largest error of
+    // that. The stream must be idle.
     std::pair<double, double> clock_offset() {
         double best_width = std::numeric_limits<double>::max(), offset = 0;
         std::unique_lock lock(mutex_);
@@ -363,8 +365,8 @@ public:
         return {offset, best_width / 2};
     }
 
-    // Seconds that the host and the device take for one event: the least of some trials, for others use the
-    // machine too.
+    // Returns the seconds that host and device spend on one event: the minimum of several trials, because
+    // other programs use the machine too.
     double cost_of_event() {
         constexpr int events = 64, trials = 8;
         std::vector<cudaEvent_t> taken;
@@ -385,7 +387,8 @@ public:
         return least / events;
     }
 
-    // The folder of the run; empty: nothing is recorded, or a thread that is stuck keeps it. For any thread.
+    // Returns the folder of the run; empty if nothing is recorded, or if a stuck thread holds the lock. Any
+    // thread may call it.
     std::string run_dir() const {
         if (!lock_within(0.1, mutex_)) return "";
         std::lock_guard lock(mutex_, std::adopt_lock);
@@ -402,7 +405,7 @@ private:
 
     struct Anchor {
         cudaEvent_t event;
-        bool known;   // the device has come to it
+        bool known;   // the device has reached it
         double time;  // seconds since the start
     };
     // An entry whose events are on their stream.
@@ -412,7 +415,7 @@ private:
         cudaEvent_t begin = {}, end = {};
         std::shared_ptr<Anchor> anchor;
         std::optional<Operation> enclosing;
-        bool counts = false;                                 // for the step it was made in
+        bool counts = false;                                 // toward the step it was made in
         std::vector<std::pair<int16_t, uint64_t>> together;  // calls that begin with it: group and number
     };
     struct Track {
@@ -422,11 +425,11 @@ private:
     };
     struct Account {
         RecordedStep step;
-        int outstanding;  // entries
+        int outstanding;  // entries that have not finished
         bool closed;
     };
 
-    // Under the lock, as all that follows.
+    // The caller holds the lock, here and in all that follow except begin(), end() and waited_on_host().
     cudaEvent_t take_event() {
         events_of_step_++;
         if (free_events_.empty()) {
@@ -440,7 +443,7 @@ private:
         return event;
     }
 
-    // A new entry, with events if it is timed.
+    // Makes a new entry, with events if it is timed.
     Pending begin(const FlightEntry& what, cudaStream_t stream, bool timed) {
         std::lock_guard lock(mutex_);
         Pending made = pending(what.operation, track_of(stream));
@@ -463,9 +466,9 @@ private:
         return made;
     }
 
-    // All of an entry's work is on its stream.
+    // Ends an entry: all of its work is on its stream.
     void end(Pending made, cudaStream_t stream) {
-        if (cudaEventRecord(made.end, stream) != cudaSuccess) return;  // whoever calls CUDA next tells
+        if (cudaEventRecord(made.end, stream) != cudaSuccess) return;  // the next CUDA call reports it
         std::lock_guard lock(mutex_);
         if (on()) tracks_[made.copy.track].pending.push_back(std::move(made));
     }
@@ -488,7 +491,7 @@ private:
         return (uint8_t)(tracks_.size() - 1);
     }
 
-    // A new entry of the ring.
+    // Adds an entry to the ring.
     Pending pending(Operation operation, uint8_t track) {
         FlightRecord& record = **record_;
         Pending made;
@@ -514,11 +517,12 @@ private:
 
     static double elapsed(cudaEvent_t begin, cudaEvent_t end) {
         float milliseconds = 0;
-        if (cudaEventElapsedTime(&milliseconds, begin, end) != cudaSuccess) return 0;  // others tell why
+        if (cudaEventElapsedTime(&milliseconds, begin, end) != cudaSuccess) return 0;  // others report why
         return (double)milliseconds / 1e3;
     }
 
-    // Entries stand in the order of their ends: what is part of a pass stands before it and begins behind it.
+    // Marks entries that have begun. Entries are in order of their ends: a part of a pass precedes the pass
+    // here, although it begins after it.
     void look_for_begun(Track& track) {
         bool part_to_come = false;
         for (Pending& each : track.pending) {
@@ -535,7 +539,7 @@ private:
         }
     }
 
-    // Its stream has come to it.
+    // Notes that an entry's stream has reached its beginning.
     void begin_on_device(Pending& begun) {
         FlightRecord& record = **record_;
         begun.copy.begin = begun.anchor->time + elapsed(begun.anchor->event, begun.begin);
@@ -544,7 +548,7 @@ private:
         sign_of_life();
     }
 
-    // Brings a count of its groups to its calls.
+    // Raises a counter of the entry's groups to the numbers of its calls.
     void bring(std::atomic<uint64_t> FlightGroup::*count, const Pending& calls) {
         auto to = [&](int16_t group, uint64_t number) {
             std::atomic<uint64_t>& counted = (*record_)->groups[group].*count;
@@ -563,7 +567,7 @@ private:
         finish(done);
     }
 
-    // Its times are known.
+    // Notes a finished entry, whose times are known.
     void finish(const Pending& done) {
         const FlightEntry& entry = done.copy;
         FlightRecord& record = **record_;
@@ -598,7 +602,7 @@ private:
     std::optional<SharedFlightRecord> record_;
     int device_ = 0;
     cudaStream_t compute_ = nullptr;
-    double origin_ = 0;  // the host's clock, when the device's was 0
+    double origin_ = 0;  // the host's clock when the device's was 0
 
     std::vector<RecordedGroup> groups_;
     std::vector<std::pair<cudaStream_t, const char*>> names_;
@@ -610,27 +614,27 @@ private:
     cudaEvent_t step_begin_ = {};
     bool detailed_ = true;
     int events_of_step_ = 0;
-    std::deque<Account> accounts_;  // steps that are not over on the device
+    std::deque<Account> accounts_;  // steps that the device has not finished
     std::deque<RecordedStep> finished_;
     std::vector<FlightEntry> kept_;
     std::atomic<int> passes_given_ = 0, passes_done_ = 0;    // since the start
-    std::atomic<int> passes_before_ = 0, passes_to_do_ = 0;  // counts of the passes that were given last
-    std::atomic<int> micro_batches_ = 0;                     // theirs
+    std::atomic<int> passes_before_ = 0, passes_to_do_ = 0;  // at the last begin_passes()
+    std::atomic<int> micro_batches_ = 0;                     // at the last begin_passes()
     bool keeping_ = false;
-    float carried_[2] = {};  // the host's waits between steps, for data and for saves: the next step's
+    float carried_[2] = {};  // seconds the host waited between steps for data, for saves: the next step's
 
     int16_t unit_ = FlightEntry::none, chunk_ = FlightEntry::none;
     int32_t micro_batch_ = FlightEntry::none;
-    std::optional<Operation> enclosing_;  // the pass, or the update, that work belongs to
+    std::optional<Operation> enclosing_;  // the pass or update that current work belongs to
     int paused_ = 0;
-    bool together_ = false;         // calls begin together,
-    std::optional<Pending> first_;  // and this is the first of them
+    bool together_ = false;         // calls begin together
+    std::optional<Pending> first_;  // the first of them
     cudaStream_t first_stream_ = nullptr;
 };
 
 inline Recorder recorder;
 
-// For as long as it exists, this process records.
+// Records this process during its lifetime.
 class TraceSession {
 public:
     TraceSession(cudaStream_t compute, const RecordedRank& rank) { recorder.start(compute, rank); }
@@ -639,17 +643,17 @@ public:
     TraceSession& operator=(const TraceSession&) = delete;
 };
 
-// For as long as it exists, what is given to the stream is one entry.
+// Makes one entry of all work put on the stream during its lifetime.
 class TraceSpan {
 public:
-    // A pass, or the update: what is recorded meanwhile is a part of it.
+    // A pass, or the update; entries made meanwhile are part of it.
     TraceSpan(Operation operation, cudaStream_t stream) {
         if (!recorder.on() || recorder.paused_) return;
         begin({.operation = operation}, stream, true);
         outer_ = std::exchange(recorder.enclosing_, operation);
     }
 
-    // A call of a group, whose number in the record this is.
+    // A call of a group; `group` is its number in the record.
     TraceSpan(Operation operation, int group, Traffic kind, uint64_t bytes, cudaStream_t stream) {
         if (!recorder.on() || recorder.paused_ || group < 0) return;
         begin({.bytes = bytes, .group = (int16_t)group, .operation = operation, .traffic = (uint8_t)kind},
@@ -687,7 +691,7 @@ private:
     cudaStream_t stream_ = nullptr;
 };
 
-// For as long as it exists, calls begin together and make one entry.
+// Makes one entry of the calls during its lifetime, which begin together.
 class TraceGroup {
 public:
     TraceGroup() { recorder.together_ = true; }
@@ -699,7 +703,7 @@ public:
     TraceGroup& operator=(const TraceGroup&) = delete;
 };
 
-// For as long as it exists, the host waits.
+// Records that the host waits during its lifetime.
 class HostSpan {
 public:
     explicit HostSpan(Operation operation) : operation_(operation), begin_(recorder.host_time()) {}
@@ -714,7 +718,7 @@ private:
     const double begin_;
 };
 
-// For as long as it exists, nothing is recorded: the work is captured in a graph.
+// Stops recording during its lifetime, because the work is captured in a graph.
 class TracePause {
 public:
     explicit TracePause(bool really = true) : really_(really) { recorder.paused_ += really_; }

@@ -1,7 +1,7 @@
 /*
-The ring algorithms. n ranks stand in a ring, each receives from the one before it and sends to the next, and
-all links are busy all the time. A buffer of n chunks is summed in n - 1 steps, and the sums are passed on
-to all in n - 1 more. With four ranks, rank 0 in an all-reduce:
+Ring algorithms. n ranks form a ring; each receives from the previous one and sends to the next, so all links
+are always busy. A buffer of n chunks is summed in n - 1 steps, and the sums are passed on to all ranks in
+n - 1 more. Rank 0 of four in an all-reduce:
 
     step    sends           receives    which makes
     0       its chunk 0     chunk 3     3 + own
@@ -11,12 +11,12 @@ to all in n - 1 more. With four ranks, rank 0 in an all-reduce:
     4       chunk 0         chunk 3
     5       chunk 3         chunk 2
 
-Each step moves 1/n of the buffer, so a rank sends (n - 1)/n of it in each half, which is the least possible,
-however many ranks there are. Each element is summed by one rank at a time in the order of the ring: every
-run gives the same bits, and so does every rank.
+Each step moves 1/n of the buffer, so a rank sends (n - 1)/n of it in each half, the minimum for any number of
+ranks. Each element is summed by one rank at a time in ring order, so the bits are the same in every run and
+on every rank.
 
-The first half alone is a reduce-scatter (begun one chunk earlier, so that a rank ends with its own), the
-second half alone an all-gather.
+The first half by itself is a reduce-scatter (started one chunk earlier, so that each rank ends with its own
+chunk), and the second half by itself an all-gather.
 */
 #pragma once
 
@@ -27,10 +27,10 @@ second half alone an all-gather.
 #include "comm/messages.h"     // MessageFlow, Piece
 #include "kernels/common.cuh"  // ceil_div
 
-constexpr size_t largest_message = size_t(1) << 19;  // half of a core's second-level cache, or less
+constexpr size_t largest_message = size_t(1) << 19;  // bytes; at most half of a core's L2 cache
 
-// Chunk c of `count` elements cut into `chunks`: elements [chunk_begin(c), chunk_begin(c + 1)). The first
-// ones have an element more where the cut is uneven.
+// The beginning of chunk c of `count` elements cut into `chunks`: the chunk has elements [chunk_begin(c),
+// chunk_begin(c + 1)). If the cut is uneven, the first chunks have one element more.
 constexpr size_t chunk_begin(size_t count, size_t chunks, size_t c) {
     return count / chunks * c + std::min(count % chunks, c);
 }
@@ -39,14 +39,14 @@ enum class RingPass { reduce_scatter, all_gather, all_reduce };
 
 struct RingBuffers {
     const char* input;  // all chunks (all_gather: not used)
-    char* result;       // all chunks; reduce_scatter: the own chunk; all_gather: the own chunk is there
-    size_t count;       // elements of all chunks
+    char* result;  // all chunks; reduce_scatter: only the own chunk; all_gather: holds the own chunk at first
+    size_t count;  // elements of all chunks
     size_t element_bytes;
     void (*add)(char* out, const char* a, const char* b, size_t count);  // (all_gather: not used)
 };
 
-// The chunks are cut into blocks of a few pieces, and each block goes all the way before the next: so it is
-// still in the cache when it is sent on.
+// Chunks are cut into blocks of a few pieces. Each block goes through all steps before the next one starts,
+// so that it is still in the cache when it is sent on.
 class RingFlow : public MessageFlow {
 public:
     RingFlow(const MessageGroup& group, int tag, int rank, int ranks, RingPass pass,
@@ -76,8 +76,8 @@ private:
         size_t step, begin, count;  // elements of the whole buffer
     };
 
-    // The chunk that message `index` carries: in step s a rank sends the chunk s behind its first, and
-    // receives the one behind that.
+    // Returns the step and elements of message `index`: in step s a rank sends the chunk that is s before its
+    // first (behind = 0), and receives the one before that (behind = 1).
     Place place(size_t index, size_t behind) const {
         size_t step = index / block_ % steps_;
         size_t piece = index / (block_ * steps_) * block_ + index % block_;
@@ -96,8 +96,8 @@ private:
     char* result(const Place& at) const {
         return buffers_.result + (at.begin - result_begin_) * buffers_.element_bytes;
     }
-    // The memory into which message `index` is received to be added to. It is sent on as message index +
-    // block_, and by message index + 2 * block_ the memory is free again.
+    // The memory that receives message `index`, to be added to. The sum is sent on as message index + block_,
+    // and the memory is free for message index + 2 * block_.
     char* slot(size_t index) const { return slots_.get() + index % (2 * block_) * slot_bytes_; }
 
     Piece outgoing(size_t index) override {
@@ -120,16 +120,16 @@ private:
 
     RingBuffers buffers_;
     size_t ranks_;
-    size_t first_chunk_;   // which this rank sends in step 0
-    size_t result_begin_;  // element of the whole buffer that `result` begins with
+    size_t first_chunk_;   // the chunk that this rank sends in step 0
+    size_t result_begin_;  // first element of `result` in the whole buffer
     size_t adding_steps_, steps_;
     size_t pieces_, block_;  // pieces in a chunk, and in a block
     size_t slot_bytes_;
     std::unique_ptr<char[]> slots_;
 };
 
-// A buffer passed along a chain of ranks: received from one (none: -1), sent on to another (none: -1). Each
-// piece is sent on as soon as it is there, so a long chain takes hardly longer than a short one.
+// Passes a buffer along a chain of ranks: receives from one (-1: none), and sends to another (-1: none). Each
+// piece is forwarded as soon as it arrives, so a long chain takes hardly longer than a short one.
 class ChainFlow : public MessageFlow {
 public:
     ChainFlow(const MessageGroup& group, int tag, char* data, size_t bytes, int from, int to)

@@ -1,5 +1,5 @@
 /*
-The checkpoints of a run: where it goes on from, and what is saved of it while it goes on.
+The checkpoints of a run: the one it resumes from, and those it saves while training.
 */
 #pragma once
 
@@ -44,17 +44,18 @@ The checkpoints of a run: where it goes on from, and what is saved of it while i
 // ----------------------------------------------------------------------------
 // the last checkpoint of a run
 //
-// The last checkpoint of a run, where the run directory does not take it. It has the work since the one
-// before, so it is not given up at once:
+// Saves the last checkpoint of a run if the run directory cannot take it. The work since the previous
+// checkpoint would be lost, so several ways are tried in turn:
 //
-//     --fallback-dir    it goes there
-//     the weights       are saved alone, and marked as such, for the program may be killed while it waits
-//     --disk-wait       it is tried again, until somebody has made room, the time is over, or Ctrl-C
-//     older ones        are deleted, but not the newest that is whole, nor what --keep-every and --keep-best
+//     --fallback-dir    the checkpoint is saved there
+//     the weights       are saved by themselves and marked as such: the program may be killed while it waits
+//     --disk-wait       saving is retried until there is room, the time is over, or Ctrl-C
+//     older ones        are deleted, except the newest whole one and those that --keep-every and --keep-best
 //                       keep
 //
-// The second and the last are for a full disk or quota. A quota, or a limit on the size of a file, is not
-// waited for: neither changes by itself. What was saved of the weights goes when there is more.
+// Weights are saved separately if room is lacking (disk, quota, file size), and removed once a complete
+// checkpoint of the step exists. Older checkpoints are deleted only for a full disk or quota. A quota, or a
+// limit on file sizes, is not waited for: neither changes by itself.
 
 inline Retention retention_of(const Options& o) {
     return {.newest = o.keep, .every = o.keep_every};
@@ -62,8 +63,8 @@ inline Retention retention_of(const Options& o) {
 
 class LastCheckpoint {
 public:
-    // save() saves the state in the run directory, which takes so many bytes; report() is told of what is
-    // saved elsewhere. about: as CheckpointSaver has it.
+    // save() saves the state, of `bytes` bytes, in the run directory; report() receives the reports of all
+    // other saves. about: see CheckpointSaver.
     LastCheckpoint(const Contributors& parts, const World& world, const Options& o, uint64_t bytes,
                    nlohmann::ordered_json about, std::function<SaveReport()> save,
                    std::function<void(const SaveReport&)> report)
@@ -75,8 +76,8 @@ public:
           save_(std::move(save)),
           report_(std::move(report)) {}
 
-    // For all ranks, after a save that failed: saves by other means, and returns the checkpoint's folder. If
-    // there is no checkpoint in the end, all ranks throw CommonError, which says what there is.
+    // For all ranks, after a failed save: saves by other means, and returns the checkpoint's folder. If no
+    // checkpoint can be saved, all ranks throw CommonError, which says what was saved.
     std::string save(SaveReport failed) {
         if (!options_.fallback_dir.empty()) {
             std::string fallback = shared_run_dir(options_.fallback_dir, options_.run_dir);
@@ -100,7 +101,7 @@ public:
     }
 
 private:
-    static constexpr double longest_pause = 30;  // seconds between two saves that are tried
+    static constexpr double longest_pause = 30;  // seconds between two attempts
 
     SaveReport save_as(const std::string& run_dir, bool weights_alone) {
         CheckpointSaver saver(parts_, world_, run_dir, {}, false, weights_alone);
@@ -109,7 +110,7 @@ private:
         return report;
     }
 
-    // For all ranks.
+    // For all ranks: returns whether the folder belongs to this user or does not exist; warns otherwise.
     bool is_ours(const std::string& folder) const {
         std::string error;
         if (world_.is_root()) note_error(error, [&] { check_own_folder(folder); });
@@ -117,13 +118,14 @@ private:
         return world_.largest(!error.empty()) == 0;
     }
 
-    // For all ranks: their folder, or nothing.
+    // For all ranks: saves only the weights. Returns their folder; empty if that fails.
     std::string save_weights() {
         SaveReport report = save_as(options_.run_dir, true);
         return report.error.empty() ? report.folder : "";
     }
 
-    // For all ranks: saves as soon as there seems to be room, until that succeeds or the time is over.
+    // For all ranks: retries the save when there seems to be room, until it succeeds, time is over, or
+    // Ctrl-C.
     SaveReport try_again(SaveReport failed) {
         double end = seconds_now() + options_.disk_wait, pause = 1, next = 0;
         std::string folder = checkpoints_folder(options_.run_dir);
@@ -154,8 +156,8 @@ private:
         return failed;
     }
 
-    // For all ranks: deletes older checkpoints, the oldest first, until a new one fits; none if all of them
-    // would not be enough. Returns whether there is more room.
+    // For all ranks: deletes older checkpoints, the oldest first, until a new one fits; none if deleting all
+    // of them would not be enough. Returns whether there is more room.
     bool make_room() {
         bool deleted = false;
         world_.on_all_ranks([&] {
@@ -169,7 +171,7 @@ private:
 
     bool delete_spare() const {
         uint64_t room = free_space(checkpoints_folder(options_.run_dir) + "/"), more = 0;
-        if (room >= bytes_) room = 0;                     // the disk has room, but a quota or a limit says no
+        if (room >= bytes_) room = 0;                     // the disk has room, so a quota is full
         std::vector<std::pair<int64_t, uint64_t>> spare;  // step and bytes
         for (int64_t step : spare_steps()) {
             spare.emplace_back(step, folder_bytes(step));
@@ -185,7 +187,7 @@ private:
         return true;
     }
 
-    // Files that other checkpoints share stay when it goes.
+    // Returns the bytes that deleting a checkpoint frees: files that it shares with others stay.
     uint64_t folder_bytes(int64_t step) const {
         uint64_t bytes = 0;
         for (const auto& entry :
@@ -194,10 +196,10 @@ private:
         return bytes;
     }
 
-    // Steps of checkpoints that the run can do without, the oldest first.
+    // Returns the steps of checkpoints that the run can do without, the oldest first.
     std::vector<int64_t> spare_steps() const {
         std::vector<int64_t> spare;
-        if (options_.keep == 0) return spare;  // all are to stay
+        if (options_.keep == 0) return spare;  // all are kept
         bool verified = false;
         Retention retention = retention_of(options_);
         BestCheckpoints best = best_checkpoints(about_, "the last checkpoint");
@@ -230,15 +232,15 @@ private:
 // ----------------------------------------------------------------------------
 // the start of a run
 //
-// Ranks that look for a checkpoint each by themselves may see different ones, for a file system shows the
-// files of other machines late; and thousands of them that look at every file at once are a load on it. So
-// the first rank looks, and tells the others.
+// If each rank looked for a checkpoint, they might see different ones, because file systems show files of
+// other machines late; and thousands of ranks that look at every file would overload the file system. So the
+// first rank looks, and informs the others.
 
-// The index stays with the rank that has read it: it is large, and only one of those found is loaded.
+// StoredRun::index stays on the rank that read it: it is large, and only one of the checkpoints is loaded.
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StoredRun, checkpoint, run_dir, tokenizer, step, options, notes, gone,
                                    older)
 
-// The options of a checkpoint that name files which are not here, as those of a run that was moved.
+// Returns the options of a checkpoint that name missing files, as after a run was moved.
 inline std::vector<std::string> gone_files(const StoredRun& run) {
     std::vector<std::string> gone;
     auto look = [&](const char* option, auto&& find) {
@@ -264,8 +266,8 @@ inline std::vector<std::string> gone_files(const StoredRun& run) {
     return gone;
 }
 
-// For all ranks: the first one looks at these places, the same on all. The function returned replays its
-// answers, and does no communication.
+// For all ranks, with the same places: the first rank looks at them. The function returned replays its
+// answers without communication.
 inline FindCheckpoint find_on_root(const World& world, const std::vector<std::string>& places,
                                    const FindCheckpoint& find = find_checkpoint) {
     std::string message;
@@ -282,7 +284,7 @@ inline FindCheckpoint find_on_root(const World& world, const std::vector<std::st
                 answers.push_back({{"error", message_of(error)}});
             }
         }
-        // Paths may be no UTF-8, which JSON's text would not take.
+        // CBOR, because paths may not be valid UTF-8, which JSON text requires.
         nlohmann::json::to_cbor(answers, message);
     }
     nlohmann::json answers = nlohmann::json::from_cbor(world.broadcast_text(message));
@@ -304,7 +306,7 @@ inline FindCheckpoint find_on_root(const World& world, const std::vector<std::st
 // How far a run has come.
 struct RunPosition {
     int step = 0;          // steps done
-    uint64_t samples = 0;  // taken from the data, in the order of the run, or passed over
+    uint64_t samples = 0;  // taken from the data in the order of the run, including those passed over
     SpikeHistory spikes = {};
     BestCheckpoints best = {};
 };
@@ -313,8 +315,8 @@ class RunCheckpoints {
 public:
     using Report = std::function<void(const SaveReport&)>;
 
-    // parts: all that is saved. before_save is called on all ranks before a save, and report with its report
-    // after it.
+    // parts: everything to save. Before each save before_save is called on all ranks, and after it report
+    // with the save's report.
     RunCheckpoints(Contributors parts, bool in_background, const Options& o, const World& world,
                    std::function<void()> before_save, Report report)
         : parts_(std::move(parts)),
@@ -327,7 +329,7 @@ public:
 
     const Contributors& parts() const { return parts_; }
 
-    // For all ranks: the state of this checkpoint or, if it is not whole, of the newest before it.
+    // For all ranks: loads this checkpoint or, if it is not whole, the newest whole one before it.
     RunPosition resume(const StoredRun& origin) {
         std::vector<std::string> folders = origin.older;
         folders.insert(folders.begin(), origin.checkpoint);
@@ -340,8 +342,7 @@ public:
         return position;
     }
 
-    // For all ranks, in the middle of a run: the state of its newest checkpoint up to this step that is
-    // whole. Null: there is none.
+    // For all ranks, during a run: loads its newest whole checkpoint up to this step. Null if there is none.
     std::optional<RunPosition> go_back(int step) {
         finish();
         std::string steps = text_from_root(world_, [&] {
@@ -352,7 +353,7 @@ public:
         for (int64_t saved : nlohmann::json::parse(steps).get<std::vector<int64_t>>()) {
             if (saved <= step) folders.push_back(checkpoint_folder(options_.run_dir, saved));
         }
-        // The checkpoint that the run began with may lie elsewhere.
+        // The checkpoint that the run started from may lie elsewhere.
         bool counts = !origin_.first.empty() && origin_.second <= step;
         if (folders.empty() && counts) folders.push_back(origin_.first);
         if (folders.empty()) return std::nullopt;
@@ -360,19 +361,19 @@ public:
                            [&](const std::string& folder) { return older_run(folder); });
     }
 
-    // For all ranks: the weights alone.
+    // For all ranks: loads only the weights.
     void take_weights(const StoredRun& origin) {
         load(origin, true);
         print("weights      of %s\n", origin.checkpoint.c_str());
     }
 
-    // Tells whether the state after this step is to be saved: the first rank knows, and says it to all.
+    // Returns whether to save the state after this step. The first rank decides for all; others return false.
     bool due(int step) const { return world_.is_root() && clock_.due(step); }
 
-    // When the next one comes, in words, while this step is worked on.
+    // Describes, during this step, when the next save is due.
     std::string next(int step) const { return clock_.next(step, options_.steps); }
 
-    // For all ranks: begins to save, or saves.
+    // For all ranks: saves, or starts a save in the background.
     void save(const RunPosition& position) {
         Phase phase("save");
         clock_.restart();
@@ -384,12 +385,12 @@ public:
     }
 
     bool is_on_disk(int step) const { return on_disk_ == step; }
-    // The best as the last checkpoint on disk has them.
+    // The best checkpoints, as of the last checkpoint on disk.
     const BestCheckpoints& best() const { return best_; }
     uint64_t bytes() const { return saver_.bytes(); }  // size of one checkpoint
 
-    // On the first rank, before some steps more: a warning if the disk has no room for all checkpoints that
-    // will be there at one time; or nothing.
+    // On the first rank, with `steps_left` steps to go: returns a warning if the disk has no room for all
+    // checkpoints that will exist at one time; otherwise empty.
     std::string space_note(int steps_left) const {
         auto there = (int64_t)checkpoint_steps(options_.run_dir).size();
         int64_t most = most_checkpoints(options_, steps_left);
@@ -407,16 +408,16 @@ public:
 
     bool under_way() const { return saver_.under_way(); }  // a save, which the next one waits for
 
-    // Tells whether a save is over on this rank whose outcome finish() has not yet told.
+    // Returns whether a save is over on this rank that finish() has not yet reported.
     bool is_ready() const { return saver_.under_way() && saver_.is_ready(); }
 
-    // For all ranks: waits for a save under way, if there is one, and tells what came of it.
+    // For all ranks: waits for the save under way, if there is one, and reports its outcome.
     void finish() {
         if (saver_.under_way()) tell(saver_.finish());
     }
 
-    // For all ranks: returns when this position, the last one, is on disk, and gives the checkpoint's folder.
-    // Throws CommonError if it cannot be saved.
+    // For all ranks: ensures that this position, the last one, is on disk, and returns the checkpoint's
+    // folder. Throws CommonError if it cannot be saved.
     std::string finish_at(const RunPosition& position) {
         finish();
         ending_ = true;
@@ -431,11 +432,11 @@ public:
         return last.save(last_);
     }
 
-    // Forbids saving the state from now on.
+    // Distrusts the state from now on: rescue_from_errors() does not save it.
     void forbid_saving() { is_trusted_ = false; }
 
-    // For all ranks: work() trains, and moves `position` on. Where an error ends it after a step, the error
-    // that is thrown in its place says what could be saved of the run.
+    // For all ranks: calls work(), which trains and advances `position`. If an error ends it after at least
+    // one step, saves what it can of the run, and throws an error that also says what was saved.
     template <typename Work>
     void rescue_from_errors(const RunPosition& position, Work&& work) {
         int first_step = position.step;
@@ -443,7 +444,7 @@ public:
             work();
         } catch (const std::exception& error) {
             if (position.step == first_step || !is_trusted_) throw;
-            // Bad data, a full disk or a launch that fails cost at most the step that met them.
+            // Bad data, a full disk or a failed launch cost at most the step that they hit.
             bool agreed = world_.size() == 1 || dynamic_cast<const CommonError*>(&error);
             std::string message = message_of(error) + "; " + (agreed ? rescue(position) : all_is_lost);
             if (agreed) throw CommonError(message, exit_code_of(error));
@@ -454,12 +455,12 @@ public:
 private:
     static constexpr const char* all_is_lost = "what was trained since the last checkpoint is lost";
 
-    // For all ranks, in a run that ends with an error: saves what it has come to, and says what came of that.
-    // Throws Error where this rank alone cannot go on with saving.
+    // For all ranks, in a run that ends with an error: saves its state, and returns a description of the
+    // outcome. Throws Error if only this rank cannot continue with saving.
     std::string rescue(const RunPosition& position) {
         if (!std::ranges::all_of(parts_, &Stateful::is_whole)) return all_is_lost;
         world_.recover();
-        // A device that can go on is done with what failed, and forgets it.
+        // A device that can recover finishes its work, and forgets the error.
         if (world_.size() == 1) cudaDeviceSynchronize(), cudaGetLastError();
         try {
             std::string folder = finish_at(position);
@@ -470,7 +471,7 @@ private:
         }
     }
 
-    // For all ranks: the state of the first of these checkpoints that is whole.
+    // For all ranks: loads the first of these checkpoints that is whole.
     template <typename RunOf>
     RunPosition load_newest(const std::string& what, const std::vector<std::string>& folders,
                             RunOf&& run_of) {
@@ -493,7 +494,7 @@ private:
                                folders.size(), first_error.c_str()));
     }
 
-    // For all ranks: an older checkpoint of the run, which must mean what this run takes it for.
+    // For all ranks: reads an older checkpoint of the run, whose fixed options must be those of this run.
     StoredRun older_run(const std::string& folder) const {
         FindCheckpoint find = find_on_root(world_, {folder}, checkpoint_at);
         StoredRun run;
@@ -504,13 +505,13 @@ private:
         return run;
     }
 
-    // For all ranks: whether it is, for the first rank, the checkpoint of this step in the run directory.
+    // For all ranks: returns whether the first rank sees it as the run directory's checkpoint of this step.
     bool is_own(const std::string& folder, int step) const {
         return world_.largest(world_.is_root() &&
                               is_same_folder(folder, checkpoint_folder(options_.run_dir, step)));
     }
 
-    // For all ranks: the first one has the index, and sends it to the others.
+    // For all ranks: loads a checkpoint. The first rank has the index, and sends it to the others.
     RunPosition load(const StoredRun& run, bool weights_only) {
         Phase phase("load");
         std::string index = world_.broadcast_text(run.index);
@@ -559,13 +560,13 @@ private:
     Report report_;
     SaveClock clock_;
     CheckpointSaver saver_;
-    double before_seconds_ = 0;  // how long the last save waited for before_save_
+    double before_seconds_ = 0;  // seconds that before_save_ took for the last save
     bool is_trusted_ = true;
-    bool ending_ = false;                 // nothing is trained any more, and saves are waited for
-    int on_disk_ = -1;                    // step of the last checkpoint that is
-    BestCheckpoints saving_, best_;       // those of the save under way, and of that one
+    bool ending_ = false;                 // training is over, and saves are waited for
+    int on_disk_ = -1;                    // step of the last checkpoint on disk
+    BestCheckpoints saving_, best_;       // those of the save under way, and of the checkpoint on disk
     std::string loaded_;                  // the checkpoint that was loaded last
-    std::pair<std::string, int> origin_;  // the one that the run began with, and its step; empty: none
+    std::pair<std::string, int> origin_;  // the one that the run started from, and its step; empty: none
     nlohmann::json published_;            // text files that the model came with; null: none
     SaveReport last_;                     // the last save's
 };

@@ -1,6 +1,6 @@
 /*
-The device of a run: what it and this build cannot follow of the options, which work goes through CUDA graphs,
-its name and its rates, and which algorithm each matrix product takes.
+The device of a run: options that it and this build do not support, which work goes through CUDA graphs, its
+name and its rates, and the algorithm of each matrix product.
 */
 #pragma once
 
@@ -37,14 +37,14 @@ its name and its rates, and which algorithm each matrix product takes.
 // ----------------------------------------------------------------------------
 // limits of this build
 //
-// Options that this program, as it was built, or the card that it runs on, cannot follow.
+// Options that this build of the program, or the card that it runs on, does not support.
 
-// Which kernels attention can take depends on the size of its heads alone.
+// Returns a shape with the size of the model's heads, which alone decides what kernels attention can use.
 inline AttentionShape heads_of_model(const Options& o) {
     return self_attention_shape(1, 1, 1, 1, o.head_size, 0, nullptr);
 }
 
-// Takes --attention over.
+// Applies --attention.
 inline void choose_attention(const Options& o) {
     if (o.attention == AttentionChoice::automatic) return;
 #ifdef DEVICE_CPU
@@ -61,7 +61,7 @@ inline void choose_attention(const Options& o) {
 #endif
 }
 
-// Says after choose_attention() whether the kernels of Hopper are taken.
+// Returns whether Hopper's kernels are used. Called after choose_attention().
 inline bool takes_wgmma_attention([[maybe_unused]] const Options& o) {
 #ifdef DEVICE_CPU
     return false;
@@ -70,7 +70,7 @@ inline bool takes_wgmma_attention([[maybe_unused]] const Options& o) {
 #endif
 }
 
-// A warning where a Hopper runs attention at half its speed; empty: it does not.
+// Returns a warning if a Hopper card runs attention at half its speed; otherwise empty.
 inline std::string attention_warning([[maybe_unused]] const Options& o) {
 #if defined(PRECISION_BF16) && !defined(DEVICE_CPU)
     bool slow = device_properties().major == 9 && hopper_attention_fits(heads_of_model(o)) &&
@@ -83,15 +83,15 @@ inline std::string attention_warning([[maybe_unused]] const Options& o) {
     return "";
 }
 
-// The builds whose own products are in bf16. In fp32 a GPU's are for comparisons, and not for speed.
+// True for builds whose own products are in bf16. fp32 builds for GPUs serve comparisons, not speed.
 #ifdef DEVICE_CPU
 constexpr bool has_products_in_bf16 = false;
 #else
 constexpr bool has_products_in_bf16 = sizeof(floatX) < sizeof(float);
 #endif
 
-// Takes --matmul-dtype over. Products in bf16 need a processor or a build that has them; those in fp8 a card
-// that has them, sizes that its rows of 16 bytes divide, and weights that stay in one place.
+// Applies --matmul-dtype. bf16 products need a processor or a build that supports them; fp8 products need a
+// card that supports them, sizes that fill rows of 16 bytes, and weights that stay in one place.
 inline void choose_matmul_dtype(const Options& o) {
     auto refuse = [&](const std::string& reason) {
         fail("--matmul-dtype %s: %s, or give --matmul-dtype auto", name_of(o.matmul_dtype), reason.c_str());
@@ -106,7 +106,7 @@ inline void choose_matmul_dtype(const Options& o) {
         refuse(text("this program multiplies in fp32 (%s); build with PRECISION=bf16", device_name));
 #endif
     if (o.matmul_dtype != MatmulDtype::fp8) {
-        // It may be given, or be that of a checkpoint.
+        // The option may have been given, or come from a checkpoint.
         if (o.fp8_fast_gradients)
             fail("--fp8-fast-gradients on: goes with --matmul-dtype fp8; give --fp8-fast-gradients off");
         return;
@@ -121,7 +121,7 @@ inline void choose_matmul_dtype(const Options& o) {
     if (std::string reason = fp8_refusal(o); !reason.empty()) refuse(reason);
 }
 
-// The file that keeps the choice, for a run that makes one.
+// Returns the file that stores the chosen algorithms, for a run that chooses them.
 inline std::string algorithm_file(const Options& o) {
     bool in_run = kind_of<MatmulTuning>(o.matmul_tuning) == MatmulTuning::on;
     return in_run ? algorithm_path(o.run_dir) : o.matmul_tuning;
@@ -148,8 +148,7 @@ inline void check_communication(const Options& o) {
 #endif
 }
 
-// Refuses options of a run that this program cannot follow, and takes over those that set its kernels and
-// links.
+// Refuses options that this build does not support, and applies those that set its kernels and links.
 inline void check_build(const Options& o) {
     check_precision(o);
     choose_attention(o);
@@ -160,12 +159,13 @@ inline void check_build(const Options& o) {
 // ----------------------------------------------------------------------------
 // CUDA graphs (--cuda-graphs)
 //
-// Only the passes of a process that is alone with its device go through graphs: what is sent to other ranks,
-// or to the state of the optimizer on the host, has streams of its own, whose events lie outside.
+// Only a single process that keeps its optimizer state on the device uses graphs: communication with other
+// ranks, or with optimizer state on the host, has its own streams, whose events lie outside a graph.
 
-// Names the work on a task: all that its kernels are made from, but for what is in memory. Of its place in
-// the step it matters whether a backward pass is the first or the last. more: what the caller adds. A ledger
-// does not see where arrays lie; but the first forward pass waits for new weights, and others do not.
+// Returns a key of the work on a task: everything that determines its kernels, except the contents of memory.
+// Its position in the step matters only for backward passes that are the first or the last. more: added by
+// the caller. A ledger does not record where arrays lie; but its first forward pass waits for new weights,
+// and others do not.
 template <typename... More>
 std::string task_key(const Batch& b, const PipelineTask& task, const PassOfStep& pass, const More&... more) {
     bool ends = !pass.forward && pass.last;
@@ -178,7 +178,7 @@ std::string task_key(const Batch& b, const PipelineTask& task, const PassOfStep&
 // ----------------------------------------------------------------------------
 // the device
 
-// The device that the program was built for, the one that it runs on, and its kernels of attention.
+// Describes the device that the program was built for, the one it runs on, and its attention kernels.
 inline std::string device_text([[maybe_unused]] const Options& o) {
 #ifdef DEVICE_CPU
     const char* attention = "";
@@ -190,18 +190,18 @@ inline std::string device_text([[maybe_unused]] const Options& o) {
                 communication_libraries().c_str(), attention);
 }
 
-// FLOP/s that the device does at most; 0: they are not known.
+// Peak FLOP/s of the device; 0: unknown.
 inline double card_rate() {
     return sizeof(floatX) == 2 ? this_machine().flops : 0;
 }
 
-// FLOP/s that MFU is a share of; 0: they are not known.
+// FLOP/s that MFU is relative to; 0: unknown.
 inline double peak_rate(const Options& o) {
     return o.peak_tflops > 0 ? o.peak_tflops * 1e12 : card_rate();
 }
 
-// The rate of matrix products that this device reaches, in FLOP/s. It is measured when a run starts, and now
-// and then again, for others may have used the device before.
+// The rate in FLOP/s that matrix products reach on this device. It is measured when a run starts and
+// repeatedly later, because other programs may have been using the device.
 class GemmRate {
 public:
     explicit GemmRate(cudaStream_t stream)
@@ -211,10 +211,10 @@ public:
 
     bool measurement_due() const { return seconds_now() - measured_ > until_next_; }
 
-    // The time to the next measurement begins here.
+    // Restarts the time until the next measurement.
     void restart_clock() { measured_ = seconds_now(); }
 
-    // The rate now; 0 where another program has the memory. Nothing else may run on the device.
+    // Measures the rate now; 0 if another program has taken the memory. Nothing else may run on the device.
     double measure_again() {
         constexpr size_t enough = 64 << 20;
         double rate = 0;
@@ -234,7 +234,7 @@ private:
     double measured_ = seconds_now(), until_next_ = 30;  // seconds
 };
 
-// The part of a run's header that is known when its ranks have met.
+// Prints the part of a run's header that is known once its ranks have met.
 inline void print_ranks(const Options& o, const World& world, const Mesh& mesh, const Layout& layout) {
     if (world.size() > 1) print("ranks        %s\n", mesh.picture().c_str());
     for (const std::string& line : core_lines(world)) print("cores        %s\n", line.c_str());
@@ -242,7 +242,7 @@ inline void print_ranks(const Options& o, const World& world, const Mesh& mesh, 
     if (o.pp > 1) print("pipeline     %s\n", pipeline_text(layout).c_str());
 }
 
-// The part that is known when the device has been measured.
+// Prints the part that is known once the device has been measured.
 inline void print_rate(double gemm_rate, bool graphs) {
     if (graphs) print("graphs       each pass over a micro-batch is one launch\n");
     std::string peak;
@@ -255,12 +255,13 @@ inline void print_rate(double gemm_rate, bool graphs) {
 // ----------------------------------------------------------------------------
 // algorithms of products
 //
-// Products are timed before the first step, so that each takes the fastest algorithm. The algorithm decides
-// the order of sums, so all ranks take the same, and a run that goes on takes what it began with: the choice
-// is kept in a file, and only kinds of products that it does not have are timed.
+// Products are timed before the first step, so that each uses its fastest algorithm. The algorithm determines
+// the order of sums, so all ranks use the same one, and a resumed run uses the one it started with: the
+// choice is stored in a file, and only kinds of products that the file lacks are timed.
 //
-// The first rank that makes a kind of product chooses for all; of the data ranks, who all make the same ones,
-// the first alone does. Ranks with another card or library than rank 0's keep what their library proposes.
+// The first rank that makes a kind of product chooses for all. Data ranks all make the same products, so only
+// the first of them times any. Ranks with another card or library than rank 0 use what their library
+// proposes.
 
 #ifdef DEVICE_CPU
 
@@ -272,7 +273,7 @@ std::vector<std::string> tune_products(const Any&...) {
 
 #else
 
-// Choices as they go from rank to rank.
+// Converts choices to the form in which ranks exchange them.
 inline nlohmann::json choices_to_json(const AlgorithmChoices& choices) {
     nlohmann::json json = nlohmann::json::object();
     for (auto& [kind, bytes] : choices) json[kind] = hex_of(bytes);
@@ -285,11 +286,11 @@ inline AlgorithmChoices choices_from_json(const nlohmann::json& json) {
     return choices;
 }
 
-// The choices of all ranks, brought together.
+// The combined choices of all ranks.
 struct GatheredChoices {
     AlgorithmChoices choices;
-    int others = 0;   // ranks of another setup
-    int changed = 0;  // kinds that take another algorithm than before
+    int others = 0;   // ranks with another setup
+    int changed = 0;  // kinds that use another algorithm than before
     double seconds = 0, seconds_once = 0;
 
     // For all ranks.
@@ -316,9 +317,9 @@ struct GatheredChoices {
     }
 };
 
-// For all ranks: chooses algorithms for the products that step() makes, which leaves nothing of use behind.
-// They are looked for in `file`, or where nothing is there in `origin`, and kept in `file`. times: this rank
-// does, what is not known. Returns what there is to tell, one line each.
+// For all ranks: chooses algorithms for the products that step() makes, whose results are not used. Known
+// choices are read from `file`, or from `origin` if that has none, and all are stored in `file`. times: this
+// rank times kinds without a choice. Returns notes for the log, one line each.
 template <typename Step>
 std::vector<std::string> choose_products(const World& world, const std::string& file,
                                          const std::string& origin, bool times, cudaStream_t stream,
@@ -364,7 +365,8 @@ std::vector<std::string> choose_products(const World& world, const std::string& 
     return notes;
 }
 
-// For all ranks: the same as the options say, for a run that goes on from one in `origin` (empty: from none).
+// For all ranks: chooses algorithms if the options say so, for a run that resumes one in `origin` (empty:
+// none).
 template <typename Step>
 std::vector<std::string> tune_products(const World& world, const Options& o, const std::string& origin,
                                        bool times, cudaStream_t stream, Step&& step) {

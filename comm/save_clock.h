@@ -1,9 +1,9 @@
 /*
-When a run saves: after so many steps, after so much time, or as often as costs it least (--save-every). A
-save costs its stall; a failure costs what was trained since the last save, half an interval on average. With
-failures every M seconds and a stall of s, the cost is least near an interval of sqrt(2 s M) (Young, "A First
-Order Approximation to the Optimum Checkpoint Interval", 1974), and closer as best_interval() has it (Daly, "A
-Higher Order Estimate of the Optimum Checkpoint Interval for Restart Dumps", 2006).
+Decides when a run saves: every n steps, every n seconds, or at the cheapest interval (--save-every). A
+save costs its stall; a failure costs the training since the last save, half an interval on average. With a
+failure every M seconds and a stall of s, the best interval is about sqrt(2 s M) (Young, "A First Order
+Approximation to the Optimum Checkpoint Interval", 1974); best_interval() is more accurate (Daly, "A Higher
+Order Estimate of the Optimum Checkpoint Interval for Restart Dumps", 2006).
 */
 #pragma once
 
@@ -16,21 +16,21 @@ Higher Order Estimate of the Optimum Checkpoint Interval for Restart Dumps", 200
 #include "data/checkpoint/save_report.h"  // SaveReport
 #include "data/options/options.h"         // Options, Interval
 
-// Seconds of training between two saves.
+// Returns the seconds of training between two saves that cost least.
 inline double best_interval(double stall, double between_failures) {
     if (stall >= 2 * between_failures) return between_failures;
     double share = stall / (2 * between_failures);
     return std::sqrt(2 * stall * between_failures) * (1 + std::sqrt(share) / 3 + share / 9) - stall;
 }
 
-// Tells whether a run of so many steps saves before its end.
+// Returns whether a run of `steps` steps saves before its end.
 inline bool saves_on_the_way(const Interval& every, int steps) {
     if (every.unit == Interval::best) return true;
     return every.count > 0 && (every.unit == Interval::seconds || every.count < steps);
 }
 
-// Checkpoints that a run of some steps more has on disk at one time, at most: those that it keeps, and the
-// one that it writes. 1 where it keeps all that it saves by time.
+// Returns the maximum number of checkpoints on disk at one time in the next `steps_left` steps: those kept,
+// and the one being written. 1 if all are kept and saves go by time, as their number is unknown.
 inline int64_t most_checkpoints(const Options& o, int steps_left) {
     bool by_steps = o.save_every.unit == Interval::steps;
     int64_t saves = by_steps && o.save_every.count ? 1 + steps_left / o.save_every.count : 1;
@@ -39,7 +39,7 @@ inline int64_t most_checkpoints(const Options& o, int steps_left) {
     return by_steps && !o.keep_best ? std::min(saves, kept) : kept;
 }
 
-// The clock of the rank that decides for all: clocks of different machines differ.
+// Uses the clock of the rank that decides for all, because clocks of machines differ.
 class SaveClock {
 public:
     SaveClock(const Interval& every, double failures_per_1000_days, int devices)
@@ -53,13 +53,13 @@ public:
     }
     SaveClock(const Options& o, int devices) : SaveClock(o.save_every, o.failure_rate, devices) {}
 
-    // Tells whether the state after this step is to be saved.
+    // Returns whether the state after this step is to be saved.
     bool due(int step, double now = seconds_now()) const {
         if (every_.unit == Interval::steps) return every_.count > 0 && step % every_.count == 0;
         return now - last_ >= seconds_;
     }
 
-    // When the next one comes, while `step` of so many is worked on: "in 188 steps"; empty: at the end.
+    // Describes when the next save is due, during `step` of `steps`: "in 188 steps"; empty: at the end.
     std::string next(int step, int steps, double now = seconds_now()) const {
         if (every_.unit != Interval::steps)
             return "in " + rough_duration(std::max(0., last_ + seconds_ - now));
@@ -68,11 +68,11 @@ public:
         return left == 0 ? "after this step" : "in " + counted(left, "step");
     }
 
-    // A save begins.
+    // Starts the interval anew when a save begins.
     void restart(double now = seconds_now()) { last_ = now; }
 
-    // Chooses the interval by the cost of saves, as soon as that is known. Tells whether the new choice is
-    // worth a line.
+    // Chooses the interval from the cost of saves measured so far. Returns whether the choice has changed
+    // enough to report it.
     bool learn(const SaveReport& report) {
         if (every_.unit != Interval::best) return false;
         saves_++, stalls_ += report.stalled, written_ = report.seconds;
@@ -85,7 +85,7 @@ public:
     // Seconds between two saves.
     double seconds() const { return seconds_; }
 
-    // The chosen interval, and why; empty if the options set it.
+    // Describes the chosen interval and its reason; empty if the options set it.
     std::string summary() const {
         if (every_.unit != Interval::best) return "";
         std::string failures = std::isinf(between_failures_)
@@ -113,10 +113,10 @@ private:
     }
 
     Interval every_;
-    double between_failures_;  // the whole run's
+    double between_failures_;  // seconds between failures of any device of the run
     int devices_;
     double seconds_ = 0, last_ = seconds_now();
-    double told_ = 0;                  // the value of seconds_ told last
-    int saves_ = 0;                    // saves measured,
-    double stalls_ = 0, written_ = 0;  // the cost of all of them, and the length of the last
+    double told_ = 0;                  // seconds_ when it was last reported
+    int saves_ = 0;                    // saves measured
+    double stalls_ = 0, written_ = 0;  // seconds: stalls in all, and writing of the last
 };

@@ -1,20 +1,21 @@
 /*
-The selftest tries a rank's device, its memory, its links and its disk before a run depends on them. Broken
-parts of a large machine often still work, slowly or with a wrong bit now and then, and one of them makes
-thousands of others wait or wrong. comm/selftest_verdict.h judges what is found here.
+The selftest checks each rank's device, memory, links and disk before a run depends on them. Broken parts of a
+large machine often still work, but slowly or with an occasional wrong bit, and a single one makes thousands
+of others wait, or makes their results wrong. comm/selftest_verdict.h judges the findings.
 
-    products    of known numbers (kernels/known_numbers.cuh), large enough that each multiprocessor makes many
-                tiles of each. The first one is held against sums that the host works out (Huang & Abraham,
+    products    of known numbers (kernels/known_numbers.cuh), large enough that each SM computes many tiles of
+                each. The first one is checked against sums that the host computes (Huang & Abraham,
                 "Algorithm-based fault tolerance for matrix operations", 1984), all others against its hash.
-    memory      patterns over most of what is free (kernels/memory_patterns.cuh)
-    copies      between pinned host memory and the device, with their bits
-    messages    with one other rank at a time, in log2 rounds, with their bits
-    disk        a file is written, brought to disk and read again
-    health      clocks under load, and errors that the driver has counted meanwhile
+    memory      patterns over most of the free memory (kernels/memory_patterns.cuh)
+    copies      between pinned host memory and the device: rates and bits
+    messages    with one other rank at a time, in log2 rounds: rates and bits
+    disk        a file is written, synced to disk and read back
+    health      clocks under load, and errors that the driver has counted by then
 
-All ranks do the same at the same time, as in a run, so those of a host share what it has. A rate that the
-host has a hand in is the best of a few tries: load from elsewhere makes single tries slow, a broken part all.
-A device's own rate is the median, because a device that gets hot becomes slow only then.
+All ranks run the same test at the same time, as in a run, so the ranks of a host share its resources. If the
+host takes part in a rate, the best of a few tries counts: other load makes single tries slow, a broken part
+all of them. For a rate of the device by itself, the median counts, because an overheating device becomes slow
+only once it is hot.
 */
 #pragma once
 
@@ -57,7 +58,7 @@ struct SelftestSizes {
     double seconds;
 };
 
-// seconds: 0: as many as are usual.
+// seconds: 0 for the default
 inline SelftestSizes selftest_sizes(double seconds) {
     constexpr size_t MiB = 1 << 20;
     if (has_own_memory)
@@ -68,9 +69,9 @@ inline SelftestSizes selftest_sizes(double seconds) {
 // ----------------------------------------------------------------------------
 // products
 
-// The sums of rows and of columns that a product of known numbers must have, worked out by the host from the
-// sums of its operands: for out = dout^T inp, column c of out adds up to the sum over n of inp[n, c] times
-// the sum of row n of dout.
+// The sums of rows and columns that a product of known numbers must have, which the host computes from sums
+// of the operands: for out = dout^T inp, column c of out adds up to the sum over n of inp[n, c] times the sum
+// of row n of dout.
 struct KnownSums {
     std::vector<int64_t> of_rows, of_columns;
 
@@ -90,7 +91,7 @@ struct KnownSums {
         }
     }
 
-    // Says what is wrong with out (OC, C); empty: nothing is.
+    // Describes what is wrong with out (OC, C); empty if nothing is.
     std::string differences(const std::vector<float>& out) const {
         const size_t OC = of_rows.size(), C = of_columns.size();
         std::vector<int64_t> columns(C);
@@ -99,7 +100,7 @@ struct KnownSums {
             int64_t row = 0;
             for (size_t c = 0; c < C; c++) {
                 float value = out[o * C + c];
-                // a broken one may be anything, and one that is not whole is added up as zero: as broken
+                // a broken value may be anything; INT32_MAX makes the sums differ if it is not a whole number
                 auto whole = std::fabs(value) <= 0x1p24f ? (int64_t)value : 0;
                 if ((float)whole != value) whole += INT32_MAX;
                 row += whole, columns[c] += whole;
@@ -126,10 +127,10 @@ private:
 // ----------------------------------------------------------------------------
 // disk
 
-// A file that is gone when this is, and whenever the process ends.
+// A file that is removed with this object, and also if the process ends.
 class ScratchFile {
 public:
-    // folder: empty: where temporary files are.
+    // folder: empty for that of temporary files
     explicit ScratchFile(const std::string& folder, int rank)
         : path_(folder_of(folder) + text("/selftest.%d.%d", rank, (int)getpid())),
           file_(open_to_write(path_, O_RDWR | O_CREAT | O_EXCL)) {
@@ -147,8 +148,8 @@ public:
         sync_file(file_, path_);
     }
 
-    // Puts the file out of the system's cache, so that it has to be read from disk. False: it stays there, as
-    // in file systems that are nothing but cache.
+    // Evicts the file from the page cache, so that it must be read from disk. Returns false if it stays
+    // there, as in file systems that keep files in memory.
     bool forget(size_t bytes) const {
         posix_fadvise(file_.get(), 0, 0, POSIX_FADV_DONTNEED);
         void* map = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file_.get(), 0);
@@ -188,7 +189,8 @@ public:
         findings_.device = device_properties().name;
     }
 
-    // For all ranks: what each of them found, on the first one; nothing on the others.
+    // For all ranks: runs all tests. Returns the findings of every rank on the first one, nothing on the
+    // others.
     std::vector<RankFindings> run() {
         in_step("products", [&] { test_products(); });
         in_step("memory", [&] { test_memory(); });
@@ -224,7 +226,8 @@ private:
         return values;
     }
 
-    // The rate that a list of them stands for.
+    // Returns the rate that represents a list of them: the median for devices with their own memory, else the
+    // best.
     static double rate_of_device(std::vector<double> rates) {
         if (has_own_memory) return value_at(rates, rates.size() / 2);
         return *std::ranges::max_element(rates);
@@ -286,7 +289,7 @@ private:
         const double end = seconds_now() + 0.2 * sizes_.seconds;
         for (unsigned turn = 0; turn < 64 && (turn == 0 || seconds_now() < end); turn++) {
             for (auto kind : {MemoryPattern::walking, MemoryPattern::address}) {
-                if (kind == MemoryPattern::address && turn > 0) continue;  // it has no turns
+                if (kind == MemoryPattern::address && turn > 0) continue;  // it does not depend on the turn
                 for (bool complement : {false, true}) {
                     MemoryPattern pattern = {kind, turn, complement};
                     timer.start();
@@ -359,7 +362,7 @@ private:
         for (const PairRound& round : pair_rounds(hosts)) {
             const int partner = round.partner[(size_t)world_.rank()];
             double best = 0;
-            for (int i = 0; i <= tries; i++) {  // the first connects them
+            for (int i = 0; i <= tries; i++) {  // the first try connects them
                 world_.barrier();
                 if (partner < 0) continue;
                 timer.start();
@@ -412,7 +415,7 @@ private:
         findings_.tested["disk_bytes"] = (double)sizes_.disk * tries;
     }
 
-    // While the device works.
+    // Called while the device works.
     void note_clock() {
         nlohmann::ordered_json now = health_.read();
         for (const char* clock : {"sm_clock_mhz", "cpu_clock_mhz"}) {
@@ -423,7 +426,7 @@ private:
 
     void look_at_health() {
         nlohmann::ordered_json now = health_.read();
-        // A card at its power limit is healthy; one that is held down by anything else is not.
+        // A card at its power limit is healthy; one that is throttled for any other reason is not.
         if (now.value("throttled", "") == "power cap") now.erase("throttled");
         std::string alarm = DeviceHealth::alarm({}, now);
         if (!alarm.empty()) found_fault(alarm);
@@ -441,7 +444,7 @@ private:
 // ----------------------------------------------------------------------------
 // the command
 
-// bytes/s that the ranks of a node write together, as the first node's do.
+// Returns the bytes/s that the ranks of a node write together, measured on the first node.
 inline double storage_of_node(const SelftestVerdict& verdict) {
     double sum = 0;
     for (size_t rank = 0; rank < verdict.findings().size(); rank++) {
@@ -451,7 +454,7 @@ inline double storage_of_node(const SelftestVerdict& verdict) {
     return sum;
 }
 
-// For all ranks: the machine's file, with what the selftest adds.
+// For all ranks: writes the machine's file, including what the selftest measured.
 inline void write_tested_machine(const SelftestVerdict* verdict, const std::string& path,
                                  const World& world) {
     Machine machine = measured_machine(world);

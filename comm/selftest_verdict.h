@@ -1,23 +1,22 @@
 /*
-What the ranks of a selftest found, and who is suspect. There are two kinds of findings:
+The findings of the ranks in a selftest, and which ranks are suspect. There are two kinds of findings:
 
-    faults    bits that are not what they must be, or errors that a device has counted: no other rank is
-              needed to judge them.
-    rates     judged by those of the others, devices of the same kind among themselves.
+    faults    wrong bits, or errors that a device has counted: no other rank is needed to judge them.
+    rates     judged by the rates of other ranks, among devices of the same kind.
 
-Of a rate, a rank is suspect that is many times slower than the median. How many is usual, the ranks say
-themselves, by the median distance from the median (MAD), which a few bad ones hardly move. Rates differ by
-ratios, so all of this is done with their logarithms:
+A rank is suspect if its rate is many times lower than the median. How much deviation is usual is measured on
+the ranks themselves, by the median distance from the median (MAD), which a few bad ranks hardly change. Rates
+differ by ratios, so all of this is done with their logarithms:
 
     times = median / rate,   suspect if log times > max(log usual, 5 * 1.4826 * MAD of the logarithms)
 
-1.4826 makes of the MAD of normal numbers their standard deviation. `usual` is for equal devices, whose MAD is
-next to nothing: it is what healthy ones may differ by. With an even number of rates the median is the faster
-of the two in the middle, and the distance the smaller: so of two ranks the slow one is suspect, and of four,
-two may be.
+For normally distributed numbers, 1.4826 * MAD is their standard deviation. `usual`, the ratio by which
+healthy ranks may differ, is for equal devices, whose MAD is close to zero. With an even number of rates, the
+median is the faster of the two in the middle, and the MAD the smaller: so of two ranks the slow one is
+suspect, and of four, two may be.
 
-A message has two ends. A rank that is slow with all of several partners is suspect by itself; else it is the
-link between the two.
+A message has two ends. A rank that is slow with all of several partners is itself suspect; otherwise the link
+between the two ranks is.
 */
 #pragma once
 
@@ -40,8 +39,8 @@ link between the two.
 // ----------------------------------------------------------------------------
 // measurements
 
-// A rate, the same for all ranks. Times: by which healthy ones may be slower than the median, of GPUs and of
-// ranks that share the cores of a host with who knows what.
+// A kind of rate. gpu_times, cpu_times: factors by which healthy ranks may be slower than the median, on GPUs
+// and on hosts whose cores are shared with unknown programs
 struct SelftestRate {
     const char* name;  // in tables and JSON
     const char* what;  // "the rank's ... at 3 GB/s", in sentences
@@ -75,7 +74,7 @@ constexpr SelftestRate selftest_rates[rate_count] = {
 };
 
 // ----------------------------------------------------------------------------
-// who talks with whom
+// partners in messages
 
 // A round in which each rank exchanges messages with one other, or with none (-1).
 struct PairRound {
@@ -83,8 +82,9 @@ struct PairRound {
     std::vector<int> partner;  // by rank
 };
 
-// In round k ranks of a node meet whose numbers there differ in bit k alone, and then ranks of two such nodes
-// that have the same number there: log2 rounds, in which all links of a kind are busy at once.
+// Returns the rounds. In round k, partners are ranks of a node whose numbers in the node differ only in bit
+// k; after these rounds, ranks with the same number in two nodes whose numbers differ only in bit k. So there
+// are log2 rounds, and in each, all links of a kind are busy at once.
 inline std::vector<PairRound> pair_rounds(const std::vector<std::string>& hosts) {
     std::vector<std::string> nodes;           // in the order of their first ranks
     std::vector<std::vector<int>> ranks_of;   // by node
@@ -117,7 +117,7 @@ inline std::vector<PairRound> pair_rounds(const std::vector<std::string>& hosts)
 // ----------------------------------------------------------------------------
 // results of a rank
 
-// A round of messages with a partner.
+// The rate of one round of messages with a partner.
 struct PairFinding {
     int rate, partner;
     double bytes_per_second;
@@ -128,10 +128,10 @@ struct RankFindings {
     std::string place;  // "rank 2 of 4 on HOST, GPU 3 (0000:1b:00.0)"
     std::string host;
     std::string device;           // its kind
-    std::map<int, double> rates;  // by number, of what was measured
+    std::map<int, double> rates;  // by RateNumber, if measured
     std::vector<PairFinding> pairs;
     std::vector<std::string> faults;
-    std::string bits;                      // the hash of the product: the same on all
+    std::string bits;                      // hash of the product, the same on all healthy ranks
     std::map<std::string, double> tested;  // how much: products, bytes of memory ...
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankFindings, place, host, device, rates, pairs, faults, bits, tested)
@@ -144,7 +144,7 @@ struct RateBounds {
     double median, least;
 };
 
-// usual: times by which healthy ones may be slower.
+// usual: factor by which healthy ranks may be slower
 inline RateBounds rate_bounds(const std::vector<double>& rates, double usual) {
     constexpr double deviations = 5, of_normal = 1.4826;
     constexpr double almost_none = 1e-30;  // has a logarithm
@@ -168,7 +168,7 @@ struct Suspect {
     std::string words;            // a sentence that names the place
 };
 
-// A rate among all ranks.
+// A rate over all ranks.
 struct RateRow {
     RateNumber rate;
     double median, least, most;
@@ -177,7 +177,7 @@ struct RateRow {
 
 class SelftestVerdict {
 public:
-    // findings: of all ranks, in their order. gpus: whether they are those of GPUs.
+    // findings: of all ranks, in rank order. gpus: true if the ranks have GPUs
     SelftestVerdict(std::vector<RankFindings> findings, bool gpus)
         : findings_(std::move(findings)), gpus_(gpus) {
         for (size_t rank = 0; rank < findings_.size(); rank++) judge_faults((int)rank);
@@ -192,7 +192,7 @@ public:
     const std::vector<Suspect>& suspects() const { return suspects_; }
     bool healthy() const { return suspects_.empty(); }
 
-    // Rates that were measured, in the order of the table.
+    // Returns the rates that were measured, in the order of the table.
     std::vector<RateRow> rows() const {
         std::vector<RateRow> rows;
         for (int rate = 0; rate < rate_count; rate++) {
@@ -229,7 +229,8 @@ private:
             suspects_.push_back({rank, -1, fault, 0, 0, place(rank) + ": " + fault});
     }
 
-    // Each rank has looked at its own bits already. These are the same on all, or most are wrong alike.
+    // Suspects ranks whose bits differ from those of the majority. Each rank has already checked its own
+    // product.
     void judge_bits() {
         std::map<std::string, size_t> ranks_with;
         for (const RankFindings& one : findings_) ranks_with[one.bits]++;
@@ -271,7 +272,7 @@ private:
         }
     }
 
-    // Links that are slow though both ends are fast with others, or have no others.
+    // Adds links that are slow although neither end is suspect by itself.
     void judge_links() {
         struct Link {
             int rank, other;

@@ -1,5 +1,5 @@
 /*
-The options of a run in the terms of the optimizer and of the ranks: settings, sizes, how the model is cut.
+Translates a run's options into settings of the optimizer and the ranks, sizes, and the cut of the model.
 */
 #pragma once
 
@@ -28,7 +28,7 @@ The options of a run in the terms of the optimizer and of the ranks: settings, s
 // ----------------------------------------------------------------------------
 // settings
 
-// The optimizer of the run, for the step after `step` steps.
+// Returns the run's optimizer for the step that follows `step` steps.
 inline Optimizer make_optimizer(const Options& o, int step) {
     AdamW settings = {.learning_rate = o.learning_rate * schedule(o, step),
                       .beta1 = o.beta1,
@@ -56,8 +56,9 @@ inline std::array<Multipliers, tensor_kinds> multipliers(const Options& o) {
     return by_kind;
 }
 
-// The settings say what the optimizer keeps of each element, and asks for. fp32 parameters are their own
-// master copy. host_threads: those of a rank that steps its part of the optimizer's state on the host.
+// Returns ZeRO's settings, including what the optimizer keeps per element and needs. fp32 parameters are
+// their own master copy. host_threads: threads of a rank that steps its part of the optimizer state on the
+// host
 inline ZeroSettings zero_settings(const Options& o, size_t element_bytes = sizeof(floatX),
                                   int host_threads = 0) {
     bool muon = o.optimizer == OptimizerKind::muon;
@@ -80,17 +81,17 @@ inline ZeroSettings zero_settings(const Options& o, size_t element_bytes = sizeo
             .checks = o.check_replicas > 0 || o.check_replay > 0};
 }
 
-// The host steps some of what is trained.
+// Returns whether the host steps some of the parameters.
 inline bool steps_on_host(const Options& o) {
     return o.offload == Offload::optimizer || (!o.ngram.empty() && o.ngram_place == TablePlace::host);
 }
 
-// The step of tables after `step` steps.
+// Returns the tables' optimizer for the step that follows `step` steps.
 inline AdaGrad make_adagrad(const Options& o, int step) {
     return {(float)(o.ngram_lr * schedule(o, step)), 1e-8f, step + 1};
 }
 
-// Kernels have enums of their own.
+// Converts to the kernels' own enum.
 inline Norm norm_kernel(NormKind kind) {
     switch (kind) {
     case NormKind::layernorm:
@@ -101,7 +102,7 @@ inline Norm norm_kernel(NormKind kind) {
     __builtin_unreachable();
 }
 
-// GELU's form; SwiGLU has none, and is not asked.
+// Returns the form of GELU. SwiGLU has none, and its result is not used.
 inline Gelu gelu_kernel(MlpKind kind) {
     switch (kind) {
     case MlpKind::gelu:
@@ -113,10 +114,11 @@ inline Gelu gelu_kernel(MlpKind kind) {
     __builtin_unreachable();
 }
 
-// Tokens whose logits exist at once, if the user leaves it open. Each chunk reads and writes all of the fp32
-// gradient of the classifier's weights: 8 bytes for 2 FLOPs a token. A card that does 150 to 300 FLOPs in the
-// time of a byte is kept busy by some thousand tokens at once, which in bf16 take up to 1 GiB. Chunks are of
-// about the same size, for products of a few rows are slow; and of whole tiles of products, where they can.
+// Returns the number of tokens whose logits exist at once, if the user leaves it open. For each chunk, the
+// fp32 gradient of the classifier's weights is read and written: 8 bytes per element, for 2 FLOPs per element
+// and token. A card that does 150 to 300 FLOPs in the time of a byte is kept busy by about a thousand tokens
+// at once, whose logits take up to 1 GiB in bf16. Chunks have about the same size, because products of few
+// rows are slow, and consist of whole tiles if they can.
 inline int chosen_loss_chunk(const ModelConfig& config, int tokens, size_t element_bytes = sizeof(floatX)) {
     const size_t budget = (size_t)(element_bytes == 2 ? 1024 : 256) << 20;
     constexpr int tile = 256;
@@ -126,7 +128,7 @@ inline int chosen_loss_chunk(const ModelConfig& config, int tokens, size_t eleme
     return ceil_div(even_share(tokens, most / unit * unit), unit) * unit;
 }
 
-// element_bytes: of the program that is to run, which may be built for other numbers than this one.
+// element_bytes: of the program that will run, which may be built for another precision than this one
 inline Workload training_workload(const Options& o, Recompute recompute,
                                   size_t element_bytes = sizeof(floatX)) {
     int tokens = o.micro_batch * o.sequence_length;
@@ -158,7 +160,7 @@ inline std::vector<float> rope_angles(const ModelConfig& config, const Workload&
     return table;
 }
 
-// layer_bytes: activations that are kept of a layer for one micro-batch.
+// layer_bytes: activations that a layer keeps for one micro-batch
 inline Layout training_layout(const Options& o, size_t layer_bytes) {
     ParameterLayout whole = parameter_layout(o);
     double state =
@@ -168,7 +170,7 @@ inline Layout training_layout(const Options& o, size_t layer_bytes) {
                            .table = state * padded_vocab(o) * o.channels});
 }
 
-// The fp8 memory of the products of this rank's blocks.
+// Returns the sizes of fp8 memory for the products of this rank's blocks.
 inline Fp8Sizes fp8_sizes(const ModelConfig& config, const Workload& w, const Stage& stage) {
     if (!w.fp8) return {};
     size_t layers = 0;
@@ -194,22 +196,23 @@ struct PassOfStep {
     bool forward = true, first = false, last = false;
 };
 
-// Messages of data ranks that run beside a pass.
+// Messages between data ranks during a pass.
 struct DataMessages {
     bool parameters = false, gradients = false;
 };
 
-// Parameters are gathered while the first micro-batch goes forward, and gradients are summed while the last
-// one goes backward. Where ranks have parts of them, they are for each micro-batch.
+// Returns the messages during a pass. Parameters are gathered in the first micro-batch's forward pass, and
+// gradients are summed in the last one's backward pass; cut ones, in each micro-batch.
 inline DataMessages messages_beside(const PassOfStep& pass, bool cut_params, bool cut_grads) {
     return {.parameters = cut_params || (pass.forward && pass.first),
             .gradients = !pass.forward && (cut_grads || pass.last)};
 }
 
-// Multiprocessors that NCCL's kernels are expected to hold while products run: those of two receives from the
-// stages beside, which are there as soon as they can be and wait; and of one group, where tensor ranks send
-// beside products, or data ranks do. It follows from the layout and the pass alone: algorithms depend on it,
-// and the bits are the same without overlap and with any schedule of the pipeline.
+// Returns the number of SMs that NCCL's kernels are expected to hold while products run: those of two
+// receives from neighboring stages, which are launched as early as possible and wait; and those of one group,
+// if tensor ranks or data ranks send during products. It depends only on the layout and the pass, because
+// algorithms depend on it, and the bits must be the same without overlap and with any schedule of the
+// pipeline.
 inline int held_multiprocessors(const MeshShape& mesh, int row_chunks, const DataMessages& data) {
     bool tensor_ranks_send = mesh.tp > 1 && row_chunks > 1;
     bool gathers = data.parameters && mesh.shard > 1, reduces = data.gradients && mesh.dp > 1;
@@ -217,7 +220,7 @@ inline int held_multiprocessors(const MeshShape& mesh, int row_chunks, const Dat
            (tensor_ranks_send || gathers || reduces ? blocks_of_groups : 0);
 }
 
-// Products spare these, but where ranks talk by something else than kernels: there they spare none.
+// Returns the number of SMs that products leave free; 0 if ranks communicate without kernels.
 inline int spared_by_products(const MeshShape& mesh, int row_chunks, const DataMessages& data) {
 #ifdef RANKS_USE_NCCL
     bool by_kernels = true;
@@ -231,10 +234,11 @@ inline int spared_by_products(const MeshShape& mesh, int row_chunks, const DataM
 // ----------------------------------------------------------------------------
 // number formats
 
-// Options about rounding depend on what parameters are made of, which is decided when the program is built.
+// Refuses rounding options that do not fit the precision of parameters, which is fixed when the program is
+// built.
 inline void check_precision(const Options& o, size_t element_bytes = sizeof(floatX)) {
     if (element_bytes == sizeof(float)) {
-        // It may be given, or be that of a checkpoint.
+        // The option may have been given, or come from a checkpoint.
         auto refuse = [](const char* option, const char* value, const char* other) {
             fail("%s %s: parameters are fp32 here; give %s %s, or build with PRECISION=bf16", option, value,
                  option, other);
@@ -246,7 +250,7 @@ inline void check_precision(const Options& o, size_t element_bytes = sizeof(floa
     }
 }
 
-// Says why a run that is cut so cannot have products in fp8; empty: it can.
+// Says why a run with this layout cannot have products in fp8; empty if it can.
 inline std::string fp8_refusal(const Options& o) {
     if (o.zero == 3) return "weights are known by where they lie, and --zero 3 moves them; give --zero 2";
     if (!o.ngram.empty()) return "n-gram memory multiplies in bf16; leave out --ngram";
@@ -266,10 +270,10 @@ inline std::string fp8_refusal(const Options& o) {
 // ----------------------------------------------------------------------------
 // CUDA graphs (--cuda-graphs)
 
-constexpr int kernels_of_layer = 30;  // about, forward and backward
+constexpr int kernels_of_layer = 30;  // approximately, forward and backward
 
-// auto: where the host would give kernels to the device more slowly than that runs them, at some 4 us each.
-// The time of a layer's products follows from their rate in FLOP/s.
+// auto: used if the host would launch kernels more slowly than the device runs them, at about 4 us each. The
+// time of a layer's products follows from their rate in FLOP/s.
 inline bool wants_graphs(const Options& o, double gemm_rate) {
     constexpr double launch = 4e-6, margin = 2;
     double products = 6.0 * block_parameters(o) * o.micro_batch * o.sequence_length / gemm_rate;
@@ -278,9 +282,9 @@ inline bool wants_graphs(const Options& o, double gemm_rate) {
     return o.cuda_graphs == CudaGraphs::on || (o.cuda_graphs == CudaGraphs::automatic && pays);
 }
 
-// Bytes that the driver may take for the graphs of a run, before the rate is measured: up to version 550 it
-// took 64 KiB for each kernel (says PyTorch's guide to its CUDAGraph trees), and less since. A pass backward
-// is there three times, for those that begin and end a step are others.
+// Returns the bytes that the driver may use for the graphs of a run, before the rate is measured: 64 KiB per
+// kernel up to version 550 (says PyTorch's guide to its CUDAGraph trees), less since. The backward pass is
+// captured three times, because those that begin and end a step differ from the others.
 inline size_t graph_memory(const Options& o) {
     constexpr double fastest_card = 3e15;
     constexpr size_t of_kernel = 64 << 10;

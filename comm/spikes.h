@@ -1,6 +1,6 @@
 /*
-What a run does about spikes (data/run/spike_rule.h says what they are): their updates are left out and, after
-some in a row, it goes back to a checkpoint. All ranks judge by the same numbers, so they need not talk.
+How a run handles spikes (defined in data/run/spike_rule.h): it skips their updates and, after several in a
+row, goes back to a checkpoint. All ranks judge by the same numbers, so they need no communication.
 */
 #pragma once
 
@@ -16,12 +16,12 @@ some in a row, it goes back to a checkpoint. All ranks judge by the same numbers
 
 class SpikeGuard {
 public:
-    // log: null but on the first rank.
+    // log: null except on the first rank
     SpikeGuard(const Options& o, const World& world, RunCheckpoints& checkpoints, StepLog& progress,
                RunLog* log)
         : o_(o), world_(world), checkpoints_(checkpoints), progress_(progress), log_(log) {}
 
-    // For the next step, whose losses are summed over so many targets.
+    // Returns the limits for the next step, whose losses are summed over `targets` targets.
     ClipLimits limits(const RunPosition& at, double targets) const {
         SpikeLimits most = at.spikes.limits(o_.spike_sigma);
         ClipLimits limits = o_.gradient_clip;
@@ -30,8 +30,7 @@ public:
         return limits;
     }
 
-    // For all ranks: the step up to which the run has come had this loss and gradient norm, and was left out
-    // or not.
+    // For all ranks: notes the loss and gradient norm of the latest step, and whether its update was skipped.
     void add_step(RunPosition& at, float loss, float norm, bool skipped) {
         if (o_.spike_sigma == 0) return;
         if (!skipped) return at.spikes.add_step(loss, norm);
@@ -39,13 +38,13 @@ public:
         progress_.spike(at.step, loss, norm, at.spikes.limits(o_.spike_sigma));
     }
 
-    // Tells whether the run is to go back.
+    // Returns whether the run should go back.
     bool has_enough(const RunPosition& at) const {
         return o_.spike_skips > 0 && at.spikes.in_a_row >= o_.spike_skips;
     }
 
-    // For all ranks, when nothing works on the state: goes back to the newest checkpoint from before the
-    // spikes. Where there is none, the run goes on with the weights that it has.
+    // For all ranks, while nothing works on the state: goes back to the newest checkpoint from before the
+    // spikes. If there is none, the run continues with its current weights.
     void go_back(RunPosition& at) {
         const RunPosition from = at;
         std::optional<RunPosition> to = checkpoints_.go_back(from.step - from.spikes.in_a_row);
@@ -77,12 +76,12 @@ public:
     }
 
 private:
-    static constexpr int most_times = 3;  // to the same checkpoint
+    static constexpr int most_times = 3;  // returns to the same checkpoint
 
     const Options& o_;
     const World& world_;
     RunCheckpoints& checkpoints_;
     StepLog& progress_;
     RunLog* log_;
-    int last_ = -1, times_ = 0;  // the step that it went back to last, and how often in a row
+    int last_ = -1, times_ = 0;  // the step it last went back to, and how often in a row
 };

@@ -1,6 +1,6 @@
 /*
-What one rank has of a model: the layers of its pipeline stage, and of each tensor the part of its tensor
-rank. The same for every rank of a data group.
+The part of a model that one rank holds: the layers of its pipeline stage, and its tensor rank's part of each
+tensor. It is the same for all ranks of a data group.
 */
 #pragma once
 
@@ -17,24 +17,24 @@ rank. The same for every rank of a data group.
 #include "data/options/model_config.h"
 #include "kernels/embedding.cuh"  // VocabRange
 
-// The part of each block that one of `tp` tensor ranks has, as a model of its own.
+// Returns the part of each block that one of `tp` tensor ranks has, as a model of its own.
 inline ModelConfig local_part(ModelConfig c, int tp) {
     c.heads /= tp;
-    c.kv_heads = std::max(1, c.kv_heads / tp);  // if ranks outnumber heads, several have the same one
+    c.kv_heads = std::max(1, c.kv_heads / tp);  // if ranks outnumber KV heads, several share one
     c.mlp_width /= tp;
     return c;
 }
 
-// The sizes of a pass, as this rank has them: heads and the MLP are its part.
+// The sizes in a pass on this rank; heads and the MLP are its part of the whole.
 struct Dims {
     int B, T;                 // sequences, and the tokens of each
-    int N, n;                 // rows B*T, and those of them that are this tensor rank's between products
+    int N, n;                 // rows (B*T), and the own rows of this tensor rank between products
     int C;                    // channels of the residual stream
-    int NH, NKV, HS, A, QKV;  // heads for queries and for keys and values, their size; A = NH*HS
+    int NH, NKV, HS, A, QKV;  // query heads, key/value heads, their size; A = NH*HS; width of qkv
     int H;                    // channels between the convolutions of the local filter
     int F, F1;                // hidden channels of the MLP, and outputs of its first matrix: 2F for SwiGLU
     int R;                    // rotated elements of a head (RoPE); 0: none
-    int K, E;                 // rows of tables that a token looks up, and numbers of these; 0: there are none
+    int K, E;                 // table rows that a token looks up, and elements in all of them; 0: no tables
 
     Dims(const ModelConfig& config, int tensor_ranks, int B, int T)
         : B(B), T(T), N(B * T), n(N / tensor_ranks) {
@@ -46,20 +46,20 @@ struct Dims {
     }
 };
 
-// The backward pass of attention makes the gradient of the bias of queries, keys and values, where there is
-// one and nothing between the two but the product.
+// Returns whether attention's backward pass computes the gradient of the bias of queries, keys and values:
+// they have one, and no other operation lies between the product and attention.
 inline bool attention_makes_bias_gradient(const ModelConfig& c) {
     return has_qkv_bias(c) && !c.qk_norm && !c.local_filter && c.position != PositionKind::rope;
 }
 
-// The rotation is the last that is done to the gradient of queries, keys and values before the product.
+// Returns whether RoPE's backward pass is the last to change the gradient of queries, keys and values.
 inline bool rotation_ends_attention(const ModelConfig& c) {
     return c.position == PositionKind::rope && c.rope_dims > 0 && !c.qk_norm && !c.local_filter;
 }
 
 class Stage {
 public:
-    // training: micro-batches go backward too, and are kept until then.
+    // training: micro-batches also go backward, and their activations are kept until then
     Stage(const ModelConfig& config, const Layout& layout, const MeshPosition& position, bool training)
         : layout_(layout), config_(config), position_(position) {
         auto& shape = layout_.pipeline;
@@ -76,8 +76,8 @@ public:
     }
 
     PipelineCapacity capacity;  // micro-batches that are held at the same time
-    // Slots for what layers keep, over all micro-batches and chunks: of all layers; of those that are not the
-    // first of their chunk; and of those with a table.
+    // Slots for what layers keep, over all micro-batches and chunks: for all layers; for those that are not
+    // the first of their chunk; for those with a table
     size_t layer_slots, inner_slots, table_slots;
 
     const Layout& layout() const { return layout_; }
@@ -91,7 +91,7 @@ public:
     // The layers of a chunk, numbered in the whole model.
     int first_layer(int chunk) const { return begin_[part(chunk)]; }
     int end_layer(int chunk) const { return begin_[part(chunk) + 1]; }
-    // How many layers each chunk has, without its first `less`.
+    // The number of layers of each chunk, without its first `less` ones.
     std::vector<int> layers(int less) const {
         std::vector<int> layers;
         for (int chunk = 0; chunk < chunks(); chunk++)
@@ -112,7 +112,7 @@ public:
             if (layer >= first_layer(chunk) && layer < end_layer(chunk)) return true;
         return false;
     }
-    // Rows of the vocabulary that this tensor rank has.
+    // The rows of the vocabulary that this tensor rank has.
     VocabRange vocab() const { return vocab_of(tensor()); }
     VocabRange vocab_of(int tensor) const {
         auto first = [&](int rank) { return (int)((int64_t)config_.vocab_size * rank / layout_.mesh.tp); };
@@ -147,13 +147,12 @@ private:
     std::vector<int> begin_ = {0};  // first layer of each part
 };
 
-// The parameters of the rank at a position.
 inline ParameterLayout parameter_layout(const ModelConfig& config, const Layout& layout,
                                         const MeshPosition& position, bool training) {
     return parameter_layout(config, layout.mesh.shard, Stage(config, layout, position, training).units());
 }
 
-// The traffic of training on micro-batches of B sequences of T tokens, on any rank.
+// Returns the traffic of any rank in training on micro-batches of B sequences of T tokens.
 inline MeshTraffic mesh_traffic(const ModelConfig& config, const Layout& layout, int B, int T,
                                 Dtype reduce_dtype) {
     Dims d(config, layout.mesh.tp, B, T);

@@ -1,6 +1,6 @@
 /*
-Ranks tell each other with every step their losses, the squares of their gradients, and whether they ask for a
-stop or a checkpoint. The device adds these numbers up over the ranks, and sends the sums to the host.
+With every step, ranks share their losses, the squares of their gradients, and whether they ask for a stop or
+a checkpoint. The device sums these numbers over the ranks, and sends the sums to the host.
 */
 #pragma once
 
@@ -17,15 +17,15 @@ stop or a checkpoint. The device adds these numbers up over the ranks, and sends
 struct StepResult {
     float loss;           // mean over the targets of the step
     float gradient_norm;  // before clipping
-    bool finite;          // false: the weights were left as they were,
+    bool finite;          // false: the weights were not changed
     bool stepped;         // false also after a loss or a norm above its limit
     bool stop;            // a rank was asked to stop
-    bool saved;           // no rank need be waited for to go on with a checkpoint
+    bool saved;           // all ranks have finished the save under way
     bool save;            // the first rank's clock says that one is due
-    float late_rows;      // share of the rows from hosts' memory that waited for an update; NaN: none came
+    float late_rows;      // share of table rows from host memory that waited for an update; NaN: no rows
 };
 
-// The statistics on the device (1), and what of them was sent to the host.
+// The statistics on the device (1), and the copy last sent to the host.
 class StatisticsOnDevice : public DeviceArray<StepStatistics> {
 public:
     StatisticsOnDevice() : OwnedArray(1) {}
@@ -35,20 +35,20 @@ public:
     // Makes the loss of all ranks NaN, because this one has an error.
     void poison(cudaStream_t stream) { fill(&data->loss, NAN, 1, stream); }
 
-    // Rows of tables that came from this rank's host, and those of them that waited for an update.
+    // Sets the number of table rows that came from this rank's host, and of those that waited for an update.
     void count_rows(size_t rows, size_t late, cudaStream_t stream) {
         if (rows == 0) return;
         fill(&data->rows, (float)rows, 1, stream);
         fill(&data->late, (float)late, 1, stream);
     }
 
-    // Sends the host what they are when the stream comes here.
+    // Sends their current values to the host, as work of the stream.
     void send(cudaStream_t stream) {
         copy_async(host_.data, data, 1, stream);
         sent_.record(stream);
     }
 
-    // Waits for what was sent last. `targets` is the number of targets whose losses were summed.
+    // Waits for the values sent last. targets: number of targets whose losses were summed
     StepResult result(double targets, const Mesh& mesh) const {
         wait_for(sent_, mesh);
         const StepStatistics& s = *host_.data;
@@ -65,6 +65,6 @@ public:
     }
 
 private:
-    HostArray<StepStatistics> host_{1};  // valid once the host is past the event
+    HostArray<StepStatistics> host_{1};  // valid once sent_ has occurred
     Event sent_;
 };

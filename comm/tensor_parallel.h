@@ -1,28 +1,28 @@
 /*
 Tensor parallelism (Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
-Parallelism", 2019) with the rows between its products cut as well, which is sequence parallelism (Korthikanti
-et al., "Reducing Activation Recomputation in Large Transformer Models", 2022). The ranks of a tensor group
-share each matrix of a block. A pair of matrices needs nothing from other ranks between its two:
+Parallelism", 2019) with the rows between products cut as well, which is sequence parallelism (Korthikanti et
+al., "Reducing Activation Recomputation in Large Transformer Models", 2022). The ranks of a tensor group share
+each matrix of a block. A pair of matrices needs no communication between its two products:
 
-    column-parallel   each rank makes a part of the outputs of all rows    gather rows, then multiply
-    row-parallel      each rank makes partial sums from its inputs         multiply, then scatter sums
+    column-parallel   each rank computes a part of the outputs of all rows    gather rows, then multiply
+    row-parallel      each rank computes partial sums from its inputs         multiply, then scatter sums
 
-What lies between pairs, sums of the residual stream and norms, works row by row: there each rank has rows of
-its own. The backward pass is the mirror image: of a row-parallel matrix it gathers, of a column-parallel one
-it scatters. A matrix is stored as (OC, C), so what is cut of a column-parallel one are rows in memory: its
-name is that of the transposed matrix, as in the papers.
+The operations between pairs (sums of the residual stream, norms) work row by row, and each rank does them
+for its own rows. The backward pass is the mirror image: it gathers for a row-parallel matrix and scatters for
+a column-parallel one. A matrix is stored as (OC, C), so a column-parallel one is cut between rows in memory;
+the names refer to the transposed matrix, as in the papers.
 
-The N rows are taken as chunks, each cut evenly over the ranks, and the own rows of a rank lie one after
-another. 12 rows in 2 chunks over 3 ranks:
+The N rows are divided into chunks, each chunk is cut evenly over the ranks, and a rank's own rows are
+contiguous in memory. 12 rows in 2 chunks over 3 ranks:
 
     row          0  1 |  2  3 |  4  5 ||  6  7 |  8  9 | 10 11
     rank           0  |   1   |   2   ||   0   |   1   |   2         own rows of rank 1:  2 3 8 9
 
-While one chunk is on its way, the product works on another. Communication has a stream of its own for that;
-without overlap it is put on the compute stream: the same calls, so the same bits.
+While one chunk is being sent, the product works on another. Communication has its own stream for that;
+without overlap it runs on the compute stream, with the same calls and so the same bits.
 
-Of the rows that a column-parallel matrix reads, a rank keeps its own alone. The gradient of the weight reads
-all of them once more: they come together again in the backward pass, behind that of the weight before it.
+A rank keeps only its own rows of a column-parallel matrix's input. The weight's gradient needs all of them,
+so the backward pass regathers them, overlapped with the weight gradient that precedes it.
 */
 #pragma once
 
@@ -41,7 +41,7 @@ all of them once more: they come together again in the backward pass, behind tha
 
 class SequenceParallel {
 public:
-    // A group of one: nothing is cut, and nothing sent.
+    // A group of one rank: nothing is cut or sent.
     SequenceParallel() = default;
 
     // For all ranks of the group.
@@ -66,7 +66,7 @@ public:
     int rank() const { return group_.rank(); }
     int chunks() const { return chunks_; }
 
-    // How many of this many rows are a rank's own. Fails if they cannot be cut evenly.
+    // Returns the number of a rank's own rows among `rows`. Fails if they cannot be cut evenly.
     int own_rows(int rows) const {
         if (rows % ranks()) {
             fail("sequence parallel: %d rows cannot be cut evenly for %d ranks; choose other values of "
@@ -76,10 +76,10 @@ public:
         return rows / ranks();
     }
 
-    // The own rows of all ranks come together in `all` (rows, width), chunk after chunk. work(first, count)
-    // puts on the compute stream what reads rows [first, first + count) of `all`, while the next chunks are
-    // on their way. `own` (own rows, width) stays as it is until all work has been put there. In a group of
-    // one, own is all, and the work is work(0, rows).
+    // Gathers the own rows of all ranks into `all` (rows, width), chunk by chunk. work(first, count) puts the
+    // work that reads rows [first, first + count) of `all` on the compute stream, while the next chunks are
+    // being sent. `own` (own rows, width) must not change before all work has been put there. In a group of
+    // one, own is all, and the only call is work(0, rows).
     template <typename Work>
     void gather(const floatX* own, floatX* all, int rows, int width, Work&& work) {
         if (ranks() == 1) return work_alone(own, all, rows, work);
@@ -91,8 +91,9 @@ public:
         }
     }
 
-    // Likewise, while other work is done: what reads `all` is put on the compute stream after
-    // wait_for_gathered(), which is called before the next start_gather(). Scatters may come in between.
+    // Starts the same gather, to overlap it with other work. Work that reads `all` is put on the compute
+    // stream after wait_for_gathered(), which is called before the next start_gather(). Scatters may come in
+    // between.
     void start_gather(const floatX* own, floatX* all, int rows, int width) {
         if (ranks() == 1) return work_alone(own, all, rows, [](int, int) {});
         send_rows(own, all, rows, width, [](int) {});
@@ -100,10 +101,11 @@ public:
     }
     void wait_for_gathered() { await(gathered()); }
 
-    // work(first, count) puts on the compute stream what writes rows [first, first + count) of `all` (rows,
-    // width), while the chunk before is on its way. The sum over the ranks of the own rows goes to `own` (own
-    // rows, width). The compute stream can go on with other work, but may read or write `own`, and write
-    // `all`, only after wait(). In a group of one, own is all, and the work is work(0, rows).
+    // Sums `all` (rows, width) over the ranks, and scatters the own rows to `own` (own rows, width).
+    // work(first, count) puts the work that writes rows [first, first + count) of `all` on the compute
+    // stream, while the previous chunk is being sent. The compute stream can continue with other work, but
+    // may read or write `own`, and write `all`, only after wait(). In a group of one, own is all, and the
+    // only call is work(0, rows).
     template <typename Work>
     void scatter(floatX* own, floatX* all, int rows, int width, Work&& work) {
         if (ranks() == 1) return work_alone(own, all, rows, work);
@@ -119,7 +121,7 @@ public:
         record(sends_, scattered());
     }
 
-    // These two have no work to put behind or before them, and are done for the compute stream's next work.
+    // These two do not overlap with work; the compute stream's next work finds the result.
     void gather(const floatX* own, floatX* all, int rows, int width) {
         gather(own, all, rows, width, [](int, int) {});
     }
@@ -128,7 +130,7 @@ public:
         wait();
     }
 
-    // data (ranks * part): each rank's part of some numbers, to all of them.
+    // All-gathers data (ranks * part), to which each rank contributes its part.
     template <typename T>
     void exchange(T* data, size_t part) {
         send_after_work();
@@ -137,13 +139,13 @@ public:
         wait();
     }
 
-    // The compute stream waits for what the last scatter sends. The next gather or scatter does so too.
+    // Makes the compute stream wait for the last scatter. The next gather or scatter does so too.
     void wait() { await(scattered()); }
 
 private:
     bool overlaps() const { return sends_ != compute_; }
 
-    // Rows that do not make so many chunks, as those of a short sample, travel as one.
+    // Rows that cannot be cut into as many chunks, such as those of a short text, are sent as one.
     int chunks_of(int rows) const { return rows % (ranks() * chunks_) ? 1 : chunks_; }
 
     template <typename Work>
@@ -152,7 +154,7 @@ private:
         work(0, rows);
     }
 
-    // sent(chunk) is called when that is on its way.
+    // Calls sent(chunk) once the chunk's communication is on its stream.
     template <typename Sent>
     void send_rows(const floatX* own, floatX* all, int rows, int width, Sent&& sent) {
         int chunks = chunks_of(rows);
@@ -165,21 +167,21 @@ private:
         }
     }
 
-    // Events: of work of the compute stream that sends wait for, of each chunk, of the last scatter, and of
-    // the last gather that was started. What is on one stream only is in order anyway.
+    // Events: 0 for compute work that sends wait for, then one per chunk, one for the last scatter and one
+    // for the last start_gather(). Without overlap a single stream orders everything.
     size_t scattered() const { return (size_t)chunks_ + 1; }
     size_t gathered() const { return (size_t)chunks_ + 2; }
     void record(cudaStream_t stream, size_t event) {
         if (overlaps()) events_[event].record(stream);
     }
-    // The compute stream waits for what is sent.
+    // Makes the compute stream wait for communication.
     void await(size_t event) {
         if (!overlaps()) return;
         TraceSpan wait(Traffic::activations, compute_);
         events_[event].hold(compute_);
     }
 
-    // Orders later sends behind all that is on the compute stream now.
+    // Orders later sends after all work that is now on the compute stream.
     void send_after_work() {
         record(compute_, 0);
         if (overlaps()) events_[0].hold(sends_);
@@ -187,7 +189,7 @@ private:
 
     Communicator group_;
     int chunks_ = 1;
-    cudaStream_t compute_ = nullptr, sends_ = nullptr;  // one stream if nothing overlaps
+    cudaStream_t compute_ = nullptr, sends_ = nullptr;  // one stream without overlap
     std::vector<Event> events_;
 };
 
@@ -199,29 +201,28 @@ enum class Parallel { column, row };
 // A linear layer may be a causal convolution over each row and the one before it, whose two taps are a weight
 // (2, OC, C): kernels/causal_conv.cuh has the formula.
 struct CausalConv {
-    floatX* products = nullptr;   // (N, 2, OC) of both taps; null: the layer is no convolution
+    floatX* products = nullptr;   // (N, 2, OC) of both taps; null: not a convolution
     floatX* dproducts = nullptr;  // (N, 2, OC) their gradient
     floatX* state = nullptr;      // (N / T, OC) the first taps of each sequence's newest token, or null
     ConvRows rows = {};
 };
 
-// The input of a linear layer.
 struct LinearInput {
     floatX* all = nullptr;  // (N, C) all rows
     Fp8Operand fp8 = {};    // all rows in fp8
-    // (own rows, C) column-parallel: those that this rank has made, which come together in `all`
+    // (own rows, C) column-parallel: rows that this rank has computed, to be gathered into `all`
     const floatX* own = nullptr;
-    // The backward pass finds all rows where they are, and need not bring them together again.
+    // All rows are still in `all` in the backward pass, which need not regather them.
     bool in_place = true;
 };
 
-// The input of a column-parallel layer. all: null in a group of one, whose own rows are all.
+// Returns the input of a column-parallel layer. all: null in a group of one, where own rows are all rows
 inline LinearInput gathered_input(floatX* own, floatX* all, const Fp8Operand& fp8, bool in_place) {
     return {all ? all : own, fp8, own, in_place || !all};
 }
 
-// A linear layer out (N, OC) = inp (N, C) weight^T + bias, as this rank has it: both passes, and the
-// gradients of its parameters, are made from this one description.
+// This rank's part of a linear layer out (N, OC) = inp (N, C) weight^T + bias. This one description serves
+// both passes, and the gradients of its parameters.
 struct Linear {
     Parallel parallel = Parallel::column;
     int N = 0, C = 0, OC = 0;        // rows of activations; inputs and outputs of this rank's part
@@ -230,22 +231,22 @@ struct Linear {
     float *dweight = nullptr, *dbias = nullptr;  // their gradients; null if nothing is trained
     LinearInput inp = {};                        // (N, C)
     floatX* dout = nullptr;                      // (N, OC) all rows of the gradient of the output
-    // A GELU that is made in the same pass as the product.
+    // A GELU that is computed together with the product.
     Gelu gelu = Gelu::tanh;
     floatX* gelu_out = nullptr;        // (N, OC) column-parallel: the GELU of the output, or null
-    const floatX* gelu_inp = nullptr;  // (N, C) row-parallel: what inp is the GELU of, or null
-    // (1) in fp8: of gelu_out, or of the gradient of gelu_inp, where these are made at once; or null
+    const floatX* gelu_inp = nullptr;  // (N, C) row-parallel: the input of the GELU that makes inp, or null
+    // (1) fp8: amax of gelu_out, or of gelu_inp's gradient, if one kernel writes all its rows; or null
     float* gelu_amax = nullptr;
     Fp8Operand dout8 = {};  // product_gradient() in fp8
-    // (OC) row-parallel: sums of the columns of this rank's rows of dout, which their maker left; or null
+    // (OC) row-parallel: column sums of this rank's rows of dout, left by the kernel that wrote them; or null
     const float* dout_column_sums = nullptr;
-    CausalConv conv = {};  // a convolution's, which has no GELU
+    CausalConv conv = {};  // for a convolution, which has no GELU
 
-    // The product has a width of its own, as its gradient has: both are (N, product_width()).
+    // The product and its gradient are (N, product_width()), which is wider than the output of a convolution.
     int product_width() const { return conv.products ? 2 * OC : OC; }
     const floatX* product_gradient() const { return conv.products ? conv.dproducts : dout; }
 
-    // Outputs [from, from + count) as a layer of their own, with an input and a gradient of its own.
+    // Returns outputs [from, from + count) as a separate layer, with its own input and output gradient.
     Linear outputs(int from, int count, const LinearInput& of_inp, floatX* of_dout) const {
         Linear part = *this;
         part.OC = count, part.inp = of_inp, part.dout = of_dout;
@@ -257,12 +258,12 @@ struct Linear {
     }
 };
 
-// The place of a linear layer among those that read, or add to, the residual stream side by side, as those of
-// a parallel block do. They gather its rows once and sum over the ranks once: the first gathers, and the last
+// The position of a linear layer among those that read, or add to, the residual stream side by side, as in a
+// parallel block. They gather rows once and sum over the ranks once: the first layer gathers, and the last
 // adds its partial sums to those of the others and scatters them.
 enum class Side { alone, first, middle, last };
 
-// The place of layer `number` among `layers` of them.
+// Returns the position of layer `number` among `layers` layers.
 constexpr Side side_of(size_t number, size_t layers) {
     bool first = number == 0, last = number == layers - 1;
     return first ? (last ? Side::alone : Side::first) : (last ? Side::last : Side::middle);
@@ -275,11 +276,11 @@ constexpr bool ends(Side side) {
     return side == Side::alone || side == Side::last;
 }
 
-// When the gradients of a layer's parameters are made: in its backward pass, or afterwards by
-// weight_gradient(), as zero-bubble pipelines do (Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
+// When a layer's weight gradients are computed: in its backward pass, or later by weight_gradient(), as in
+// zero-bubble pipelines (Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
 enum class WeightGradients { now, later };
 
-// The context in which the linear layers of a rank work.
+// The context that the linear layers of a rank share.
 struct TensorParallel {
     SequenceParallel& rows;
     BlockProducts& products;
@@ -287,20 +288,21 @@ struct TensorParallel {
     // (N, C of the model) partial sums of all rows; not used in a group of one
     floatX* partial = nullptr;
     float* scratch = nullptr;  // for matmul_backward_bias()
-    bool overwrites = false;   // gradients of weights, which hold nothing yet, where others are added to
+    bool overwrites = false;  // weight gradients, which hold nothing yet, are overwritten instead of added to
 
-    // The memory for the partial sums of all rows, whose sum over the ranks goes to `own`. In a group of one
-    // it is `own` itself.
+    // Returns the memory for the partial sums of all rows, which are then summed over the ranks into `own`.
+    // In a group of one it is `own` itself.
     floatX* partial_sums(floatX* own) const { return rows.ranks() == 1 ? own : partial; }
 };
 
-// In fp8: keeps all rows of the input for the weight's gradient, where no product that sees them all does so.
+// In fp8: keeps all rows of the input for the weight's gradient. A product that reads all rows does so
+// itself.
 inline void keep_input(const TensorParallel& tp, const Linear& l) {
     tp.products.keep_input(l.inp.all, l.inp.fp8, l.N, l.C);
 }
 
-// Rows [first, first + rows) of out (N, OC), from those of the input; accumulate: added to it, but for a
-// convolution. Of that, the rows before them must have been made.
+// Computes rows [first, first + rows) of out (N, OC) from those of the input. accumulate: adds to out, unless
+// the layer is a convolution. For a convolution, the rows before them must have been computed.
 inline void linear_rows(const TensorParallel& tp, const Linear& l, floatX* out, const floatX* bias, int first,
                         int rows, bool accumulate) {
     const floatX* inp = l.inp.all + (size_t)first * l.C;
@@ -317,7 +319,7 @@ inline void linear_rows(const TensorParallel& tp, const Linear& l, floatX* out, 
     if (rows < l.N && first + rows == l.N) keep_input(tp, l);
 }
 
-// Rows of the gradient of the input, or of gelu_inp where there is one.
+// Computes rows of the gradient of the input, or of gelu_inp if there is one.
 inline void linear_rows_backward(const TensorParallel& tp, const Linear& l, floatX* dinp, int first, int rows,
                                  bool accumulate) {
     int width = l.product_width();
@@ -330,17 +332,17 @@ inline void linear_rows_backward(const TensorParallel& tp, const Linear& l, floa
         tp.products.backward_input(dinp + at, dout, l.dout8, l.weight, rows, l.C, width, accumulate);
 }
 
-// out (N, OC) of all rows, from those of the input, which come together first.
+// Computes all rows of out (N, OC) from those of the input, which are gathered first.
 inline void column_parallel(const TensorParallel& tp, const Linear& l, floatX* out, Side side = Side::alone) {
     auto product = [&](int first, int rows) { linear_rows(tp, l, out, l.bias, first, rows, false); };
     begins(side) ? tp.rows.gather(l.inp.own, l.inp.all, l.N, l.C, product) : product(0, l.N);
 }
 
-// own_out (own rows, OC): the sum over the ranks of what each makes of its part of the inputs.
+// Computes own_out (own rows, OC), summed over the ranks, each of which multiplies its part of the inputs.
 inline void row_parallel(const TensorParallel& tp, const Linear& l, floatX* own_out,
                          Side side = Side::alone) {
     floatX* partial = tp.partial_sums(own_out);
-    const floatX* bias = tp.rows.rank() == 0 ? l.bias : nullptr;  // once in the sum
+    const floatX* bias = tp.rows.rank() == 0 ? l.bias : nullptr;  // only once in the sum
     auto product = [&](int first, int rows) {
         linear_rows(tp, l, partial, bias, first, rows, !begins(side));
     };
@@ -349,9 +351,9 @@ inline void row_parallel(const TensorParallel& tp, const Linear& l, floatX* own_
     tp.rows.wait();
 }
 
-// Makes the gradient of the weight, and adds to that of the bias, from inp and dout. The backward pass has
-// already made that of a row-parallel layer's bias, which each of the ranks has, from the rank's own rows;
-// and that of a convolution's.
+// Computes the gradient of the weight, and adds to that of the bias, from inp and dout. For convolutions and
+// row-parallel layers, the backward pass has done the bias already; that of a row-parallel layer is
+// replicated, and each rank adds the gradient from its own rows.
 inline void weight_gradient(const TensorParallel& tp, const Linear& l) {
     bool bias_is_done = l.conv.products || l.parallel == Parallel::row;
     tp.products.backward_weight(l.dweight, l.product_gradient(), l.inp.all, l.inp.fp8, l.N, l.C,
@@ -359,8 +361,8 @@ inline void weight_gradient(const TensorParallel& tp, const Linear& l) {
                                 !tp.overwrites);
 }
 
-// All rows of an input that are not in place come together again for the weight's gradient, while other work
-// is done between these two.
+// These two regather an input whose rows are not in place, for the weight's gradient. Other work can be done
+// between the two calls.
 inline void start_regather(const TensorParallel& tp, const Linear& l) {
     tp.rows.start_gather(l.inp.own, l.inp.all, l.N, l.C);
 }
@@ -369,8 +371,8 @@ inline void end_regather(const TensorParallel& tp, const Linear& l) {
     keep_input(tp, l);
 }
 
-// Makes what the backward passes of these layers have left for later. Each input comes together again behind
-// the gradient of the weight before it, for the first layer that reads it.
+// Computes the weight gradients that the backward passes of these layers deferred. Each input is regathered
+// for the first layer that reads it, overlapped with the weight gradient of the layer before.
 inline void weight_gradients(const TensorParallel& tp, const std::vector<const Linear*>& layers) {
     auto gathers = [&](size_t i) {
         bool is_first = true;
@@ -384,8 +386,8 @@ inline void weight_gradients(const TensorParallel& tp, const std::vector<const L
     }
 }
 
-// own_dinp (own rows, C): the gradient of this rank's rows of the input, from dout. It is summed over the
-// ranks behind the product for the weights.
+// Computes own_dinp (own rows, C), the gradient of this rank's rows of the input, from dout. Its sum over the
+// ranks overlaps with the product for the weight's gradient.
 inline void column_parallel_backward(const TensorParallel& tp, const Linear& l, floatX* own_dinp, Side side,
                                      WeightGradients weights) {
     floatX* partial = tp.partial_sums(own_dinp);
@@ -404,16 +406,16 @@ inline void column_parallel_backward(const TensorParallel& tp, const Linear& l, 
     tp.rows.wait();
 }
 
-// dinp (N, C): the gradient of the input, or of gelu_inp where there is one, from the gradient of this rank's
-// rows of the output, own_dout (own rows, OC), which come together in dout. The column-parallel layer whose
-// backward pass is next has its input come together again meanwhile. with_dinp() puts on the compute stream
-// what is made of dinp before the gradient of the weight, which may read what it makes.
+// Computes dinp (N, C), the gradient of the input, or of gelu_inp if there is one, from own_dout (own rows,
+// OC), the gradient of this rank's rows of the output, which is gathered into dout. Meanwhile the input of
+// `next`, the column-parallel layer whose backward pass follows, is regathered. with_dinp() puts work that
+// reads dinp on the compute stream before the weight's gradient, which may read the results.
 template <typename WithInput>
 void row_parallel_backward(const TensorParallel& tp, const Linear& l, const floatX* own_dout, floatX* dinp,
                            Side side, WeightGradients weights, const Linear& next, WithInput&& with_dinp) {
     bool alone = tp.rows.ranks() == 1;
     auto product = [&](int first, int rows) { linear_rows_backward(tp, l, dinp, first, rows, false); };
-    // The gradient of a row's first taps is in the row after it, so the rows before these are complete now.
+    // The gradient of a row's first tap comes from the next row, so the previous rows are complete only now.
     auto convolution = [&](int first, int rows) {
         causal_conv_backward(l.conv.dproducts, l.dout, l.conv.rows, first, rows, l.OC, tp.stream);
         if (first > 0) product(first - rows, rows);
@@ -427,7 +429,7 @@ void row_parallel_backward(const TensorParallel& tp, const Linear& l, const floa
     else if (l.dbias)
         matmul_backward_bias(l.dbias, tp.scratch, own_dout, tp.rows.own_rows(l.N), l.OC, tp.stream);
     bool gathered = !begins(side);
-    if (alone && l.dout != own_dout && !gathered) {  // for later, when own_dout has changed
+    if (alone && l.dout != own_dout && !gathered) {  // own_dout will have changed by then
         copy_async(l.dout, own_dout, (size_t)l.N * l.OC, tp.stream);
     }
     alone || gathered ? work(0, l.N) : tp.rows.gather(own_dout, l.dout, l.N, l.OC, work);

@@ -1,13 +1,14 @@
 /*
-The times of a run's steps, from all ranks to the first one.
+The times of a run's steps, collected from all ranks by the first one.
 
-Every rank records what it gives its device (comm/recorder.h), reads the times of a step when the device has
-done it, and posts them to the first rank, which takes what has come after each of its steps: nobody waits for
-anybody. The first rank logs the spread of each step and, every few steps, the means of all ranks, who is slow
-(data/run/rank_times.h), and what a pipeline looked like beside what its schedule would be without delays.
+Every rank records the work it gives its device (comm/recorder.h), reads the times of a step once the device
+has done it, and posts them to the first rank, which takes the posts that have arrived after each of its
+steps: no rank waits for another. The first rank logs the spread of each step and, every few steps, the means
+of all ranks, which ranks are slow (data/run/rank_times.h), and how a pipeline ran, beside its schedule
+without delays.
 
-Events cost a little. How many a step has, and what one costs, is known after a few steps; if it comes to more
-than a two-hundredth of a step, waits and communication are recorded in one step of several.
+Events cost a little. The number of events per step, and the cost of one, are known after a few steps; if they
+cost more than 1/200 of a step, waits and communication are recorded in only one step out of several.
 */
 #pragma once
 
@@ -37,7 +38,7 @@ than a two-hundredth of a step, waits and communication are recorded in one step
 #include "data/run/step_log.h"
 
 // ----------------------------------------------------------------------------
-// a pipeline as it was
+// a pipeline as measured
 
 // The passes of one stage in a step; times are seconds on its own clock.
 struct StagePasses {
@@ -45,8 +46,8 @@ struct StagePasses {
     std::vector<FlightEntry> passes;
 };
 
-// A stage begins when the stage before it has done its first pass, so each is moved to where that is: clocks
-// need not be compared, and what is lost in between, the way of one message, is left out.
+// Shifts each stage to begin when the stage before it ends its first pass. So clocks need not be compared;
+// the time of one message in between is left out.
 inline void align_stages(std::vector<StagePasses>& stages) {
     for (size_t s = 0; s < stages.size(); s++) {
         double begin = s == 0 ? 0 : stages[s - 1].passes.front().end;
@@ -55,7 +56,7 @@ inline void align_stages(std::vector<StagePasses>& stages) {
     }
 }
 
-// The share of the time of all stages in which they do nothing, of what they do.
+// Returns the time that all stages are idle, relative to the time that they are busy.
 inline double idle_share(const std::vector<StagePasses>& stages) {
     double busy = 0, end = 0;
     for (const StagePasses& stage : stages) {
@@ -65,7 +66,7 @@ inline double idle_share(const std::vector<StagePasses>& stages) {
     return (end * (double)stages.size() - busy) / busy;
 }
 
-// Averages what the passes on one chunk took over all stages.
+// Averages the time of each kind of pass on one chunk, over all stages.
 inline PipelineCosts costs_of(const std::vector<StagePasses>& stages) {
     std::map<Operation, std::vector<double>> seconds;
     for (const StagePasses& stage : stages) {
@@ -85,8 +86,8 @@ inline PipelineCosts costs_of(const std::vector<StagePasses>& stages) {
     return costs;
 }
 
-// For the log: what the stages did, beside the same schedule if all its passes took the mean times of this
-// step, and nothing was lost between them.
+// Returns, for the log, what the stages did, and the same schedule if all its passes took the mean times of
+// this step without any delay between them.
 inline nlohmann::ordered_json pipeline_record(std::vector<StagePasses> stages, PipelineShape shape) {
     align_stages(stages);
     auto forwards = std::ranges::count(stages[0].passes, Operation::forward, &FlightEntry::operation);
@@ -122,7 +123,7 @@ inline nlohmann::ordered_json pipeline_record(std::vector<StagePasses> stages, P
 
 class Timings {
 public:
-    // For all ranks: begins to record, if the run wants it.
+    // For all ranks: starts recording, if the run wants it.
     Timings(const Options& o, const World& world, const Mesh& mesh, const Stage& stage, cudaStream_t compute,
             StepLog& progress)
         : on_(o.timings),
@@ -164,7 +165,7 @@ public:
         if (on_) recorder.end_step();
     }
 
-    // For all ranks, after a step: what has come is logged. host_seconds: of the step.
+    // For all ranks, after a step: logs what has arrived. host_seconds: of the step
     void collect(int step, double host_seconds) {
         if (!on_) return;
         steps_++;
@@ -175,7 +176,7 @@ public:
         take_posts();
     }
 
-    // For all ranks, when the device has done all: what is left is logged.
+    // For all ranks, once the device has done everything: logs the rest.
     void finish() {
         if (!on_) return;
         post_what_is_done();
@@ -184,12 +185,12 @@ public:
         if (ranks_ && ranks_->has_any()) tell_interval();
     }
 
-    // For the screen, on the first rank; empty: no rank is slow.
+    // Describes the slowest rank for the screen, on the first rank; empty if no rank is slow.
     std::string slowest_text() const { return ranks_ ? ranks_->slowest_text() : ""; }
 
 private:
     static constexpr int steps_to_warm_up = 3;
-    static constexpr double most_cost = 0.005;  // the most that timings may cost: a part of the step
+    static constexpr double most_cost = 0.005;  // largest cost of timings, as a fraction of the step
 
     static int layers_of(const Stage& stage) {
         int layers = 0;
@@ -198,7 +199,7 @@ private:
         return layers;
     }
 
-    // Lines with numbers for every rank grow with their number, and come the more seldom.
+    // Log lines with numbers of every rank grow with the number of ranks, so they are written less often.
     int interval_of_run() const { return 20 * (int)ceil_div(world_.size(), 512); }
 
     void choose_period(double host_seconds) {
@@ -216,7 +217,7 @@ private:
         memory_.push_back({recorder.host_time(), total - available});
     }
 
-    // All ranks meet here anyway at the next step's statistics, so they may wait for each other.
+    // All ranks meet at the next step's statistics anyway, so they may wait for each other here.
     void finish_trace() {
         {
             WaitsForOthers wait("the end of the steps of --trace-steps");
@@ -233,7 +234,7 @@ private:
         trace_.reset();
     }
 
-    // A rank posts 't' and its times; 'p' and the passes of its stage; 'h' and how its device is.
+    // A post is 't' and the rank's times; 'p' and its stage's passes; or 'h' and its device's health.
     void post_what_is_done() {
         recorder.poll();
         bool speaks = shape_.stages > 1 && index_along(stage_axes, mesh_.position, mesh_.shape) == 0;
@@ -274,14 +275,14 @@ private:
         int step = stage.passes[0].step;
         std::vector<StagePasses>& stages = pipelines_[step];
         stages.push_back(std::move(stage));
-        if (pipelines_.size() > 2) pipelines_.erase(pipelines_.begin());  // a stage has left one out
+        if (pipelines_.size() > 2) pipelines_.erase(pipelines_.begin());  // a stage posted nothing for it
         if ((int)stages.size() < shape_.stages) return;
         std::ranges::sort(stages, {}, &StagePasses::stage);
         progress_.ranks({{"step", step}, {"pipeline", pipeline_record(stages, shape_)}});
         pipelines_.erase(step);
     }
 
-    // Ranks whose device nobody tells anything about are left out.
+    // Ranks whose device reports nothing are left out.
     void take_health(int rank, const nlohmann::ordered_json& told) {
         const int step = told["step"];
         const nlohmann::ordered_json& now = told["health"];
@@ -316,18 +317,18 @@ private:
     StepLog& progress_;
     std::optional<TraceSession> recording_;
     std::optional<RankTimes> ranks_;                     // on the first rank
-    std::map<int, std::vector<StagePasses>> pipelines_;  // by step, of stages that have told
+    std::map<int, std::vector<StagePasses>> pipelines_;  // by step, of stages that have posted
     struct Readings {
         nlohmann::ordered_json of_ranks = nlohmann::ordered_json::array();
-        int told = 0;  // ranks
+        int told = 0;  // ranks that have posted
     };
     DeviceHealth health_{bus_of_device()};
-    std::map<int, Readings> readings_;                     // by step, which not all have told
+    std::map<int, Readings> readings_;                     // by step, until all ranks have posted
     std::map<int, nlohmann::ordered_json> last_readings_;  // by rank
-    std::optional<StepRange> trace_;                       // to come, or under way
+    std::optional<StepRange> trace_;                       // pending or under way
     std::vector<MemorySample> memory_;
     const int interval_ = interval_of_run();
     double cost_of_event_ = 0;
-    int period_ = 1;  // every how many steps there are details
+    int period_ = 1;  // details are recorded in every period_-th step
     int steps_ = 0;
 };

@@ -1,11 +1,12 @@
 /*
-The entries of all ranks over some steps as one timeline (--trace-steps), by one clock.
+Writes the entries of all ranks over some steps as one timeline, on one clock (--trace-steps).
 
-A rank's entries are seconds on its device's clock. Its host knows how far that is ahead of its own clock,
-give or take a little, and the first rank knows how far the hosts' clocks are ahead of its own. The sum of
-both errors is in the file, for each rank: what seems to come before what caused it, by less, means nothing.
+A rank's entries are in seconds of its device's clock. Its host knows how far that is ahead of its own clock,
+within an error, and the first rank knows how far the hosts' clocks are ahead of its own. The file contains
+the sum of both errors for each rank: an effect that seems to precede its cause by less than that means
+nothing.
 
-The ranks send what they have in turn, so that the first one has the entries of one rank in memory at a time.
+The ranks send their entries in turn, so that the first one has those of only one rank in memory at a time.
 */
 #pragma once
 
@@ -29,16 +30,16 @@ The ranks send what they have in turn, so that the first one has the entries of 
 //
 // The clocks of the machines of a job, compared over the control plane.
 //
-// Processes of a machine have one clock. The first rank asks one process of each other machine for its time,
-// a few times, and takes the answer that came back soonest (Cristian, "Probabilistic clock synchronization",
-// 1989): the time in the answer is then that of the middle of the wait, give or take half of it.
+// Processes of a machine share a clock. The first rank asks one process of each other machine for its time,
+// several times, and uses the answer that came back fastest (Cristian, "Probabilistic clock synchronization",
+// 1989): the time in the answer is then that of the middle of the wait, with an error of half the wait.
 
 struct ClockOffset {
     double ahead = 0;  // seconds by which a rank's seconds_now() is ahead of the first rank's
-    double error = 0;  // by which that may be wrong
+    double error = 0;  // seconds by which that may be wrong
 };
 
-// For all ranks: those of all ranks, on the first one.
+// For all ranks: returns the offsets of all ranks on the first one; nothing on the others.
 inline std::vector<ClockOffset> clock_offsets(const World& world) {
     constexpr int rounds = 16;
     std::map<std::string, int> first_of_host;
@@ -72,13 +73,13 @@ inline std::vector<ClockOffset> clock_offsets(const World& world) {
     return offsets;
 }
 
-// A number of a rank at a time of its record.
+// Memory in use on a rank at a time of its record.
 struct MemorySample {
     double time;
     uint64_t bytes;
 };
 
-// Packs what a rank sends of itself: a line of JSON, and its entries as they are.
+// Packs what a rank sends: a line of JSON, and its entries as raw bytes.
 inline std::string packed_trace(const std::vector<FlightEntry>& entries,
                                 const std::vector<MemorySample>& memory) {
     auto [ahead, error] = recorder.clock_offset();
@@ -95,7 +96,7 @@ inline std::string packed_trace(const std::vector<FlightEntry>& entries,
     return text;
 }
 
-// "forward 3", "reduce-scatter gradients, unit 12"
+// "forward 3", "reduce-scatter gradients"
 inline std::string entry_name(const FlightEntry& entry) {
     std::string name = name_of(entry.operation);
     if (entry.operation == Operation::step) return text("step %d", entry.step);
@@ -114,7 +115,7 @@ inline const char* entry_kind(const FlightEntry& entry) {
                                                : name_of(entry.operation);
 }
 
-// Adds a rank to the file, whose clock is so much ahead of that of the file. Returns the error of its times.
+// Adds a rank to the file. clock: the rank's, relative to the file's. Returns the error of its times.
 inline double add_rank(TraceFile& file, int rank, const std::string& name, const ClockOffset& clock,
                        double origin, const std::string& packed) {
     size_t end_of_line = packed.find('\n');
@@ -140,7 +141,7 @@ inline double add_rank(TraceFile& file, int rank, const std::string& name, const
         }
         file.add_span(rank, entry.track, entry_name(entry), entry_kind(entry), begin, end, details);
         if (!is_communication(entry.operation)) continue;
-        // Both ranks of a link have counted its messages.
+        // Both ranks of a link count its messages alike, so the number identifies one.
         if (entry.traffic == (uint8_t)Traffic::pipeline && entry.group >= 0) {
             auto& group = head["groups"][(size_t)entry.group];
             const std::string direction = group["name"].get<std::string>().substr(0, 1);
@@ -160,8 +161,8 @@ inline double add_rank(TraceFile& file, int rank, const std::string& name, const
     return head["error"].get<double>() + clock.error;
 }
 
-// For all ranks, whose compute streams are idle: writes what they kept to a file of the first one. Returns,
-// on that, why it could not be written; or nothing.
+// For all ranks, whose compute streams are idle: writes their kept entries to a file on the first one.
+// Returns there why the file could not be written; empty if it was.
 inline std::string write_trace(const World& world, const std::string& path,
                                const std::vector<FlightEntry>& entries,
                                const std::vector<MemorySample>& memory) {

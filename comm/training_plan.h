@@ -1,9 +1,9 @@
 /*
-What a training run is to be, when nothing speaks against it any more.
+Checks a training run before it starts.
 
-Everything that can be refused is refused here, on all ranks alike, before the run directory is made, an
-earlier run in it is cleared away, and the device's memory is taken: a build that cannot do what is asked,
-token files of another vocabulary, a model that does not fit, a folder that is in use.
+Everything that can be refused is refused here, alike on all ranks, before the run directory is created, an
+earlier run in it is cleared away, and device memory is taken: options that this build does not support, token
+files of another vocabulary, a model that does not fit, a folder that is in use.
 */
 #pragma once
 
@@ -23,7 +23,7 @@ token files of another vocabulary, a model that does not fit, a folder that is i
 #include "data/run/run_report.h"       // print_header
 #include "data/tokens/data_notes.h"    // data_notes
 
-// For all ranks: refuses what can be refused before the run directory is made and memory is taken.
+// For all ranks: refuses what can be refused before the run directory is created and memory is taken.
 inline TrainingPlan check_training(const TrainingLine& line, const World& world) {
     const Options& o = line.options;
     TrainingPlan plan;
@@ -31,7 +31,7 @@ inline TrainingPlan check_training(const TrainingLine& line, const World& world)
     int T = o.sequence_length;
     world.on_all_ranks([&] { check_build(o); });
     if (std::string warning = attention_warning(o); !warning.empty()) plan.notes.push_back(warning);
-    // Tokens of another vocabulary are noticed before an earlier run is cleared away.
+    // Tokens of another vocabulary are refused before an earlier run is cleared away.
     plan.train_data = open_token_files(world, o.train_data, o.vocab_size, T, SampleOrder::shuffled, o.seed);
     std::vector<NamedList> sets = named_lists("--val-data", o.val_data);
     for (const NamedList& set : sets)
@@ -66,7 +66,7 @@ inline TrainingPlan check_training(const TrainingLine& line, const World& world)
     return plan;
 }
 
-// For all ranks: checks a run, and prints what it will be.
+// For all ranks: checks a run, and prints its header.
 inline TrainingPlan open_training(const TrainingLine& line, const World& world) {
     if (world.is_root()) screen.open(launched_processes() > 0, line.options.quiet);
     TrainingPlan plan = check_training(line, world);

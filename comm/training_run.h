@@ -1,6 +1,6 @@
 /*
-A training run around its steps: what it is made of, what comes between two steps (validation, questions,
-samples, checks of devices, checkpoints), and when it ends. train_gpt.cu makes the steps, and has the loop.
+A training run except for its steps: its components, the work between two steps (validation, questions,
+samples, checks of devices, checkpoints), and when it ends. train_gpt.cu has the steps and the loop.
 */
 #pragma once
 
@@ -25,14 +25,14 @@ samples, checks of devices, checkpoints), and when it ends. train_gpt.cu makes t
 #include "comm/memory_plan.h"               // TrainingMemory
 #include "comm/plan_times.h"                // prediction_text
 #include "comm/recorder.h"                  // recorder, HostSpan
-#include "comm/run_checkpoints.h"           // RunCheckpoints: a run saved, and gone on with
+#include "comm/run_checkpoints.h"           // RunCheckpoints: saves and resumes a run
 #include "comm/run_device.h"                // GemmRate, tune_products
 #include "comm/settings.h"                  // resets_positions
-#include "comm/spikes.h"                    // SpikeGuard: steps that are left out
+#include "comm/spikes.h"                    // SpikeGuard: skipped steps
 #include "comm/step_statistics.h"           // StatisticsOnDevice, StepResult
 #include "comm/timings.h"                   // Timings: when each rank did what
 #include "comm/whole_tensors.h"             // initialize, raise_not_finite, trust_ratios
-#include "comm/zero_checkpoint.h"           // ZeroCheckpoint: what of ZeroState is saved
+#include "comm/zero_checkpoint.h"           // ZeroCheckpoint: saves and loads ZeroState
 #include "data/base/stop_signals.h"         // stop_requested
 #include "data/commands/multiple_choice.h"  // ChoiceExample
 #include "data/launch/command_line.h"       // TrainingLine
@@ -45,7 +45,7 @@ samples, checks of devices, checkpoints), and when it ends. train_gpt.cu makes t
 #include "data/tokens/token_loader.h"       // TokenLoader
 #include "data/tokens/validation_set.h"     // ValidationSet
 
-// A run that may begin, as comm/training_plan.h finds it.
+// A run that has been checked and may begin (comm/training_plan.h).
 struct TrainingPlan {
     std::unique_ptr<TokenLoader> train_data;
     std::vector<std::unique_ptr<TokenLoader>> val_data;
@@ -54,31 +54,32 @@ struct TrainingPlan {
     std::unique_ptr<Tokenizer> tokenizer;    // or null
     std::vector<std::string> notes;          // for the header
     std::unique_ptr<TrainingMemory> memory;  // includes the workload and the layout
-    double expected_seconds = 0;             // time of a step; 0: not known
-    std::unique_ptr<RunLog> log;             // null but on the first rank
+    double expected_seconds = 0;             // time of a step; 0: unknown
+    std::unique_ptr<RunLog> log;             // null except on the first rank
 };
 
-// The model that a run trains, in what is asked of it beside its steps.
+// The model of a run, with the operations that the run needs in addition to steps.
 struct ModelInTraining : ModelPasses {
     ZeroState& state;
     const Stage& stage;
 
     ModelInTraining(const ModelOnRanks& model, ZeroState& state, const Stage& stage)
         : ModelPasses(model), state(state), stage(stage) {}
-    // Mean loss over the first `samples` samples, which the data ranks share.
+    // Returns the mean loss over the first `samples` samples, which are divided among the data ranks.
     virtual float mean_loss(DeviceBatches& batches, uint64_t samples, const NotedError& error) = 0;
-    // Makes the gradients of a step's micro-batches from sample `first` on. Only their time counts.
+    // Computes the gradients of a step's micro-batches from sample `first` on. Only the work matters; the
+    // gradients are not used.
     virtual void try_gradients(DeviceBatches& batches, uint64_t first, int micro_batches) = 0;
-    // Makes the gradients of one micro-batch on each data rank, beside the step.
+    // Computes the gradients of one micro-batch on each data rank, outside of any step.
     virtual void gradients_beside(DeviceBatches& batches, uint64_t first) = 0;
     virtual void weights_changed() = 0;
-    // The tables, as a contributor to checkpoints; null: there are none.
+    // The tables, as a contributor to checkpoints; null if there are none.
     virtual Stateful* tables() = 0;
-    // All that a checkpoint of it has. weights: of its state
+    // Returns all contributors to its checkpoints. weights: the contributor of its state
     Contributors contributors(Stateful& weights) {
         return tables() ? Contributors{&weights, tables()} : Contributors{&weights};
     }
-    // New tables, under a seed; folded: as NgramHash has it.
+    // Initializes the tables from a seed. folded: see NgramHash
     virtual void begin_tables(uint64_t seed, std::vector<uint64_t> folded) = 0;
 };
 
@@ -88,7 +89,7 @@ struct Interlude {
     int every;         // steps; 0: never
     std::function<void()> work;
     bool counted = false;  // the status line counts its micro-batches
-    double tokens = 0;     // the first guess of its time is that of a step of this many tokens
+    double tokens = 0;     // its time is first guessed as that of a step of this many tokens
     TimeTaken time = {};
 };
 
@@ -101,7 +102,7 @@ struct TrainingRun {
     ModelInTraining& model;
     GemmRate gemm{model.stream};
     Meter meter{o, o.sequence_length, peak_rate(o), gemm.rate, world.size()};
-    NotedError error;  // this rank's, raised when all ranks can hear of it
+    NotedError error;  // this rank's; raised when all ranks can learn of it
     StatusLine status{screen, o.steps, [] { return recorder.progress(); }};
     StepLog progress{o, meter, plan.log.get()};
     TimeLimit limit{o.max_time};
@@ -110,14 +111,14 @@ struct TrainingRun {
                                }};
     RunCheckpoints checkpoints{
         model.contributors(saved_state), model.state.settings().staging, o, world,
-        // So the log tells of every step that a checkpoint has, even if the power fails.
+        // Syncs the log, so that it contains every step of a checkpoint even if the power fails.
         [&] { plan.log ? progress.warn(plan.log->sync()) : void(); },
         [&](const SaveReport& report) {
             if (report.error.empty()) limit.save.add(report.stalled + report.seconds);
             if (!report.error.empty()) at.best = checkpoints.best();
             progress.checkpoint(report);
         }};
-    RunPosition at = {};  // how far the run has come
+    RunPosition at = {};  // how far the run has progressed
     SpikeGuard spikes{o, world, checkpoints, progress, plan.log.get()};
     FaultChecks checks{o, model.state, world, checkpoints};
     std::unique_ptr<Timings> timings;
@@ -129,15 +130,15 @@ struct TrainingRun {
          {"choices", plan.questions.empty() ? 0 : o.choices_every, [&] { answer_questions(); }},
          {"sample", o.sample_every, [&] { show_sample(); }}}};
     bool stopping = false, saving = false;  // all ranks agreed on these in the last step
-    double started = 0;                     // when the step began that is under way,
-    uint64_t sent_before = 0;               // bytes sent until then,
-    bool is_last = false;                   // and whether it is the last: the first rank says so
+    double started = 0;                     // when the current step began
+    uint64_t sent_before = 0;               // bytes sent by then
+    bool is_last = false;                   // the current step is the last; only the first rank knows
 
     TrainingRun(const TrainingLine& line, const World& world, const TrainingPlan& plan,
                 ModelInTraining& model)
         : line(line), o(line.options), world(world), plan(plan), model(model) {}
 
-    // ---- before the first step: for all ranks, as all that follows
+    // ---- before the first step (for all ranks, as is everything below)
 
     void begin() {
         std::string text = world.size() > 1 ? ""
@@ -156,7 +157,7 @@ struct TrainingRun {
         gemm.restart_clock();
     }
 
-    // Resumes the run, or gives it the weights that it begins with: another run's, or random ones.
+    // Resumes the run, or sets its initial weights: another run's, or random ones.
     void take_weights() {
         if (line.origin && !line.weights_only)
             at = checkpoints.resume(*line.origin);
@@ -172,8 +173,8 @@ struct TrainingRun {
             model.begin_tables((uint64_t)o.seed, folded_tokens(plan.tokenizer.get(), o.vocab_size));
     }
 
-    // Opens the log of a run that starts or resumes, with a record of its options, its machine and what
-    // differs from the last start; and writes the tokenizer beside it.
+    // Opens the log of a run that starts or resumes, with a record of its options, its machine and the
+    // changes since the last start; and writes the tokenizer beside it.
     void begin_log() {
         world.on_all_ranks([&] {
             if (!plan.log) return;
@@ -212,9 +213,9 @@ struct TrainingRun {
                                                model.slots);
     }
 
-    // Times the matrix products of the first micro-batches, and takes the fastest algorithm for each. A
-    // rank's first micro-batch, its last one and others have products of different kinds; a batch that grows
-    // has them all in the end.
+    // Times the matrix products of some micro-batches, and chooses the fastest algorithm for each. A rank's
+    // first micro-batch, its last one and the others have different kinds of products. As many micro-batches
+    // are used as the last step has, up to a limit, because a batch that grows has all kinds only in the end.
     void tune() {
         auto first_micro_batches = [&] {
             int some = std::min(micro_batches_of_step(o, o.steps - 1), o.dp * std::max(o.pp, 3));
@@ -227,18 +228,18 @@ struct TrainingRun {
             print("products     %s\n", note.c_str());
     }
 
-    // ---- what is due
+    // ---- due work
 
     double validation_tokens() const {
         auto tokens = plan.validation | std::views::transform(&ValidationSet::tokens);
         return std::accumulate(tokens.begin(), tokens.end(), 0.0);
     }
 
-    // Tells whether the step that begins now is the last that --max-time has room for, because with one more
-    // there would be no time left to save. The first rank says it to all.
+    // Returns whether the step that begins now must be the last under --max-time, because one more would
+    // leave no time to save. Only the first rank decides, and informs the others.
     bool time_is_over() const {
         if (!world.is_root() || stop_requested) return false;
-        // bytes of a checkpoint in a second, until one has been saved
+        // assumed bytes/s of saving, until a checkpoint has been saved
         const double assumed_rate = 5e8 * ceil_div(world.size(), world.most_on_a_host());
         int step = at.step + 1,
             saves = 1 + checkpoints.under_way() + (checkpoints.due(step) || o.keep_best > 0);
@@ -268,7 +269,7 @@ struct TrainingRun {
 
     // ---- between steps
 
-    // Does what is due before the next step. False: there is no next one.
+    // Does the work that is due before the next step. Returns false if there is no next step.
     bool goes_on() {
         for (Interlude& one : interludes) {
             if (!due(one)) continue;
@@ -292,7 +293,7 @@ struct TrainingRun {
         return true;
     }
 
-    // Ends the run if a device does not compute what it should.
+    // Ends the run if a device computes wrongly.
     void check() {
         bool saves = saving || at.step == o.steps || asked_to_stop();
         checks.run(at.step, saves, [&](int data_rank) {
@@ -311,7 +312,7 @@ struct TrainingRun {
         }
     }
 
-    // A model that has not been trained yet is none of the best.
+    // An untrained model does not count among the best.
     void keep_best(const ValidationSet& set, float loss) {
         if (at.best.begin(set.name, set.content))
             progress.note("--keep-best  the losses so far are of other tokens: their checkpoints are not "
@@ -347,9 +348,9 @@ struct TrainingRun {
         timings->begin_step(at.step + 1);
     }
 
-    // Adds to the statistics of the step what this rank has to say. So all ranks agree with every step
-    // whether one of them is asked to stop, and whether all have their checkpoint on disk. What comes once
-    // the statistics have been sent is agreed a step later.
+    // Adds this rank's error, stop request and save state to the step's statistics. So all ranks agree in
+    // every step whether one of them was asked to stop, and whether all have their checkpoint on disk. Events
+    // after the statistics were sent count one step later.
     void tell_ranks(StatisticsOnDevice& stats) {
         if (!error.empty()) stats.poison(model.stream);
         if (stop_requested || is_last) fill(&stats.data->stop, 1, 1, model.stream);
@@ -368,7 +369,8 @@ struct TrainingRun {
         NotedLaunchErrors noted(error);
         model.weights_changed();
         stopping = result.stop, saving = result.save;
-        // The update still runs. A next step waits for it, in its own time; else its time is this step's.
+        // The update still runs. If a step follows, its time includes the wait for the update; otherwise this
+        // step's does.
         if (!next_is_a_step()) model.state.synchronize();
         uint64_t trained_on = at.samples - at.spikes.samples_passed_over();
         progress.step(at.step, trained_on * o.sequence_length, result.loss, result.gradient_norm,
@@ -385,7 +387,7 @@ struct TrainingRun {
         if (spikes.has_enough(at)) go_back();
     }
 
-    // After too many spikes. The steps that are to be saved or shown are others now.
+    // Called after too many spikes. The run is at another step now, so a save that was due is dropped.
     void go_back() {
         model.state.synchronize();
         spikes.go_back(at);
@@ -395,7 +397,7 @@ struct TrainingRun {
 
     // ---- after the last step
 
-    // Makes all steps. If an error ends them, what was trained until then is saved first.
+    // Runs all steps. If an error ends them, saves first what was trained until then.
     template <typename Steps>
     void rescue_from_errors(Steps&& steps) {
         auto to_the_end = [&] {

@@ -1,25 +1,27 @@
 /*
-A thread that sees to it that no rank waits for ever for another: it looks at what the threads of its process
-are at (data/base/deadlines.h), and when one has been at it for longer than the time limit, finds out for whom
-it waits. That thread may itself be stuck, in a launch or a call of a library, and cannot look after itself.
+A watchdog is a thread that keeps ranks from waiting forever for each other: it looks at what the threads of
+its process are doing (data/base/deadlines.h), and when one has been at the same thing for longer than the
+time limit, finds out which rank it waits for. The stuck thread cannot do that itself: it may be in a launch
+or a library call.
 
-    the rank that gets no further   asks the first rank
-    the first rank                  calls the roll: asks all what they are at
-    all                             answer, whatever their other threads do, with their flight records; a
+    the rank that is stuck          asks the first rank
+    the first rank                  calls the roll: asks all ranks what they are doing
+    all                             answer with their flight records, regardless of their other threads; a
                                     process that is stopped, or a machine that hangs, does not
-    the first rank                  blames, in this order, who does not answer, whose disk does not, who has
-                                    not come to what the others wait in, or whose device takes no more work;
-                                    and ends the job. Or, where such a rank gets on with its work, lets the
+    the first rank                  blames, in this order, ranks that do not answer, whose disk does not, that
+                                    have not reached what the others wait in, or whose device accepts no more
+                                    work; and ends the job. Or, if such a rank is making progress, lets the
                                     others wait
 
-The line that ends the job names whom the flight records of all ranks name (data/run/culprit.h), for they tell
-what devices are at; and whom the roll names where records do not tell, as before the first step.
+The line that ends the job names the rank that the flight records of all ranks point to (data/run/culprit.h),
+because these show what devices are doing. If records do not show it, as before the first step, it names the
+rank that the roll call points to.
 
-A rank that hears nothing of its question blames the first rank. So a job ends within the time limit and some
-ten seconds, and its last line names the rank to look at.
+A rank that gets no response to its question blames the first rank. So a job ends within the time limit and
+about ten seconds, and its last line names the rank to look at.
 
-Before MPI connects the ranks, they cannot ask each other: the line then names the processes of this machine
-that are stopped.
+Before MPI connects the ranks, they cannot ask each other: the line then names the stopped processes of this
+machine.
 */
 #pragma once
 
@@ -57,15 +59,15 @@ that are stopped.
 #include "data/run/rank_state.h"
 
 // ----------------------------------------------------------------------------
-// the report of a run that stands still
+// the report of a stalled run
 //
-// Before a watchdog ends the job it keeps the flight records of the ranks as files of the run,
+// Before a watchdog ends the job, it saves the flight records of the ranks as files of the run,
 //
 //     RUN/stall-20261125-054200/rank-3.json
 //
-// The disk of the run may be what does not answer, so nobody waits for those files for long.
+// The disk of the run may be what is stuck, so the watchdog waits only briefly for those files.
 
-// Writes the states as files of this folder. Returns whether they are there within some seconds.
+// Writes the states to files in this folder. Returns whether that was done within two seconds.
 inline bool write_states(const std::string& folder, const std::vector<RankState>& states) {
     constexpr std::chrono::seconds patience{2};
     std::promise<bool> written;
@@ -83,16 +85,17 @@ inline bool write_states(const std::string& folder, const std::vector<RankState>
     return result.wait_for(patience) == std::future_status::ready && result.get();
 }
 
-// Names who holds up a run in which a wait has taken longer than `limit` seconds: by the records of its ranks
-// if they tell, and else by what their watchdogs have said. all_known: these are the records of all ranks.
+// Names the rank that holds up a run in which a wait has taken longer than `limit` seconds: from the records
+// of the ranks if they show it, otherwise `said`, the watchdogs' own finding. all_known: these are the
+// records of all ranks
 inline std::string named_by_records(const std::vector<RankState>& states, double limit, bool all_known,
                                     const std::string& said) {
-    // Whoever noticed it first has waited for so long, and others a little less.
+    // Only the rank that noticed first has waited for `limit` seconds, others a little less.
     const HangDiagnosis diagnosis = diagnose_hang(states, limit / 2, all_known, true);
     return diagnosis.kind == Fault::nobody ? said : diagnosis.sentence;
 }
 
-// Keeps the records in the run's folder. Returns a line that says where; empty: there are none.
+// Saves the records in the run's folder. Returns a line that says where; empty if nothing was saved.
 inline std::string keep_records(const std::string& run_dir, const std::vector<RankState>& states) {
     if (run_dir.empty() || states.empty()) return "";
     char when[32] = "";
@@ -104,19 +107,19 @@ inline std::string keep_records(const std::string& run_dir, const std::vector<Ra
 }
 
 // ----------------------------------------------------------------------------
-// a process that is alone
+// a single process
 //
-// The watchdog of a process that is alone: nobody can be asked, and nobody waits for it. Its device may take
-// as long as it likes, but a disk that does not answer is noticed, and ends the run with a line that names
-// the file, so that whoever started it learns of it.
+// The watchdog of a single process, which has no other ranks to ask, and none that wait for it. Its device
+// may take any time, but a disk that does not answer ends the run, with a line that names the file to the
+// user.
 
 constexpr std::chrono::milliseconds between_looks{100};
 
-// A process that was stopped itself (Ctrl-Z, a scheduler) finds everything older than it is when it goes on:
-// time is counted anew from then.
+// If the process itself was stopped (Ctrl-Z, a scheduler), all its waits look too long when it continues:
+// time is counted from then.
 class OwnPauses {
 public:
-    // Between two looks there is little time, unless the process was stopped.
+    // Two looks are close in time, unless the process was stopped in between.
     void look() {
         double now = seconds_now();
         if (now - looked_ > longest_between_looks) went_on_ = now;
@@ -147,7 +150,7 @@ class LoneWatchdog : public RankWatch {
         for (const BusyState& each : BusyScope::all()) {
             if (each.activity != Activity::works || each.seconds() < limit) continue;
             print_error(alone_line(each));
-            _exit(exit_failed_part);  // the thread itself does not come back
+            _exit(exit_failed_part);  // the stuck thread does not return
         }
     }
 
@@ -168,7 +171,7 @@ struct RollAnswer {
         double seconds;
     };
     std::vector<Doing> doing;
-    // Its own, if it has one by now, and those of ranks of its machine that cannot answer.
+    // Its own, if recording has started, and those of ranks on its machine that cannot answer.
     std::vector<RankState> records = {};
 
     const Doing* longest_in(const std::string& in_phase) const {
@@ -195,7 +198,7 @@ private:
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RollAnswer::Doing, activity, phase, what, seconds)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RollAnswer, answered, phase, doing, records)
 
-// The records of the run's ranks on this machine; none before it records.
+// Returns the records of the run's ranks on this machine; none before recording starts.
 inline std::vector<RankState> records_here() {
     const std::string run_dir = recorder.run_dir();
     return run_dir.empty() ? std::vector<RankState>() : read_rank_states(run_dir);
@@ -212,7 +215,7 @@ inline RollAnswer answer_to_roll() {
     return answer;
 }
 
-// The records that came with the answers, each rank's own if it answered.
+// Returns the records that came with the answers, from each rank itself if it answered.
 inline std::vector<RankState> records_of(const std::vector<RollAnswer>& roll) {
     std::map<size_t, RankState> by_rank;
     for (size_t rank = 0; rank < roll.size(); rank++) {
@@ -226,8 +229,8 @@ inline std::vector<RankState> records_of(const std::vector<RollAnswer>& roll) {
     return records;
 }
 
-// Who keeps rank `asker` from getting further in `phase`, and how; empty: nobody who does not get on with his
-// work, or the asker has got further. limit: seconds that a wait, or a piece of work, may take.
+// Names the ranks that block `asker` in `phase`, and why. Empty if all are making progress, or if the asker
+// has moved on. limit: seconds that a wait, or a piece of work, may take
 inline std::string blame(const std::vector<RollAnswer>& roll, int asker, const std::string& phase,
                          double limit, const NameOfRank& name_of) {
     constexpr size_t most_names = 4;
@@ -274,7 +277,7 @@ inline std::string blame_line(const std::string& reason, const std::string& wait
                 "stuck, or raise --communication-timeout (0: wait for ever)",
                 reason.c_str(), waiting.c_str(), seconds, phase.c_str());
 }
-// The line if nobody has waited yet: the rank that asked is stuck itself.
+// The line if the rank that asked does not wait, but is stuck itself.
 inline std::string stuck_line(const std::string& reason, const std::string& phase) {
     return text("communication: %s, in the phase `%s`: see whether it is stuck, or raise "
                 "--communication-timeout (0: wait for ever)",
@@ -282,9 +285,10 @@ inline std::string stuck_line(const std::string& reason, const std::string& phas
 }
 
 // ----------------------------------------------------------------------------
-// processes that no message reaches
+// processes that messages cannot reach
 
-// The rank that a launcher has given a process, by the variables of its environment, each behind a 0.
+// Returns the rank that a launcher gave a process, from its environment variables, each of which follows a 0
+// byte.
 inline std::string rank_told_in(const std::string& environment) {
     for (const LauncherVariables& row : launcher_table) {
         const std::string name = '\0' + std::string(row.rank) + '=';
@@ -294,7 +298,8 @@ inline std::string rank_told_in(const std::string& environment) {
     return "";
 }
 
-// Stopped processes of this machine that the same launcher has started, such as "rank 1 (process 4711)".
+// Names the stopped processes of this machine that the same launcher started, such as "rank 1 (process
+// 4711)".
 inline std::vector<std::string> stopped_neighbours() {
     std::vector<std::string> stopped;
     std::error_code ignored;
@@ -332,8 +337,8 @@ public:
     }
 
 private:
-    static constexpr double answer_time = 4;    // how many seconds a rank may take
-    static constexpr double longest_delay = 4;  // until a rank that is told to wait asks again
+    static constexpr double answer_time = 4;    // seconds that a rank may take to answer
+    static constexpr double longest_delay = 4;  // seconds until a rank that was told to wait asks again
     static constexpr int tag = 0;
     enum Kind : char { question = '?', roll_call = 'r', answer = 'a', wait_on = 'w' };
 
@@ -382,7 +387,7 @@ private:
         asked_.reset();
     }
 
-    // MPI has not connected the ranks yet.
+    // Called if MPI has not connected the ranks yet.
     void blame_stopped(const BusyState& wait) {
         std::string names;
         for (const std::string& process : stopped_neighbours()) append_item(names, process + " is stopped");
@@ -452,7 +457,7 @@ private:
         case question:
             return call_roll(from, text);
         case roll_call:
-            if (asked_) asked_ = seconds_now();  // it is at work on the question
+            if (asked_) asked_ = seconds_now();  // the first rank works on the question
             return send(answer, json_line(nlohmann::json(answer_to_roll())), from);
         case answer:
             if (roll_) roll_->answers[(size_t)from] = nlohmann::json::parse(text).get<RollAnswer>();
@@ -470,7 +475,7 @@ private:
         });
     }
 
-    // A thread that does not come back from MPI keeps the others out of it, and nobody can be asked.
+    // Calls MPI. If another thread is stuck in MPI, no rank can be asked, and the job ends.
     template <typename Calls>
     void with_mpi(Calls&& calls) {
         double begin = seconds_now();
@@ -484,7 +489,7 @@ private:
         calls();
     }
 
-    // Ends the job without the other threads of this process, which may be stuck.
+    // Ends the job without the help of this process's other threads, which may be stuck.
     [[noreturn]] void end_job(const std::string& line) {
         screen.give_up();
         const std::string kept = visible(keep_records(recorder.run_dir(), records_));
@@ -506,11 +511,11 @@ private:
     std::list<Sent> sent_;
     OwnPauses pauses_;
     std::optional<Roll> roll_;        // on the first rank, while it calls the roll
-    std::vector<RankState> records_;  // by which a rank is blamed
-    std::optional<double> asked_;     // when this rank put its question, which has no answer yet
+    std::vector<RankState> records_;  // the evidence against the rank that is blamed
+    std::optional<double> asked_;     // when this rank asked its question, if that is unanswered
     double ask_again_ = 0;
-    // Its thread is joined before MPI ends. Other ranks get no answer after that, but by then none of them
-    // waits for one.
+    // The thread is joined before MPI ends. Other ranks get no answer after that, but none of them waits for
+    // one then.
     Periodic looks_{between_looks, [this] { look(); }};
 };
 

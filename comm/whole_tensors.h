@@ -1,6 +1,6 @@
 /*
-From tensors to the parts that ranks have of them: initial values, the gradient that stops a run, and LAMB's
-ratios. Nothing larger than a piece is ever whole on one rank.
+Operations on tensors whose parts ranks own: initial values, the gradient that stops a run, and LAMB's ratios.
+No rank ever assembles a whole tensor that is larger than a piece.
 */
 #pragma once
 
@@ -19,8 +19,8 @@ ratios. Nothing larger than a piece is ever whole on one rank.
 
 constexpr size_t tensor_piece = 1 << 22;  // elements that pass through host memory at a time
 
-// For all ranks: sets every parameter. values(row, name, first, count) gives the elements [first, first +
-// count) of a whole tensor, as a span of floats; a rank asks for those it owns.
+// For all ranks: sets every parameter. values(row, name, first, count) returns the elements [first, first +
+// count) of a whole tensor as a span of floats; a rank asks only for those it owns.
 template <typename Values>
 void set_tensors(ZeroState& state, Values&& values) {
     state.synchronize();
@@ -38,8 +38,8 @@ void set_tensors(ZeroState& state, Values&& values) {
     state.publish_all();
 }
 
-// For all ranks: the weights that training begins with. Each value depends on the seed, the tensor's name and
-// the element only.
+// For all ranks: sets the initial weights. Each value depends only on the seed, the tensor's name and the
+// element.
 inline void initialize(ZeroState& state, uint64_t seed) {
     std::vector<float> values;
     set_tensors(state, [&](const TensorRow& row, const std::string& name, size_t first, size_t count) {
@@ -54,8 +54,8 @@ inline void initialize(ZeroState& state, uint64_t seed) {
     });
 }
 
-// The first gradient of this rank that is not finite, for the message that stops a run; empty if there is
-// none.
+// Describes the first gradient of this rank that is not finite, for the message that stops a run; empty if
+// there is none.
 inline std::string first_bad_gradient(const ZeroState& state) {
     for (int unit : state.layout().held()) {
         std::vector<float> values(state.part_size(unit));
@@ -73,7 +73,7 @@ inline std::string first_bad_gradient(const ZeroState& state) {
     return "";
 }
 
-// For all ranks, after a step whose loss or gradient is not finite: throws what is known of the reason.
+// For all ranks, after a step whose loss or gradient is not finite: throws an error that says what is known.
 inline void raise_not_finite(const World& world, const ZeroState& state, int step, float loss,
                              float gradient_norm) {
     std::string bad = world.agree(first_bad_gradient(state), [](const std::vector<std::string>& of_ranks) {
@@ -87,7 +87,7 @@ inline void raise_not_finite(const World& world, const ZeroState& state, int ste
                       exit_not_finite);
 }
 
-// By the names of all matrices: the ratios of the last step, which LAMB made.
+// Returns LAMB's trust ratios of the last step, with the names of all matrices.
 inline std::vector<std::pair<std::string, float>> trust_ratios(const ZeroState& state) {
     size_t sections = state.layout().sections();
     std::vector<float> squares(2 * sections);

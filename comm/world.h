@@ -1,10 +1,10 @@
 /*
-The processes of a run. Started alone, a program is a world of one and never touches MPI; started by mpirun or
-srun it joins the others. World adds to the control plane the places of the ranks, and errors that all of them
-agree on. The calls below that are said to be for all ranks must be made by every rank in the same order.
+The processes of a run. A program started by itself is a world of one and never touches MPI; started by mpirun
+or srun, it joins the others. World extends the control plane by the machines of the ranks, and by errors that
+all of them agree on. Calls that are said to be for all ranks must be made by every rank in the same order.
 
-No rank may be left waiting for one that is gone, so a process that meets an exception of its own ends the
-whole job with MPI_Abort; and none for one that is stuck, so each has a watchdog, as has a process alone.
+No rank may be left waiting for one that has exited, so a process that hits an exception of its own ends the
+whole job with MPI_Abort; nor for one that is stuck, so each process has a watchdog, even a single one.
 */
 #pragma once
 
@@ -40,7 +40,7 @@ struct CommonError : Error {
     using Error::Error;
 };
 
-// An error of one rank as it is told to the others. The text is not empty, even where the message is.
+// Encodes an error of one rank for the others. The text is not empty, even if the message is.
 inline std::string packed(const NotedError& error) {
     return std::to_string(error.exit_code) + ":" + error.message;
 }
@@ -48,30 +48,31 @@ inline NotedError unpacked_error(const std::string& text) {
     return {atoi(text.c_str()), text.substr(text.find(':') + 1)};
 }
 
-// The variables in which launchers tell a process how many they have started, and which one it is. Within a
-// Slurm job mpirun's stand first, for Slurm counts mpirun's daemons.
+// The environment variables in which launchers pass each process the number of processes and its rank. Those
+// of mpirun come first, because in a Slurm job Slurm's count mpirun's daemons.
 struct LauncherVariables {
     const char *size, *rank;  // an empty size: another row has it
-    bool is_mpi;              // MPI finds the other processes by them
-    const char* unbound;      // the launcher, and its option that leaves processes free to choose their cores
+    bool is_mpi;              // MPI uses them to find the other processes
+    const char* unbound;      // the launcher, and its option that does not bind processes to cores
 };
 inline constexpr LauncherVariables launcher_table[] = {
     {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", true, "mpirun: --bind-to none"},
     {"PMI_SIZE", "PMI_RANK", true, ""},
     {"", "PMIX_RANK", true, ""},
     {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", false, "srun: --cpu-bind=none"},
-    {"WORLD_SIZE", "LOCAL_RANK", false, ""},  // torchrun and its like, whose processes are told what to use
+    {"WORLD_SIZE", "LOCAL_RANK", false, ""},  // torchrun and similar, which assign devices
     {"WORLD_SIZE", "RANK", false, ""},
 };
 
-// The processes that a launcher says it has started, by its environment; 0 if there is no launcher.
+// Returns the number of processes that a launcher says it started, from the environment; 0 without a
+// launcher.
 inline int launched_processes() {
     for (const LauncherVariables& row : launcher_table)
         if (const char* size = getenv(row.size); size && getenv(row.rank)) return std::max(atoi(size), 1);
     return 0;
 }
 
-// Refuses to train in one process where a job of Slurm is to have several, and its script starts none.
+// Refuses to train in one process if the Slurm job asks for several tasks, and its script has started none.
 inline void check_all_started() {
     const char* tasks = getenv("SLURM_NTASKS");
     if (!tasks || atoi(tasks) <= 1 || launched_processes() > 0) return;
@@ -83,25 +84,25 @@ inline void check_all_started() {
 // "rank 3 of 8 on HOST, GPU 3 (0000:1b:00.0)".
 using NameOfRank = std::function<std::string(int)>;
 
-// A thread that sees to it that no rank waits for ever (comm/watchdog.h).
+// A thread that keeps ranks from waiting forever (comm/watchdog.h).
 class RankWatch {
 public:
     virtual ~RankWatch() = default;
 #ifndef WITHOUT_MPI
-    // Lets the ranks of this communicator, which is the watches' alone, ask each other.
+    // Lets the ranks ask each other over this communicator, which only the watchdogs use.
     virtual void connect(MPI_Comm) {}
 #endif
     // Sets the names of the ranks in messages.
     virtual void name_ranks(NameOfRank) {}
 };
-// host: of this process, for messages before connect(); alone: there is no other.
+// host: of this process, for messages before connect(); alone: there is no other process
 using MakeWatch = std::unique_ptr<RankWatch>(const std::string& host, bool alone);
 
 class World : public ControlPlane {
 public:
-    // For all ranks. Once in a process, for MPI starts only once.
+    // For all ranks. Only once in a process, because MPI starts only once.
     World([[maybe_unused]] int* argc, [[maybe_unused]] char*** argv, MakeWatch& make_watch) {
-        hosts_ = {host_name()};  // by rank, when the ranks are known
+        hosts_ = {host_name()};  // one per rank, once they are known
         int promised = launched_processes();
 #ifdef WITHOUT_MPI
         if (promised > 1) {
@@ -124,8 +125,8 @@ public:
         watch_ = make_watch(host(), true);
     }
 
-    // For all ranks: the same ranks once more, for another thread, whose messages meet none of this one's. It
-    // goes before this World does.
+    // For all ranks: returns a World of the same ranks for another thread, whose messages are separate from
+    // this one's. It must be destroyed before this World.
     std::unique_ptr<World> for_another_thread() const {
         std::unique_ptr<World> other(new World(*this));
 #ifndef WITHOUT_MPI
@@ -139,8 +140,8 @@ public:
         return other;
     }
 
-    // Ends the job if this rank leaves because of an exception that other ranks, still at work, know nothing
-    // of.
+    // Ends the job if this rank leaves because of an exception that the other ranks, still working, do not
+    // know of.
     ~World() {
         if (first_ && size_ > 1 && std::uncaught_exceptions() > exceptions_ && !agreed_) abort();
         leave();
@@ -148,14 +149,14 @@ public:
 
     World& operator=(const World&) = delete;
 
-    // Among the processes on this machine.
+    // Rank and size among the processes on this machine.
     int local_rank() const {
         return local_rank_;
     }
     int local_size() const {
         return local_size_;
     }
-    // On the machine that has most of them; the same on all ranks.
+    // The number of ranks on the machine that has most of them; the same on all ranks.
     int most_on_a_host() const {
         std::map<std::string, int> of_host;
         int most = 1;
@@ -179,13 +180,13 @@ public:
     std::string name() const {
         return name_of(rank_);
     }
-    // A message of a rank with the rank's name before it, unless it begins with that, as those of calls do
-    // that failed.
+    // Puts a rank's name before its message, unless the message begins with it already, as those of failed
+    // calls do.
     std::string said_by(int rank, const std::string& message) const {
         return message.starts_with(name_of(rank)) ? message : name_of(rank) + ": " + message;
     }
 
-    // For all ranks, each with its own: what messages of the watchdogs call the ranks from now on.
+    // For all ranks, each with its own: sets the names of ranks in messages of the watchdogs.
     void name_places(const std::string& mine) const {
         std::vector<std::string> places = gather(mine);
         if (!watch_) return;
@@ -195,8 +196,8 @@ public:
     }
 
     // For all ranks: runs `step`. If it fails on some, every rank throws the same CommonError: the message
-    // that all ranks give, or else that of the first rank that failed, with its name before it. The step may
-    // talk to other ranks only if it fails on all of them or on none.
+    // common to all ranks, or else that of the first rank that failed, preceded by its name. The step may
+    // communicate with other ranks only if it fails on all of them or on none.
     template <typename Step>
     void on_all_ranks(Step&& step) const {
         bool failed = true;
@@ -210,13 +211,13 @@ public:
         if (largest(failed)) throw_common(failed, mine);
     }
 
-    // For all ranks: throws what all of them know already.
+    // For all ranks: throws an error that all of them know already.
     [[noreturn]] void fail_on_all(const std::string& message, int exit_code) const {
         agreed_ = true;
         throw CommonError(message, exit_code);
     }
 
-    // After the error of on_all_ranks() was caught: the ranks do not leave with it, but go on.
+    // Called after the error of on_all_ranks() was caught: the ranks do not exit with it, but continue.
     void recover() const {
         agreed_ = false;
     }
@@ -225,7 +226,7 @@ public:
     [[noreturn]] void abort(int exit_code = exit_failed_part) const {
         fflush(nullptr);
 #ifndef WITHOUT_MPI
-        // The thread that ends the job may be one that holds the mutex, and waits for nobody else for long.
+        // This thread may hold the mutex itself, so it waits only briefly for it.
         lock_within(1, mpi_mutex);
         MPI_Abort(MPI_COMM_WORLD, exit_code);
 #endif
@@ -286,7 +287,7 @@ private:
         // Errors become exceptions with a message (mpiCheck) instead of ending the process.
         mpiCheck(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
         mpiCheck(MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN));
-        // The watchdogs come first: the waits that follow have somebody to ask.
+        // Watchdogs are connected first, so that they can ask each other during the waits that follow.
         MPI_Request made;
         mpiCheck(MPI_Comm_idup(MPI_COMM_WORLD, &watched_, &made));
         mpi_wait(&made, 1);
@@ -334,7 +335,7 @@ private:
 
     std::vector<std::string> hosts_;  // by rank
     int local_rank_ = 0, local_size_ = 1;
-    bool first_ = true;  // the first of the threads' Worlds
+    bool first_ = true;  // not one that for_another_thread() made
     int exceptions_ = std::uncaught_exceptions();
     mutable bool agreed_ = false;  // all ranks are leaving with the same error
 };
@@ -342,7 +343,7 @@ private:
 // ----------------------------------------------------------------------------
 // settings of a run
 
-// The variables of an environment with such a beginning: ", NCCL_ALGO=Ring, NCCL_PROTO=LL".
+// Lists the variables of an environment that begin with `prefix`: ", NCCL_ALGO=Ring, NCCL_PROTO=LL".
 inline std::string settings_in(char** environment, const std::string& prefix) {
     std::set<std::string> settings;
     for (char** one = environment; *one; one++) {
@@ -353,7 +354,7 @@ inline std::string settings_in(char** environment, const std::string& prefix) {
     return list;
 }
 
-// The communication libraries this program was built with and what they are told, for the run's header.
+// Describes the communication libraries of this program and their settings, for the run's header.
 inline std::string communication_libraries() {
     std::string libraries = World::mpi_library();
 #ifdef RANKS_USE_NCCL
@@ -376,8 +377,9 @@ inline void raise_error(const World& world, const NotedError& error) {
     world.on_all_ranks([&] { error.raise(); });
 }
 
-// For all ranks: what make() gives on the first one. A file that thousands of ranks would look at is a load
-// on the file system, and they may see different ones. What it throws there, all ranks throw.
+// For all ranks: returns the result of make() on the first one; if it throws there, all ranks throw the same.
+// A file that thousands of ranks read would overload the file system, and they might see different versions
+// of it.
 template <typename Make>
 std::string text_from_root(const World& world, Make&& make) {
     std::string text;
@@ -401,8 +403,8 @@ std::string text_from_root(const World& world, Make&& make) {
     world.abort(exit_code_of(error));
 }
 
-// For all ranks: runs work that throws what goes wrong. An error that not all ranks agree on ends the job at
-// once, before the work's streams are put away: some may wait for other ranks.
+// For all ranks: runs work(). An error that not all ranks agree on ends the job at once, before the work's
+// streams are destroyed: some of these may be waiting for other ranks.
 template <typename Work>
 void or_abort(const World& world, Work&& work) {
     try {

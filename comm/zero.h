@@ -1,6 +1,6 @@
 /*
-ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020): the
-ranks of a shard group hold a part each of what plain data parallelism holds on every rank.
+ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020): each
+rank of a shard group holds a part of what plain data parallelism holds on every rank.
 
     level   cut over the shard group          a step sends
     0       nothing (a shard group of one)    all-reduce of the gradients
@@ -8,31 +8,31 @@ ranks of a shard group hold a part each of what plain data parallelism holds on 
     2       and gradients                     the same, reduce-scatter for each micro-batch
     3       and parameters                    and all-gather of each unit's parameters before its use
 
-Every unit of the layout is cut evenly: part r of each unit belongs to rank r of the shard group. Where the
-shard group is smaller than the data group (hybrid sharding), the ranks that own the same part, one in each
-group, all-reduce its gradient. So level 0 is nothing but a shard group of one.
+Every unit of the layout is cut evenly: part r of each unit belongs to rank r of the shard group. If the shard
+group is smaller than the data group (hybrid sharding), the ranks that own the same part, one in each shard
+group, all-reduce its gradient. So level 0 is simply a shard group of one.
 
-Tensor and pipeline ranks have other parameters, with two exceptions: what tensor ranks have copies of, and
-tied embeddings, which are on the first and on the last stage. Right before the step, those that own the same
-elements sum their gradients. All of them get the same bits from a sum, so copies stay equal.
+Tensor and pipeline ranks have different parameters, with two exceptions: tensors that tensor ranks replicate,
+and tied embeddings, which are on the first and on the last stage. Right before the step, the ranks that own
+the same elements sum their gradients. All of them get the same bits from a sum, so copies stay equal.
 
-The passes over the model see one protocol at every level:
+The passes over the model use the same protocol at every level:
 
     acquire(unit)  ... params(unit) ...  release(unit)
     begin_gradients(unit) ... grads(unit) ... reduce_gradients(unit)
 
-How gradients are summed over ranks, in fp32 or on their way in bf16, is in comm/gradient_sums.h.
-Communication has streams of its own: gradients are reduced while the backward pass goes on to the next unit,
-parameters arrive while the passes work on earlier ones, and neither waits behind the other. Without overlap
-those streams are the compute stream itself: the same operations one after the other, so the same bits.
+comm/gradient_sums.h describes how gradients are summed over ranks, in fp32 or sent in bf16. Communication has
+its own streams: gradients are reduced while the backward pass continues with the next unit, parameters arrive
+while the passes work on earlier ones, and neither waits for the other. Without overlap those streams are the
+compute stream itself: the same operations one after the other, so the same bits.
 
-Offload keeps the optimizer's state in host memory and steps it there, unit after unit, while the device goes
-on with the units that are done. An optimizer that takes norms (kernels/optimizer.h) goes through all units
-once before; the norms are summed over all ranks at once, so that copies of a tensor see the same bits. One
-that transforms whole matrices steps their units in rounds (comm/matrix_owners.h).
+Offload keeps the optimizer state in host memory and steps it there, unit by unit, while the device continues
+with the units that are done. An optimizer that uses norms (kernels/optimizer.h) makes one more pass over all
+units first; the norms are summed over all ranks in one call, so that copies of a tensor see the same bits. An
+optimizer that transforms whole matrices steps their units in rounds (comm/matrix_owners.h).
 
-From top to bottom: the state, what a rank owns, parameters, gradients, the step. Its settings and its memory
-are in comm/zero_arrays.h.
+The sections of this file: the state, what a rank owns, parameters, gradients, the step. Settings and memory
+of the state are in comm/zero_arrays.h.
 */
 #pragma once
 
@@ -56,8 +56,8 @@ are in comm/zero_arrays.h.
 #include "kernels/optimizer.h"      // Optimizer, OptimizerPass, OptimizerPart, OptimizerArrays
 #include "kernels/random.cuh"       // name_hash
 
-// The first work on a unit's matrices adds to their gradients, which must then be zero, or overwrites them.
-// Later work adds.
+// How the first work on a unit's matrices treats their gradients: it adds to them, so they must be zero, or
+// overwrites them. Later work adds.
 enum class Matrices { added_to, overwritten };
 
 class ZeroState {
@@ -71,8 +71,8 @@ public:
 
     // ---- parameters, (unit_size) each
 
-    // The compute stream's next work finds the unit at params(unit), until release(unit). Units that follow
-    // in this direction (+1, -1, or 0 for none) are gathered ahead.
+    // Makes params(unit) valid for the compute stream's next work, until release(unit). Units that follow in
+    // this direction (+1, -1, or 0 for none) are prefetched.
     void acquire(int unit, int direction);
     void release(int unit);
     floatX* params(int unit) const {
@@ -82,21 +82,24 @@ public:
 
     // ---- gradients, (unit_size) each
 
-    // Data ranks next to each other that all reduce with every micro-batch, and so need equally many; or 1.
+    // The number of adjacent data ranks that all reduce in every micro-batch, and so need the same number of
+    // micro-batches; or 1.
     int ranks_in_step() const { return arrays_.cut_grads ? shards_ : 1; }
-    // Starts a step: gradients are zero, but for those of matrices that are overwritten.
+    // Starts a step: zeroes gradients, except those of matrices that are overwritten.
     void zero_gradients(Matrices matrices = Matrices::added_to);
-    // The compute stream's next work adds to grads(unit), until reduce_gradients(unit). overwritten: it makes
-    // the gradients of matrices, by overwriting them where overwrites() says so. The second call in a
-    // micro-batch does nothing.
+    // Prepares grads(unit), to which the compute stream's next work adds, until reduce_gradients(unit).
+    // overwritten: that work computes the gradients of matrices, and overwrites them if overwrites() says so.
+    // A second call in a micro-batch does nothing.
     void begin_gradients(int unit, Matrices matrices = Matrices::added_to);
-    // Gradients that stay whole begin anew in each step, and cut ones in each micro-batch.
+    // Returns whether matrices' gradients are overwritten: whole ones are new in each step, cut ones in each
+    // micro-batch.
     bool overwrites(bool first_micro_batch) const { return arrays_.cut_grads || first_micro_batch; }
     void reduce_gradients(int unit, bool last_micro_batch);
-    // Calls made(unit) from now on where the compute stream has added to a unit's gradients and no rank has
-    // seen them; null: no more.
+    // Calls made(unit) from now on, when the compute stream has added to a unit's gradients and before they
+    // are reduced. Null: no more calls.
     void watch_gradients(std::function<void(int unit)> made) { gradients_made_ = std::move(made); }
-    // Gradients that this rank has beside these, and whose squares (1) on the device count in the norm.
+    // Counts in the norm the squares (1), on the device, of gradients that this rank has in addition to
+    // these.
     void count_squares(const float* squares) { other_squares_ = squares; }
     float* grads(int unit) const {
         return arrays_.cut_grads ? arrays_.whole_grads + grad_places_.offset(grad_places_.place(unit))
@@ -105,14 +108,13 @@ public:
 
     // ---- the step
 
-    // Sums the statistics of all ranks, clips the gradients and steps the parameters. Whether to leave them
-    // alone, because the loss or a gradient is not finite or exceeds a limit, is decided on the device, alike
-    // on every rank. measured() is called where the compute stream has the statistics, before it steps
-    // anything.
+    // Sums the statistics of all ranks, clips the gradients and steps the parameters. The device decides,
+    // alike on every rank, whether to skip the step because the loss or a gradient is not finite or exceeds a
+    // limit. measured() is called once the compute stream has the statistics, before it steps anything.
     void update(
         StepStatistics* stats, const Optimizer& optimizer, ClipLimits limits,
         const std::function<void()>& measured = [] {});
-    // Sums those of the statistics that are sums (the first five) over all ranks.
+    // Sums the statistics that are sums (the first summed_statistics) over all ranks.
     void sum_statistics(StepStatistics* stats);
 
     // ---- what this rank owns
@@ -136,7 +138,7 @@ public:
     bool cuts_params() const { return arrays_.cut_params; }
     // (units + hashes_of_state), on the device; null without ZeroSettings::checks
     uint64_t* hashes() const { return arrays_.hashes; }
-    // These lie on the device, or with offload on the host. Null: the array is not kept.
+    // On the device, or with offload on the host. Null: the array is not kept.
     float* owned_master(int unit) const {
         return arrays_.master ? arrays_.master + shard_offset(unit) : nullptr;
     }
@@ -149,30 +151,30 @@ public:
     // Sets elements of the own part of a unit, from `at` on (counted from the part's beginning), and waits.
     // Other ranks see the new values after publish_all().
     void set(int unit, size_t at, std::span<const float> values);
-    // Copies elements of one slot, as they are stored, to host memory as work of a stream, and back as work
-    // of the compute stream.
+    // Copies elements of one slot, in their stored format, to host memory as work of `stream`, and back as
+    // work of the compute stream.
     void copy_out(Slot slot, int unit, size_t at, size_t count, void* to, cudaStream_t stream) const;
     void copy_out(Slot slot, int unit, size_t at, size_t count, void* to) const {
         copy_out(slot, unit, at, count, to, compute_);
     }
     void copy_in(Slot slot, int unit, size_t at, size_t count, const void* from);
-    // For all ranks: replicas, each of which has set its slice of this slot in the part that they own, bring
-    // the slices together. Work of the compute stream.
+    // For all ranks: gathers this slot over replicas, each of which has set its slice of the part that they
+    // own. Work of the compute stream.
     void gather_replicas(Slot slot);
-    // For all ranks: after set(), everyone sees everyone's parameters.
+    // For all ranks: after set(), sends all parameters to the ranks that use them.
     void publish_all();
     // Waits for all work on the state.
     void synchronize() const;
-    // Copies that copy() gives to this stream find the state as it is now: they come after all work on the
-    // state so far, and later changes wait for them.
+    // Calls copy(), which puts copies of the state on the stream `copies`. They see the state as it is now:
+    // they run after all work on it so far, and later changes wait for them.
     void copy_aside(cudaStream_t copies, const std::function<void()>& copy);
-    // Waits until those copies are there: for any thread, for it talks to no rank.
+    // Waits until those copies are done. Any thread may call it, because it communicates with no rank.
     void wait_for_copies() const { copied_.wait(); }
     // Seconds that work on the state waited for those copies.
     double stall_of_copies() const;
-    // (2, sections) on the device: the squares of weights and updates that the last step was made with.
+    // (2, sections) on the device: the squares of weights and updates that the last step used.
     const float* section_squares() const { return arrays_.section_squares; }
-    // Tells whether all parameters are those of one step: not where update() has thrown in the middle.
+    // Returns whether all parameters belong to one step; false if update() threw midway.
     bool is_whole() const { return is_whole_; }
 
 private:
@@ -185,23 +187,23 @@ private:
     char* owned(Slot slot, int unit) const;
 
     static const Mesh& with_groups(const Mesh& mesh, const ParameterLayout& layout);
-    // Ranks next to each other that share the copies of a tensor.
+    // Returns the group of adjacent ranks that share the copies of a tensor.
     static const Communicator& neighbours(const Mesh& mesh, int ranks) {
         return ranks == mesh.tensor().size() ? mesh.tensor() : mesh.copies();
     }
-    // On the first and the last stage.
+    // True for tied embeddings on the first and the last stage.
     bool has_tied_copy(int unit) const {
         return unit == 0 && layout_.tied && mesh_.embedding_group().size() > 1;
     }
     bool has_copies(int unit) const { return has_tied_copy(unit) || !layout_.sums(unit).empty(); }
 
     size_t shard_size() const { return layout_.size() / shards_; }
-    // The own part of a unit begins here in arrays of whole units, and in those of own parts.
+    // The beginning of the own part of a unit, in arrays of whole units and in arrays of own parts.
     size_t whole_offset(int unit) const { return layout_.unit_offset(unit) + owned_begin(unit); }
     size_t shard_offset(int unit) const { return layout_.unit_offset(unit) / shards_; }
 
     void order(cudaStream_t before, cudaStream_t after) { order_.order(before, after); }
-    // The compute stream waits for communication: until it comes to an event, or is done until now.
+    // Makes the compute stream wait for communication: up to an event, or for all of it so far.
     void wait(Traffic kind, const Event& event);
     void wait(Traffic kind, cudaStream_t communication);
     void gather_unit(int unit);
@@ -225,17 +227,17 @@ private:
     const UnitBuffers param_places_, grad_places_;
 
     cudaStream_t compute_, reductions_, gathers_;
-    cudaStream_t host_;  // copies to and from it, and steps there
+    cudaStream_t host_;  // copies to and from the host, and steps on it
     std::vector<cudaStream_t> own_streams_;
     Event order_, gradients_copied_;
-    // copies aside: they are there; work begins to wait for them
+    // copy_aside(): the copies are done; work starts to wait for them
     Event copied_{cudaEventBlockingSync}, copies_awaited_{cudaEventBlockingSync};
-    enum class Copies { none, made, awaited } copies_ = Copies::none;  // the last ones
+    enum class Copies { none, made, awaited } copies_ = Copies::none;  // state of the last copies
     std::vector<std::vector<OptimizerPart>> steps_;                    // for each unit: its own part
     std::vector<SquaresRange> counted_;  // parts of arrays_.grads that count in the norm
     std::vector<std::vector<SquaresRange>> counted_sections_;  // for each unit: of its own part
-    std::vector<Event> updated_;             // for each unit: its parameters are those of the new step,
-    std::vector<char> unawaited_;            // which the compute stream has not waited for yet
+    std::vector<Event> updated_;             // for each unit: parameters of the new step are complete
+    std::vector<char> unawaited_;            // for each unit: the compute stream has yet to wait for that
     std::vector<Place> param_at_, grad_at_;  // the contents of the places
 
     std::function<void(int unit)> gradients_made_;
@@ -243,14 +245,14 @@ private:
 
     const ZeroArrays arrays_;
     const GradientSums sums_;
-    MatrixOwners owners_;  // without rounds where no matrix is transformed
+    MatrixOwners owners_;  // has no rounds if no matrix is transformed
     bool is_whole_ = true;
 };
 
 // ----------------------------------------------------------------------------
 // the state
 
-// Refuses a mesh without the groups that a layout needs. Nothing has been taken or begun by then.
+// Refuses a mesh without the groups that a layout needs, before any memory is taken or work begun.
 inline const Mesh& ZeroState::with_groups(const Mesh& mesh, const ParameterLayout& layout) {
     for (int unit : layout.held()) {
         for (const GradientSum& sum : layout.sums(unit)) {
@@ -380,7 +382,7 @@ inline void ZeroState::set(int unit, size_t at, std::span<const float> values) {
     cudaCheck(cudaStreamSynchronize(compute_));
 }
 
-// If the optimizer is offloaded, arrays on the host travel through the gradients' place on the device.
+// Arrays on the host (offload) pass through the gradients' memory on the device.
 inline void ZeroState::gather_replicas(Slot slot) {
     const Communicator& replicas = mesh_.replica();
     if (replicas.size() == 1) return;
@@ -431,7 +433,7 @@ inline void ZeroState::synchronize() const {
 // ----------------------------------------------------------------------------
 // parameters
 
-// Brings the parts of a unit together in its place, unless they are there.
+// Gathers the parts of a unit into its place, unless they are there already.
 inline void ZeroState::gather_unit(int unit) {
     Place& place = param_at_[param_places_.place(unit)];
     if (place.unit == unit) return;
@@ -447,7 +449,7 @@ inline void ZeroState::acquire(int unit, int direction) {
     if (ledger) ledger->enter(unit);
     if (!arrays_.cut_params) {
         recorder.at_unit(unit);
-        // work of a single stream is in order anyway, and a unit that was waited for once is there
+        // a single stream needs no wait, and neither does a unit that was waited for before
         if (!own_streams_.empty() && unawaited_[unit]) wait(Traffic::parameters, updated_[unit]);
         unawaited_[unit] = false;
         return;
@@ -479,7 +481,7 @@ inline void ZeroState::release(int unit) {
 // gradients
 
 inline void ZeroState::zero_gradients(Matrices matrices) {
-    gradients_copied_.hold(compute_);  // offload has read the last ones
+    gradients_copied_.hold(compute_);  // offload has copied the previous ones
     bool all = arrays_.cut_grads || matrices == Matrices::added_to;
     if (all) return zero_async(arrays_.grads, arrays_.cut_grads ? shard_size() : layout_.size(), compute_);
     for (int unit : layout_.held()) zero_async(grads(unit), layout_.before_matrices(unit), compute_);
@@ -492,15 +494,15 @@ inline void ZeroState::begin_gradients(int unit, Matrices matrices) {
     if (place.in_use) return;
     place.in_use = true;
     wait(Traffic::gradients, place.free);
-    // There are zeros between the matrices, unless those of other units have lain there.
+    // The padding between matrices is zero, unless the place held a unit that is laid out differently.
     bool others = place.unit >= 0 && !layout_.are_alike(place.unit, unit);
     place.unit = unit;
     bool all = others || matrices == Matrices::added_to;
     zero_async(grads(unit), all ? layout_.unit_size(unit) : layout_.before_matrices(unit), compute_);
 }
 
-// Gradients that stay whole are summed over the ranks once, when the last micro-batch has added to them. A
-// cut gradient cannot wait: the place it is made in is needed for another unit.
+// Gradients that stay whole are summed over the ranks once, after the last micro-batch has added to them. A
+// cut gradient cannot wait: another unit needs the place that it was computed in.
 inline void ZeroState::reduce_gradients(int unit, bool last_micro_batch) {
     if (gradients_made_) gradients_made_(unit);
     if (!arrays_.cut_grads && !last_micro_batch) return;
@@ -528,10 +530,10 @@ inline void ZeroState::copy_gradients_to_host(int unit) {
 // ----------------------------------------------------------------------------
 // the step
 //
-// Each rank sums the squares of the gradients it owns, the sums become the global norm, and the optimizer
-// (on the device, or on the host for --offload optimizer) steps the parameters the rank owns, each unit in
-// one launch, or in one for each of its passes. What others need of them is sent unit by unit, behind the
-// forward pass that begins meanwhile.
+// Each rank sums the squares of the gradients it owns, the sums are added up to the global norm, and the
+// optimizer (on the device, or on the host for --offload optimizer) steps the parameters that the rank owns,
+// with one launch per unit, or one for each of its passes. Other ranks receive new parameters unit by unit,
+// overlapped with the next forward pass.
 
 inline void ZeroState::sum_statistics(StepStatistics* stats) {
     order(compute_, reductions_);
@@ -539,11 +541,11 @@ inline void ZeroState::sum_statistics(StepStatistics* stats) {
     wait(Traffic::statistics, reductions_);
 }
 
-// Lists the elements that this rank steps, in the form that the launchers take.
+// Lists the elements that this rank steps, in the form that the launchers use.
 inline void ZeroState::plan_step() {
     steps_.resize(layout_.units());
     counted_sections_.resize(layout_.units());
-    bool first_replica = mesh_.replica().rank() == 0;  // the others' elements are the same
+    bool first_replica = mesh_.replica().rank() == 0;  // other replicas have the same elements
     for (int unit : layout_.held()) {
         size_t own_begin = owned_begin(unit), own_end = own_begin + part_size(unit);
         for (const SectionPart& part : layout_.section_parts(unit, owned_parts(unit))) {
@@ -565,7 +567,7 @@ inline void ZeroState::plan_step() {
     }
 }
 
-// Gradients of what this rank has copies of become the sum over all that have them.
+// Sums the gradients of replicated parameters over all ranks that have copies of them.
 inline void ZeroState::sum_copies() {
     auto sum_of_tensor_ranks = [&] {
         for (int unit : layout_.held()) {
@@ -597,7 +599,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
     LaunchGuard gives;
     sum_copies();
     wait(Traffic::gradients, reductions_);  // the last gradient has been summed
-    wait(Traffic::parameters, gathers_);    // and what is stepped now has been read
+    wait(Traffic::parameters, gathers_);    // and gathers have read what is stepped now
     sum_squares(&stats->squares, arrays_.norm_scratch, arrays_.grads, counted_, compute_);
     if (other_squares_) accumulate(&stats->squares, other_squares_, 1, compute_);
     sum_statistics(stats);
@@ -607,7 +609,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
     await_copies();
     TraceSpan entry(Operation::optimizer, compute_);
     is_whole_ = false;
-    for (Place& place : param_at_) place.unit = -1;  // gathered parameters are old now
+    for (Place& place : param_at_) place.unit = -1;  // gathered parameters are stale now
     if (settings_.offload) {
         copy_async(arrays_.host_scale, &stats->scale, 1, compute_);
         order(compute_, host_);
@@ -645,7 +647,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
     is_whole_ = true;  // the device does all of it or, once something has failed, nothing
 }
 
-// The arrays lie on the device, or with offload on the host. scale: on the device
+// Returns the arrays of this rank's part, on the device, or with offload on the host. scale: on the device
 inline OptimizerArrays ZeroState::own_arrays(int unit, const float* scale) const {
     size_t at = shard_offset(unit);
     bool offload = settings_.offload;
@@ -663,17 +665,16 @@ inline OptimizerArrays ZeroState::own_arrays(int unit, const float* scale) const
     return own;
 }
 
-// One pass of the optimizer over the own part of a unit.
 inline void ZeroState::run_pass(int unit, const OptimizerPass& pass, const float* scale) {
     OptimizerArrays own = own_arrays(unit, scale);
     if (settings_.offload && !ledger)
         on_host([=, this] { pass.on_host(own, steps_[unit]); });
-    else  // a ledger sees by the arrays where they are stepped
+    else  // a ledger infers from the arrays where they are stepped
         pass.on_device(own, steps_[unit], settings_.offload ? host_ : compute_);
 }
 
-// Copies the updates of what this rank owns of some units between the device and the host: with offload they
-// visit the device to be transformed.
+// Copies the updates of this rank's parts of some units between device and host: with offload, updates are
+// copied to the device to be transformed.
 inline void ZeroState::copy_updates(const std::vector<int>& units, bool to_host) {
     for (int unit : units) {
         float *here = owned_grads(unit), *there = arrays_.host_grads + shard_offset(unit);
@@ -682,8 +683,8 @@ inline void ZeroState::copy_updates(const std::vector<int>& units, bool to_host)
     if (to_host) gradients_copied_.record(host_);
 }
 
-// The squares of weights and updates, for each section of the model. Each element counts once, and all sums
-// travel together: ranks that step the same section see the same bits.
+// Sums the squares of weights and updates over all ranks, for each section of the model. Each element counts
+// once, and one call sums everything: ranks that step the same section see the same bits.
 inline void ZeroState::sum_norms(const float* scale) {
     size_t sections = layout_.sections(), bytes = 2 * sections * sizeof(float);
     auto sum_own = [this, scale, sections](auto&& sum) {
@@ -718,7 +719,7 @@ inline void ZeroState::sum_norms(const float* scale) {
         copy_async(arrays_.host_section_squares, arrays_.section_squares, 2 * sections, host_);
 }
 
-// Brings a unit's new parameters to all who use them, behind what the compute stream does next.
+// Sends a unit's new parameters to the ranks that use them, overlapped with the compute stream's next work.
 inline void ZeroState::publish(int unit) {
     recorder.at_unit(unit);
     order(settings_.offload ? host_ : compute_, gathers_);

@@ -1,6 +1,6 @@
 /*
-What a rank keeps of the parameters that it trains, by the settings of a run and of its optimizer, and the
-memory that it takes. What is done with it is in comm/zero.h.
+The parameters that a rank trains and the state it keeps for them, depending on the settings of the run and
+its optimizer, and the memory for these. The work on them is in comm/zero.h.
 */
 #pragma once
 
@@ -17,13 +17,14 @@ memory that it takes. What is done with it is in comm/zero.h.
 #include "kernels/global_norm.cuh"  // sum_squares_scratch
 #include "kernels/optimizer.h"      // most_optimizer_slots, TransformScratch
 
-// By which the optimizer's learning rate and decay are multiplied.
+// Factors of the optimizer's learning rate and weight decay.
 struct Multipliers {
     double learning_rate = 1, weight_decay = 1;
 };
 
-// Messages of tensor ranks, of pipeline stages and of data ranks are sent while the compute stream works, or
-// it waits for them. A run overlaps all kinds or none; a plan without one of them shows what overlap saves.
+// The kinds of messages that are sent while the compute stream works, instead of making it wait: those of
+// tensor ranks, pipeline stages and data ranks. A run overlaps all kinds or none; a plan without one of them
+// shows what its overlap saves.
 struct Overlap {
     bool tensor, pipeline, data;
     Overlap(bool all = true) : tensor(all), pipeline(all), data(all) {}
@@ -33,25 +34,25 @@ struct ZeroSettings {
     int level = 0;
     bool training = true;                          // false: parameters only
     std::vector<Slot> slots = {Slot::m, Slot::v};  // arrays that the optimizer keeps, in its order
-    std::vector<Slot> not_of_matrices = {};  // those of them that it does not keep for the blocks' matrices
-    bool takes_norms = false;                // norms of sections, see Optimizer::takes_norms
+    std::vector<Slot> not_of_matrices = {};        // those not kept for the blocks' matrices
+    bool takes_norms = false;                      // norms of sections, see Optimizer::takes_norms
     TransformScratch transform_scratch = nullptr;  // null: no matrix is transformed
     std::array<Multipliers, tensor_kinds> multipliers = {};
     bool keep_master = false;  // an fp32 copy of the parameters for the optimizer
     bool offload = false;
-    TablePlace table_place = TablePlace::device;  // n-gram tables have their rows there
+    TablePlace table_place = TablePlace::device;  // has the rows of n-gram tables
     int table_prefetch = 1,
-        table_staleness = 0;  // on the host: steps that rows come ahead; updates they miss
+        table_staleness = 0;  // on the host: steps that rows are fetched ahead; updates they miss
     int host_threads = 0;     // OpenMP threads of steps on the host; 0: as OpenMP chooses
     Overlap overlap = true;
-    Dtype reduce_dtype = Dtype::fp32;  // of gradients on their way to other data ranks
+    Dtype reduce_dtype = Dtype::fp32;  // in which gradients are sent to other data ranks
     int prefetch = 1;                  // level 3: units gathered ahead of their use
-    // Room in host memory for a copy of the state, which is written while training goes on.
+    // Room in host memory for a copy of the state, which is written while training continues.
     bool staging = false;
     bool checks = false;  // room for hashes of what ranks hold, and of their gradients
 };
 
-// The slots that a state keeps of each element.
+// Returns the slots that a state keeps of each element.
 inline std::vector<Slot> slots_of(const ZeroSettings& settings) {
     std::vector<Slot> slots = {Slot::weight};
     if (!settings.training) return slots;
@@ -59,15 +60,15 @@ inline std::vector<Slot> slots_of(const ZeroSettings& settings) {
     slots.insert(slots.end(), settings.slots.begin(), settings.slots.end());
     return slots;
 }
-// The slots that it keeps of one tensor.
+// Returns the slots that it keeps of one tensor.
 inline std::vector<Slot> slots_of(const ZeroSettings& settings, const TensorRow& row) {
     std::vector<Slot> slots = slots_of(settings);
     if (row.is_block_matrix())
         std::erase_if(slots, [&](Slot slot) { return std::ranges::count(settings.not_of_matrices, slot); });
     return slots;
 }
-// Elements of a slot that a rank has room for which has `own` elements of a unit. Of one that the matrices of
-// blocks do not have, that is for what may lie before them.
+// Returns the elements of a slot that a rank with `own` elements of a unit has room for. A slot that the
+// matrices of blocks do not have needs room only for elements that may precede them.
 inline size_t capacity_of_slot(const ZeroSettings& settings, Slot slot, const ParameterLayout& layout,
                                int unit, size_t own) {
     return std::ranges::count(settings.not_of_matrices, slot) ? std::min(own, layout.before_matrices(unit))
@@ -77,8 +78,8 @@ constexpr Dtype dtype_of(Slot slot) {
     return slot == Slot::weight && sizeof(floatX) == 2 ? Dtype::bf16 : Dtype::fp32;
 }
 
-// Replicas own the same part of a unit, and each reads and writes a slice of it: as much as the others, and
-// the last one also what is left, fewer than part_alignment elements for each replica.
+// Replicas own the same part of a unit, and each reads and writes a slice of it. Slices are equal, except
+// that the last one also has the remainder: fewer than part_alignment elements per replica.
 inline UnitRange replica_slice(size_t part, int replicas, int replica) {
     size_t each = part / (size_t)replicas / part_alignment * part_alignment, begin = (size_t)replica * each;
     return {begin, replica == replicas - 1 ? part : begin + each};
@@ -86,13 +87,13 @@ inline UnitRange replica_slice(size_t part, int replicas, int replica) {
 inline size_t largest_slice(size_t part, int replicas) {
     return part - (size_t)(replicas - 1) * replica_slice(part, replicas, 0).end;
 }
-// Whose slice has an element of the part.
+// Returns the replica whose slice has element `at` of the part.
 inline int replica_at(size_t part, int replicas, size_t at) {
     size_t each = replica_slice(part, replicas, 0).end;
     return replicas == 1 || each == 0 ? replicas - 1 : (int)std::min(at / each, (size_t)replicas - 1);
 }
 
-// Hashes for checks, beside the one for each unit.
+// The number of hashes for checks, in addition to one for each unit.
 constexpr int hashes_of_state = 8;
 
 // The result of a step, in device memory.
@@ -101,18 +102,18 @@ struct StepStatistics {
     float loss;     // the sum of the losses
     float squares;  // the sum of the gradients' squares
     float stop;     // ranks that were asked to stop
-    float saved;    // ranks that need not be waited for to go on with a checkpoint
+    float saved;    // ranks that have finished their part of the save under way
     float save;     // 1 if the first rank's clock says that a checkpoint is due
     float rows;     // rows of tables that came from the host's memory
     float late;     // those of them that waited for an update
-    // these follow from them
+    // computed from the sums
     float norm;   // the gradients' norm
-    float scale;  // by which they are multiplied; NaN: nothing is stepped
+    float scale;  // multiplies the gradients; NaN: nothing is stepped
 };
 constexpr int summed_statistics = 7;
 static_assert(offsetof(StepStatistics, norm) == summed_statistics * sizeof(float));
 
-// All memory of a state, by the ranks of its shard group.
+// All memory of a state. shards: ranks of its shard group
 struct ZeroArrays {
     bool cut_grads, cut_params;  // over the ranks of the shard group
 
@@ -122,13 +123,13 @@ struct ZeroArrays {
     float* grads;          // laid out like params
     size_t norm_scratch_floats;
     float* norm_scratch;
-    uint64_t* hashes;        // (units + hashes_of_state), if they are to be made
-    float* section_squares;  // (2, sections) of weights and of updates, where the optimizer takes norms
+    uint64_t* hashes;        // (units + hashes_of_state), if checks are on
+    float* section_squares;  // (2, sections) of weights and of updates, if the optimizer uses norms
     // The own part of each unit begins at slot_at[slot][unit].
     float* slots[most_optimizer_slots] = {};
     std::vector<size_t> slot_at[most_optimizer_slots];
-    float* master;  // likewise; null: none is kept
-    // offload: host memory, in which slots and master are then as well
+    float* master;  // own parts, without gaps; null: none is kept
+    // offload: in host memory, as slots and master are then
     float* host_grads;    // the own part of each unit
     floatX* host_params;  // likewise
     float* host_scale;    // (1)
@@ -182,7 +183,7 @@ private:
             size_t size = layout.unit_size(unit);
             bool like_before = floats > 0 && layout.has(unit - 1) && layout.are_alike(unit, unit - 1);
             if (!like_before) sections = layout.section_parts(unit, layout.parts(unit, 0, size)).size();
-            // a chunk may be cut by each end of a range, of which a section has one at most
+            // each end of a range may cut a chunk, and a section has at most one range
             floats += sum_squares_scratch(size / shards) + sections;
         }
         return floats;

@@ -1,15 +1,14 @@
 /*
-The weights and the optimizer's state as a contributor to checkpoints (comm/stateful.h).
+The weights and the optimizer state as a contributor to checkpoints (comm/stateful.h).
 
-Saving, each rank writes its slices of the parts that it owns (comm/checkpoint_places.h). In the background,
-they are copied into host memory first: nothing of them changes until the next update, so the copy has a
-stream of its own and runs behind the passes, and only the update waits for it.
+To save, each rank writes its slices of the parts that it owns (comm/checkpoint_places.h). For a save in the
+background, they are copied into host memory first: they do not change until the next update, so the copy has
+its own stream and overlaps with the passes, and only the update waits for it.
 
-Loading, which slot of the checkpoint fills which slot of the state is decided first. A rank sends the pieces
-that it reads to those that have something of them in their slices: an element goes to one of the replicas
-that own it. So the ranks read disjoint parts of the checkpoint, and on the layout that it was saved with,
-nothing but their own. In the end the replicas bring their slices together, from device to device over the
-links of their group.
+To load, a slot of the checkpoint is first assigned to each slot of the state. A rank sends the pieces that it
+reads to the ranks whose slices contain some of their elements; an element goes to one of the replicas that
+own it. So the ranks read disjoint parts of the checkpoint, and only their own if the layout is that of the
+save. In the end the replicas gather their slices, from device to device over the links of their group.
 */
 #pragma once
 
@@ -39,8 +38,8 @@ links of their group.
 // ----------------------------------------------------------------------------
 // sources of the slots
 //
-// Which slots of a checkpoint fill which slots of a state, and whether they can: the model must be the same,
-// the precision and what is kept for the optimizer need not be.
+// Chooses the slots of a checkpoint that fill the slots of a state, if that is possible: the model must be
+// the same; precision and optimizer state may differ.
 //
 //     the checkpoint has       the state keeps          and gets
 //     bf16, master             bf16, master             both as they are
@@ -62,7 +61,7 @@ struct SlotSources {
     }
 };
 
-// For a state with these settings. Refuses a checkpoint that cannot fill it.
+// Returns the sources for a state with these settings. Refuses a checkpoint that cannot fill it.
 inline SlotSources slot_sources(const CheckpointReader& reader, const ZeroSettings& settings,
                                 bool weights_only) {
     const CheckpointTensor& any = reader.index().tensors.at(0);
@@ -83,9 +82,9 @@ inline SlotSources slot_sources(const CheckpointReader& reader, const ZeroSettin
     return sources;
 }
 
-// conversions() says what becomes of the weights where the state does not store them as the checkpoint does;
-// an empty text means that nothing does. They are the same numbers still unless they are rounded, or a master
-// copy is left out.
+// conversions() describes how weights are converted if the state stores them differently from the checkpoint;
+// the text is empty if they are not. The numbers stay the same unless they are rounded, or a master copy is
+// left out.
 inline std::string conversions(const CheckpointTensor& stored, const SlotSources& sources) {
     std::vector<std::string> all;
     Dtype kept = dtype_of(Slot::weight), there = *stored.dtype(Slot::weight);
@@ -129,7 +128,7 @@ inline void check_tensors(const CheckpointReader& reader, const ParameterLayout&
     });
 }
 
-// Refuses a checkpoint whose optimizer kept, of any tensor, more or less of the wanted slots than this one.
+// Refuses a checkpoint whose optimizer kept, for some tensor, other slots than this one does.
 inline void check_slots(const CheckpointReader& reader, const ParameterLayout& layout,
                         const ZeroSettings& settings) {
     layout.each_of_model([&](const TensorRow& row, const std::string& name) {
@@ -156,7 +155,7 @@ struct RunHeader {
     uint64_t at, count;
 };
 
-// A sequence of runs. Runs that will be neighbours at their destination are joined.
+// A sequence of runs. Runs that will be adjacent at their destination are joined.
 class RunMessage {
 public:
     void add(const RunHeader& run, const char* values, size_t width) {
@@ -199,8 +198,8 @@ class ZeroCheckpoint : public Stateful {
 public:
     using LayoutAt = std::function<ParameterLayout(const MeshPosition&)>;
 
-    // layout_at gives the layout of the rank there. A state that is saved in the background has room for its
-    // copy from the beginning on (ZeroSettings::staging).
+    // layout_at returns the layout of the rank at a position. A state that is saved in the background
+    // reserves memory for its copy from the start (ZeroSettings::staging).
     ZeroCheckpoint(ZeroState& state, LayoutAt layout_at)
         : state_(state),
           layout_at_(std::move(layout_at)),
@@ -232,7 +231,7 @@ public:
         return plan;
     }
 
-    // The staging memory is filled and written in turns.
+    // Fills and writes the staging memory in turns.
     void write(const WritePiece& write) override {
         if (scope_.in_background) state_.wait_for_copies();
         for (size_t begin = 0, end; begin < saved_.size(); begin = end) {
@@ -267,11 +266,11 @@ public:
                               [&](Slot slot) { return sources.uses(slot); });
     }
 
-    // This rank's own elements of a batch go to the state, the others into messages.
+    // Copies this rank's own elements of a batch to the state, and the others into messages.
     Messages take(const PieceBatch& batch, const char* values) override {
         const int me = rank();
         std::map<int, RunMessage> others;
-        RunMessage own;  // small runs, of which neighbours become one
+        RunMessage own;  // small runs, joined where adjacent
         for (const CheckpointPiece* piece : batch.pieces) {
             size_t width = load_->width(piece->slot);
             load_->places.each_slice(*piece, [&](int to, const PieceRun& run) {
@@ -316,7 +315,7 @@ public:
     std::vector<ReplicatedPiece> replicated(bool by_tensor) const override;
 
 private:
-    static constexpr size_t large_run = 64 << 10;  // bytes that are worth a copy to the device of their own
+    static constexpr size_t large_run = 64 << 10;  // bytes that justify a separate copy to the device
 
     // A load under way.
     struct Load {
@@ -347,7 +346,7 @@ private:
         return bytes;
     }
 
-    // The first copy is not to wait until the system has found memory.
+    // Touches the memory, so that the first copy does not wait until the system has found it.
     void reserve(size_t bytes) {
         if (staging_ && bytes <= room_) return;
         staging_.reset();
@@ -356,7 +355,7 @@ private:
         room_ = bytes;
     }
 
-    // The stream packs pieces [begin, end) of this save into the staging memory.
+    // Packs pieces [begin, end) of this save into the staging memory, as work of the stream.
     void copy(size_t begin, size_t end, cudaStream_t stream) {
         char* to = staging_->data;
         for (size_t i = begin; i < end; i++) {
@@ -377,7 +376,7 @@ private:
         }
     }
 
-    // bf16 as fp32, and fp32 as bf16.
+    // Converts bf16 to fp32, and fp32 to bf16.
     static std::string other_dtype(const char* values, size_t count, Dtype dtype) {
         Dtype other = dtype == Dtype::bf16 ? Dtype::fp32 : Dtype::bf16;
         std::vector<float> floats(count);
@@ -390,10 +389,10 @@ private:
     ZeroState& state_;
     const LayoutAt layout_at_;
     const TensorNumbers numbers_;
-    const std::vector<OwnPiece> pieces_;  // all that this rank writes
+    const std::vector<OwnPiece> pieces_;  // everything that this rank writes
     std::unique_ptr<HostArray<char>> staging_;
-    size_t room_ = 0;       // bytes of it
-    ComputeStream copies_;  // into it
+    size_t room_ = 0;       // bytes of staging_
+    ComputeStream copies_;  // copies into staging_
 
     SaveScope scope_;
     std::vector<OwnPiece> saved_;  // the pieces of the save under way
@@ -403,12 +402,12 @@ private:
 // ----------------------------------------------------------------------------
 // replicas
 
-// Whole units, or (by_tensor) their tensors and the padding between them.
+// Returns whole units, or (by_tensor) their tensors and the padding between them.
 inline std::vector<ReplicatedPiece> ZeroCheckpoint::replicated(bool by_tensor) const {
     const ZeroSettings& settings = state_.settings();
     bool cut = state_.cuts_params();
     std::vector<ReplicatedPiece> pieces;
-    // Elements [begin, end) of a unit, of an array whose first is element `at`.
+    // Adds elements [begin, end) of a unit, from an array that starts at element `at` of it.
     auto add = [&](Replicated what, const char* slot, int unit, const void* array, size_t width, size_t at,
                    size_t begin, size_t end, bool on_host) {
         auto piece = [&](const std::string& name, size_t from, size_t to) {

@@ -6,7 +6,7 @@ AdamW (Loshchilov & Hutter, "Decoupled weight decay regularization", 2019), as t
     m_hat = m / (1 - beta1^step)             v_hat = v / (1 - beta2^step)
     w = w (1 - learning_rate weight_decay) - learning_rate m_hat / (sqrt(v_hat) + eps)
 
-The moments m and v, and what divides them, are those of other optimizers too.
+Other optimizers also use the moments m and v, and the normalized update that they give (Moments).
 */
 #pragma once
 
@@ -15,26 +15,26 @@ The moments m and v, and what divides them, are those of other optimizers too.
 
 #include "kernels/optimizer_pass.cuh"
 
-// Double because 1 - beta is taken in double, as in PyTorch: 1 - 0.999f is off by 1e-5.
+// Doubles because 1 - beta is computed in double, as in PyTorch: 1 - 0.999f has a relative error of 1e-5.
 struct AdamW {
     double learning_rate, beta1, beta2, eps, weight_decay;
     int step;  // counts from 1
     bool stochastic_rounding;
 };
 
-// The settings for a part: its own learning rate, and the decay of its weights.
+// Returns the settings for a part, with its learning rate and weight decay factors applied.
 inline AdamW of_part(AdamW a, const OptimizerPart& part) {
     a.learning_rate *= part.learning_rate;
     a.weight_decay *= part.decays ? part.weight_decay : 0;
     return a;
 }
 
-// The moments of a gradient, in the terms of the inner loop.
+// The update of the moments by a gradient, with the constants that the inner loop needs.
 struct Moments {
     float beta2, new1, new2, size, root_correction, eps;
 
     Moments() = default;
-    // size: what the corrected mean is multiplied by
+    // size: the factor on the bias-corrected mean
     Moments(const AdamW& a, double size)
         : beta2((float)a.beta2),
           new1((float)(1 - a.beta1)),
@@ -43,8 +43,8 @@ struct Moments {
           root_correction((float)(1 / std::sqrt(1 - std::pow(a.beta2, a.step)))),
           eps((float)a.eps) {}
 
-    // Updates m and v, and returns size m_hat / (sqrt(v_hat) + eps). No sum stands outside of an fmaf, so
-    // compilers find nothing to fuse.
+    // Updates m and v, and returns size m_hat / (sqrt(v_hat) + eps). Every addition is written as an fmaf,
+    // which leaves compilers nothing to fuse in their own way.
     HOST_DEVICE float update(float grad, float scale, float& m, float& v) const {
         float g = grad * scale;
         m = fmaf(new1, fmaf(grad, scale, -m), m);
@@ -59,7 +59,7 @@ struct AdamWFormula {
     static constexpr bool reads_weight = true;
 
     Moments moments;
-    float decay;  // the part of a weight that is left
+    float decay;  // factor that weight decay applies to a weight
 
     AdamWFormula() = default;
     explicit AdamWFormula(const AdamW& a)
@@ -71,7 +71,7 @@ struct AdamWFormula {
     }
 };
 
-// A step of AdamW, for those who keep its state.
+// Returns a step of AdamW, for optimizers whose state is m and v.
 inline Optimizer adamw_optimizer(const AdamW& hyper, uint64_t seed) {
     auto formula = [=](const OptimizerPart& part, const OptimizerArrays&) {
         return AdamWFormula(of_part(hyper, part));

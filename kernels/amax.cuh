@@ -1,9 +1,10 @@
 /*
-The amax of an array, the largest size of an element, from which the scale of the array in fp8 follows
-(fp8.cuh). The kernel that makes the numbers finds it on the way, or else a pass of its own does.
+The amax of an array, the largest absolute value of its elements, which determines the array's scale in fp8
+(fp8.cuh). The kernel that writes the array computes the amax along the way; otherwise a separate pass does.
 
-As bits, the sizes of floats are in their own order, and NaN is above all. The amax is an atomic maximum of
-bits, whose order changes nothing. Most warps have nothing larger than what is already there: they only look.
+The bits of absolute values are ordered like the floats themselves, with NaN above all others. So the amax is
+an atomic maximum of bits, and the order of updates changes nothing. Most warps find that the stored maximum
+is already large enough: they only read it.
 */
 #pragma once
 
@@ -17,7 +18,7 @@ bits, whose order changes nothing. Most warps have nothing larger than what is a
 // ----------------------------------------------------------------------------
 // CPU
 
-// NaN, if there is one.
+// Returns NaN if any element is NaN.
 inline float amax_cpu(const floatX* inp, size_t n) {
     float amax = 0;
     for (size_t i = 0; i < n; i++) {
@@ -27,7 +28,7 @@ inline float amax_cpu(const floatX* inp, size_t n) {
     return amax;
 }
 
-// For a function that makes out (n) and leaves its amax in *amax, unless that is null.
+// Stores the amax of out (n) in *amax, unless amax is null. Called by functions that write out.
 inline void keep_amax_cpu(float* amax, const floatX* out, size_t n) {
     if (amax) *amax = amax_cpu(out, n);
 }
@@ -37,8 +38,9 @@ inline void keep_amax_cpu(float* amax, const floatX* out, size_t n) {
 
 #ifndef DEVICE_CPU
 
-// The largest of the numbers that a thread has seen, as bits: of bf16 two, those at even places and at odd
-// ones, which takes no conversions and no more registers than one. It sees either vectors or single numbers.
+// The largest absolute value that a thread has seen, as bits. In bf16 there are two, of elements at even and
+// at odd places, packed in one register, which needs no conversions. An object may see either vectors or
+// single elements, not both.
 class Amax {
 public:
     template <int W>
@@ -50,17 +52,18 @@ public:
                 see_pair(pair);
             }
         } else {
-            // not by fabsf, for a card may give any NaN for that of one
+            // not fabsf, which on a GPU may turn a NaN into any other NaN
             for (int i = 0; i < W; i++) bits_ = max(bits_, __float_as_uint(float(x[i])) & 0x7fffffff);
         }
     }
 
-    // Two neighbours of bf16.
+    // Sees two neighboring bf16 elements, packed.
     __device__ void see_pair(unsigned pair) {
         bits_ = max(bits_ & 0xffff, pair & 0x7fff) | max(bits_ & 0xffff0000, pair & 0x7fff0000);
     }
 
-    // For all threads of a warp at once: *amax, unless that is null, becomes no less than what they saw.
+    // Raises *amax to at least what the threads of a warp saw, unless amax is null. All threads of the warp
+    // call it together.
     __device__ void keep(float* amax) const {
         if (!amax) return;
         unsigned bits = sizeof(floatX) == 2 ? max(bits_ << 16, bits_ & 0xffff0000) : bits_;
@@ -73,7 +76,7 @@ private:
     unsigned bits_ = 0;
 };
 
-// Before a kernel that keeps the largest of what it makes.
+// Clears *amax before a kernel that calls Amax::keep.
 inline void begin_amax(float* amax, cudaStream_t stream) {
     if (amax) zero_async(amax, 1, stream);
 }

@@ -2,18 +2,18 @@
 Causal self-attention with grouped key/value heads, without a (T, T) matrix in memory (Dao, FlashAttention-2,
 2023).
 
-    out_i = sum_j p_ij v_j,  p_ij = exp(s_ij - lse_i),  s_ij = q_i . k_j / sqrt(HS),  lse_i = log sum_j
-exp(s_ij)
+    out_i = sum_j p_ij v_j,  p_ij = exp(s_ij - lse_i),  s_ij = q_i . k_j / sqrt(HS)
+    lse_i = log sum_j exp(s_ij)
 
-where j runs over the keys that query i sees: those of its document, no more than `window`, none after its
-own position. A call may be for the queries of some positions of each sequence only, which follow one another.
+Here j runs over the keys that query i sees: those of its document, at most the last `window`, and none after
+its own position. A call may cover the queries of only a contiguous range of positions of each sequence.
 
-Saved for the backward pass: qkv, out and lse. From these the probabilities come back tile by tile, and with
-dp_ij = dout_i . v_j and ds_ij = p_ij (dp_ij - dout_i . out_i) / sqrt(HS)
+Saved for the backward pass: qkv, out and lse. The backward pass recomputes the probabilities from these tile
+by tile, and with dp_ij = dout_i . v_j and ds_ij = p_ij (dp_ij - dout_i . out_i) / sqrt(HS)
 
     dv_j = sum_i p_ij dout_i,  dk_j = sum_i ds_ij q_i,  dq_i = sum_j ds_ij k_j
 
-All sums are made in a fixed order, and the bits are the same on every run.
+All sums run in a fixed order, so the bits are the same on every run.
 */
 #pragma once
 
@@ -35,16 +35,17 @@ All sums are made in a fixed order, and the bits are the same on every run.
 // CPU: attention_cpu.h
 
 // ----------------------------------------------------------------------------
-// CUDA kernels: attention_mma_*.cuh, of every card since Ampere; attention_hopper*.cuh, of Hopper, in bf16
+// CUDA kernels: attention_mma_*.cuh, for every card since Ampere; attention_hopper*.cuh, for Hopper in bf16
 
 #ifndef DEVICE_CPU
 
 enum class AttentionKernels { fastest, mma, wgmma };
 
-// Those that are asked for. Set before the first pass.
+// The kernels to use. Set before the first pass.
 inline AttentionKernels attention_kernels = AttentionKernels::fastest;
 
-// Tells whether this GPU is a Hopper, its code was compiled for it, and the kernels take heads of this shape.
+// Returns whether this GPU is a Hopper, the code was compiled for it, and the kernels support heads of this
+// shape.
 inline bool has_wgmma_attention([[maybe_unused]] const AttentionShape& shape,
                                 [[maybe_unused]] int architecture = kernel_architecture()) {
 #ifdef PRECISION_BF16
@@ -54,7 +55,7 @@ inline bool has_wgmma_attention([[maybe_unused]] const AttentionShape& shape,
 #endif
 }
 
-// Tells whether both passes of a layer take those kernels.
+// Returns whether both passes of a layer use the wgmma kernels.
 [[maybe_unused]] inline bool takes_wgmma(const AttentionShape& shape) {
     return attention_kernels != AttentionKernels::mma && has_wgmma_attention(shape);
 }
@@ -84,8 +85,9 @@ inline void launch_attention_backward(floatX* dqkv, float* scratch, const floatX
 // ----------------------------------------------------------------------------
 // launchers
 
-// Floats of scratch that attention_backward needs on any card, in a program whose activations have so many
-// bytes; or on the host, where that program is one for the host. dbias: with the gradient of a bias.
+// Returns the floats of scratch that attention_backward needs in a program whose activations have
+// `element_bytes` bytes: enough for any card, or for the host if that program runs on the host. dbias:
+// whether the gradient of a bias is wanted.
 inline size_t attention_backward_scratch(const AttentionShape& shape, bool dbias = false,
                                          size_t element_bytes = sizeof(floatX)) {
     size_t floats = 0;
@@ -96,7 +98,7 @@ inline size_t attention_backward_scratch(const AttentionShape& shape, bool dbias
 #endif
     if (is_host)
         floats = attention_backward_scratch_cpu(shape);
-    else if (element_bytes < sizeof(float) && hopper_attention_fits(shape))  // no tile is wider than Hopper's
+    else if (element_bytes < sizeof(float) && hopper_attention_fits(shape))  // Hopper's tiles are the widest
         with_hopper_width(shape.HS,
                           [&](int width) { floats = BackwardScratchSize(shape, width, dbias).floats(); });
     else
@@ -105,7 +107,7 @@ inline size_t attention_backward_scratch(const AttentionShape& shape, bool dbias
     return std::max(floats, dbias ? matmul_backward_bias_scratch(shape.qkv_row()) : 0);
 }
 
-// The work of `products` matrix products, each of the size of the one that computes the scores.
+// Returns the work of `products` matrix products, each as large as the one that computes the scores.
 inline AttentionWork attention_work(const AttentionShape& s, int products, bool forward) {
     return {2.0 * products * s.mean_keys() * s.B * s.Tq * s.out_row(), s.mean_keys(), s.HS, forward};
 }
@@ -117,14 +119,14 @@ inline LaunchCost attention_forward_cost(const floatX* out, const float* lse, co
             .attention = attention_work(s, 2, true)};
 }
 
-// First a pass over out and dout for statistics of the rows; then the gradients. Hopper's kernel sums dq in
-// scratch where queries see keys of more than one tile, and leaves column sums of every 16 rows for the bias.
-// On other cards all of dq is summed there; one more kernel reads dq from the sums, and the bias's gradient
-// is summed from dqkv.
+// Returns the costs of a pass over out and dout for statistics of the rows, and of the gradients. Hopper's
+// kernel sums dq in scratch only where queries see keys of more than one tile, and leaves column sums of
+// every 16 rows for the bias. Other cards sum all of dq in scratch; one more kernel converts the sums, and
+// the bias gradient is summed from dqkv.
 inline std::vector<LaunchCost> attention_backward_costs(const floatX* dqkv, const float* scratch,
                                                         const floatX* dout, const float* lse,
                                                         const AttentionShape& s, const float* dbias) {
-    // tiles; on cards with little shared memory they are smaller
+    // tile sizes; smaller on cards with little shared memory
     const int keys = s.HS <= 128 ? 128 : 64, queries = s.HS <= 64 ? 128 : s.HS <= 192 ? 64 : 32;
     const bool wgmma = ledger->card.has_wgmma() && hopper_attention_fits(s),
                mma = !wgmma && ledger->card.capability > 0;
@@ -158,17 +160,17 @@ inline void attention_forward(floatX* out,        // (B, Tq, NH, HS)
                               float* lse,         // (B, NH, Tq)
                               const floatX* qkv,  // (B, Tk, NH + 2*NKV, HS)
                               const AttentionShape& shape, cudaStream_t stream,
-                              float* amax = nullptr) {  // (1) of out
+                              float* amax = nullptr) {  // (1) amax of out, or null
     ON_DEVICE(stream, attention_forward_cost(out, lse, qkv, shape),
               (attention_forward_cpu(out, lse, qkv, shape),
                keep_amax_cpu(amax, out, (size_t)shape.B * shape.Tq * shape.NH * shape.HS)),
               launch_attention_forward(out, lse, amax, qkv, shape, stream));
 }
 
-// out and lse are those of the forward pass, and dqkv is what the queries of the call contribute. Gradients
-// of keys and values are written at all Tk positions, zeros where no query sees them; gradients of queries
-// only at q0 ... q0 + Tq - 1, and what dqkv holds of other queries stays. With the gradient of the bias of
-// the layer that made qkv, unless dbias is null; then every position has its query in the call.
+// out and lse are those of the forward pass. dqkv receives what the queries of the call contribute: gradients
+// of keys and values at all Tk positions (zeros where no query sees them), and gradients of queries at q0 ...
+// q0 + Tq - 1 only; those of other queries are left as they are. Unless dbias is null, also adds the gradient
+// of the bias of the layer that made qkv, which requires a query at every position.
 inline void attention_backward(floatX* dqkv,        // (B, Tk, NH + 2*NKV, HS)
                                float* scratch,      // (attention_backward_scratch(shape, dbias))
                                const floatX* dout,  // (B, Tq, NH, HS)

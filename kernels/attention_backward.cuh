@@ -1,9 +1,9 @@
 /*
-What the kernels of the backward pass of attention share in global memory: the sums of dq, whose turn it is to
-add to them, and what is noted of each query.
+Scratch in global memory that the attention backward kernels share: the sums of dq, the counters that decide
+whose turn it is to add to them, and statistics of each query.
 
-dq is summed over blocks, in float, yet in a fixed order (attention_order.h): each tile of queries has a
-counter of the tiles of keys that have been added to it, and the blocks of these take turns.
+dq is summed across blocks, in float, yet in a fixed order (attention_order.h): each tile of queries has a
+counter of the tiles of keys that have been added to it, and the blocks of these tiles take turns.
 */
 #pragma once
 
@@ -14,17 +14,17 @@ counter of the tiles of keys that have been added to it, and the blocks of these
 #include "kernels/streams.cuh"
 
 // ----------------------------------------------------------------------------
-// the size of the scratch, which a plan for cards needs in every build
+// size of the scratch: in every build, because plans for cards need it
 
 struct BackwardScratchSize {
     static constexpr int padding = 128, min_queries = 16;  // largest and smallest tile of queries
 
-    static constexpr int sum_rows = 16;  // rows of dqkv in a partial sum of its columns
+    static constexpr int sum_rows = 16;  // rows of dqkv per partial sum of its columns
 
     int B, NH, rows, width;  // rows: Tq rounded up to whole tiles; width: of a tile
-    int columns;             // columns of dqkv, if their sums are wanted, or 0
-    int sums_of_columns;     // parts of a sequence that have partial sums of their own
-    size_t before_sums;      // floats before these; vectors are as aligned as data
+    int columns;             // columns of dqkv if their sums are wanted, else 0
+    int sums_of_columns;     // partial sums of columns per sequence
+    size_t before_sums;      // floats before the column sums, a multiple of 4: vectors are as aligned as data
 
     BackwardScratchSize(const AttentionShape& s, int width, bool column_sums)
         : B(s.B),
@@ -49,15 +49,15 @@ struct BackwardScratchSize {
 // ----------------------------------------------------------------------------
 // turns
 
-// A block's turn to add to a tile of dq. One thread waits for it and passes it on, on behalf of those of its
-// block: what they added before the last barrier is there when the turn of the next block comes.
+// A block's turn to add to a tile of dq. One thread waits for the turn and passes it on for its whole block:
+// everything that the block added before its last barrier is visible to the block that has the next turn.
 struct Turn {
     unsigned* counter;
     unsigned number;
-    size_t sums;  // the tile's place in the scratch
+    size_t sums;  // offset of the tile's sums in the scratch, in floats
 
     __device__ void wait() const { counter_wait(counter, number); }
-    // Waits, but looks first at an earlier value of the counter: mostly that was this turn already.
+    // Waits, but first checks `seen`, an earlier value of the counter: usually it was this turn's already.
     __device__ void wait(unsigned seen) const { counter_wait(counter, number, seen); }
     __device__ void pass() const { counter_set(counter, number + 1); }
 };
@@ -66,15 +66,15 @@ struct Turn {
 // scratch
 
 struct BackwardScratch : BackwardScratchSize {
-    float* data;  // begins at a multiple of 16 bytes
+    float* data;  // aligned to 16 bytes
 
     BackwardScratch(float* data, const AttentionShape& s, int width, bool column_sums = false)
         : BackwardScratchSize(s, width, column_sums), data(data) {}
 
-    // The sums of dq from a row of a head on, the first of a tile: (queries, width), in an order that the
-    // kernel chooses.
+    // Offset in data of the sums of dq for a tile of a head that begins at `row`: (queries, width), in a
+    // layout that the kernel chooses.
     HOST_DEVICE size_t sums(int b, int h, int row) const { return head_row(b, h, row) * width; }
-    // For each query, lse in powers of two, and dout . out: (B, NH, rows, 2).
+    // Statistics of each query, (B, NH, rows, 2): lse as a base-2 logarithm, and dout . out.
     HOST_DEVICE float* stats(int b, int h, int row) const {
         return data + all_rows() * width + 2 * head_row(b, h, row);
     }
@@ -82,15 +82,15 @@ struct BackwardScratch : BackwardScratchSize {
     HOST_DEVICE int* first_keys(int b, int row) const {
         return (int*)(data + all_rows() * (width + 2)) + (size_t)b * rows + row;
     }
-    // How many blocks have drawn a ticket; counters follow.
+    // The number of tickets that blocks have drawn; the counters follow it.
     HOST_DEVICE unsigned* ticket() const { return (unsigned*)first_keys(B, 0); }
-    // Turn `number` at the tile of queries that begins at a row.
+    // Turn `number` at the tile of queries that begins at `row`.
     HOST_DEVICE Turn turn(int b, int h, int row, unsigned number) const {
         return {ticket() + 1 + head_row(b, h, row) / min_queries, number, sums(b, h, row)};
     }
 
-    // The sums of the columns of dqkv over `sum_rows` rows, from one that is a multiple of that on: (B,
-    // sums_of_columns, columns).
+    // Column sums of dqkv over `sum_rows` rows from `row` on, a multiple of `sum_rows`: (B, sums_of_columns,
+    // columns).
     HOST_DEVICE float* column_sums(int b, int row) const {
         return data + before_sums + ((size_t)b * sums_of_columns + row / sum_rows) * columns;
     }
@@ -104,9 +104,9 @@ private:
 
 constexpr int stats_block = 256, stats_queries = stats_block / 8;
 
-// Eight threads write what scratch holds of a query. A block does `stats_queries` of them in a head, of the
-// sequence blockIdx.y; the blocks of all heads stand side by side, for that is how heads lie in memory.
-// Queries after the last get an lse that leaves no probability.
+// Eight threads write the statistics of one query. A block handles `stats_queries` queries of one head, in
+// sequence blockIdx.y; blocks of different heads are neighbors in the grid because heads are neighbors in
+// memory. Queries after the last get an infinite lse, so that their probabilities are 0.
 template <int W>
 __global__ void attention_stats_kernel(BackwardScratch scratch, const floatX* dout, const floatX* out,
                                        const float* lse, AttentionShape s) {

@@ -2,10 +2,10 @@
 Attention on the CPU, in tiles of 64 queries by 64 keys that stay in the cache. Formula and layout:
 attention.cuh.
 
-Scores are kept transposed, (keys, queries): a vector then holds one key's scores with 16 queries, so that
-maximum and sum of a softmax need no sums across a vector, and the only transposed copies that the products
-want are those of q and dout, made once per tile of queries. Every sum runs over tiles in ascending order
-whatever the number of threads.
+Scores are kept transposed, (keys, queries): a vector then holds one key's scores with 16 queries. So the
+maximum and the sum of a softmax need no reductions within a vector, and the products need transposed copies
+only of q and dout, made once per tile of queries. Every sum runs over tiles in ascending order for any number
+of threads.
 */
 #pragma once
 
@@ -50,7 +50,7 @@ struct alignas(64) HeadTile {
         store_rows(to, stride, at, width, count, HS, scale);
     }
 
-    // Makes this (columns, 64) matrix from a tile.
+    // Fills this with the transpose of a tile, (width, 64).
     void transpose(const HeadTile& from) {
         for (int c = 0; c < width; c++)
             for (int i = 0; i < rows; i++) at[c * rows + i] = from.at[i * width + c];
@@ -66,7 +66,7 @@ struct alignas(64) ScoreTile {
     Elements queries() const { return keys().transposed(); }
 };
 
-// One tile of keys of a head, with their values. Those that no query sees are not read.
+// One tile of keys of a head, with their values. Keys from keys_end() on, which no query sees, are not read.
 struct KeyTile {
     int start;
     HeadTile k, v;
@@ -85,7 +85,7 @@ struct QueryTile {
     int position;                       // the first query's
     int first_key_tile, last_key_tile;  // these queries see no others
     int first_key[tile_rows];
-    HeadTile q, qT;  // times the scale of the scores
+    HeadTile q, qT;  // multiplied by the scale of the scores
 
     QueryTile(const AttentionShape& s, const floatX* qkv, int b, int h, int number)
         : start(number * tile_rows),
@@ -100,7 +100,7 @@ struct QueryTile {
         qT.transpose(q);
     }
 
-    // Scores of these queries with a tile of keys, -inf where a query does not see the key.
+    // Computes the scores of these queries with a tile of keys, -inf where a query does not see the key.
     void scores(ScoreTile& p, const KeyTile& keys, int HS) const {
         tile_product(p.at, tile_rows, keys.k.elements(), qT.at, tile_rows, tile_rows, tile_rows, HS, false);
         int end = keys.start + tile_rows - 1;
@@ -118,7 +118,7 @@ struct QueryTile {
 // ----------------------------------------------------------------------------
 // forward
 
-// The output of one tile of queries of head h.
+// Computes the output and lse of one tile of queries of head h.
 inline void attention_forward_tile_cpu(floatX* out, float* lse, const floatX* qkv, const AttentionShape& s,
                                        int b, int h, int query_tile) {
     QueryTile queries(s, qkv, b, h, query_tile);
@@ -198,7 +198,7 @@ struct BackwardQueries : QueryTile {
         const AttentionShape& s = a.shape;
         dout.load(a.dout + s.output(b, start, h), s.out_row(), count, s.HS);
         doutT.transpose(dout);
-        std::fill_n(lse, tile_rows, INFINITY);  // no probability for the rows after the last
+        std::fill_n(lse, tile_rows, INFINITY);  // makes the probabilities of rows after the last 0
         std::fill_n(dot, tile_rows, 0.0f);
         for (int i = 0; i < count; i++) {
             lse[i] = a.lse[s.lse(b, start + i, h)];
@@ -210,7 +210,7 @@ struct BackwardQueries : QueryTile {
         }
     }
 
-    // Probabilities and gradients of the scores with a tile of keys.
+    // Computes the probabilities, and the gradients of the scores, with a tile of keys.
     void dscores(ScoreTile& p, ScoreTile& ds, const KeyTile& keys, int HS) const {
         scores(p, keys, HS);
         tile_product(ds.at, tile_rows, keys.v.elements(), doutT.at, tile_rows, tile_rows, tile_rows, HS,
@@ -225,15 +225,15 @@ struct BackwardQueries : QueryTile {
         }
     }
 
-    // Adds these queries' part of the gradients of a tile of keys and values, both (64, width).
+    // Adds these queries' contribution to the gradients of a tile of keys and values, both (64, width).
     void add_dkv(float* dk, float* dv, const ScoreTile& p, const ScoreTile& ds) const {
         tile_product(dk, q.width, ds.keys(), q.at, q.width, tile_rows, q.width, tile_rows, true);
         tile_product(dv, q.width, p.keys(), dout.at, q.width, tile_rows, q.width, tile_rows, true);
     }
 };
 
-// A tile of queries with all keys it sees: its dq, and unless dkv (tiles of keys, 2, 64, width) is null, its
-// part of that.
+// For a tile of queries and all keys that it sees: writes dq and, unless dkv (tiles of keys, 2, 64, width) is
+// null, adds the tile's contribution to dkv.
 inline void attention_backward_queries_cpu(const AttentionBackward& a, float* dkv, int b, int h,
                                            int query_tile) {
     const AttentionShape& s = a.shape;
@@ -254,7 +254,7 @@ inline void attention_backward_queries_cpu(const AttentionBackward& a, float* dk
     dq.store(a.dqkv + s.query(b, queries.start, h), s.qkv_row(), queries.count, s.HS, s.scale());
 }
 
-// A tile of keys with all queries that see it: its dk and dv.
+// For a tile of keys and all queries that see it: writes dk and dv.
 inline void attention_backward_keys_cpu(const AttentionBackward& a, int b, int kv_head, int key_tile) {
     const AttentionShape& s = a.shape;
     KeyTile keys(s, a.qkv, b, kv_head, key_tile);
@@ -277,7 +277,8 @@ inline void attention_backward_keys_cpu(const AttentionBackward& a, int b, int k
     dv.store(a.dqkv + s.value(b, keys.start, kv_head), s.qkv_row(), count, s.HS);
 }
 
-// All gradients of one key/value head and its query heads. dkv: (tiles of keys, 2, 64, width)
+// Computes all gradients of one key/value head and its query heads. Scratch: dkv (tiles of keys, 2, 64,
+// width)
 inline void attention_backward_head_cpu(const AttentionBackward& a, float* dkv, int b, int kv_head) {
     const AttentionShape& s = a.shape;
     int query_tiles = ceil_div(s.Tq, tile_rows), key_tiles = ceil_div(s.Tk, tile_rows);
@@ -294,7 +295,7 @@ inline void attention_backward_head_cpu(const AttentionBackward& a, float* dkv, 
     }
 }
 
-// Floats of scratch: dkv of every head.
+// Return the floats of scratch: the dkv of one head, and of all heads.
 inline size_t attention_backward_head_scratch_cpu(const AttentionShape& s) {
     return (size_t)ceil_div(s.Tk, tile_rows) * 2 * tile_rows * HeadTile(s.HS).width;
 }
@@ -302,9 +303,9 @@ inline size_t attention_backward_scratch_cpu(const AttentionShape& s) {
     return (size_t)s.B * s.NKV * attention_backward_head_scratch_cpu(s);
 }
 
-// Head by head, a pair of tiles is visited once and costs five products. With too few heads to occupy the
-// threads, gradients of queries and of keys are made apart, tile by tile, for seven products. Both add the
-// same products in the same order: the choice does not show in the result.
+// Head by head, each pair of tiles is visited once and costs five products. With too few heads to occupy the
+// threads, the gradients of queries and of keys are computed separately, tile by tile, at seven products per
+// pair. Both ways add the same products in the same order, so the results are identical.
 inline void attention_backward_products_cpu(const AttentionBackward& a, float* scratch) {
     const AttentionShape& s = a.shape;
     int query_tiles = ceil_div(s.Tq, tile_rows), key_tiles = ceil_div(s.Tk, tile_rows);

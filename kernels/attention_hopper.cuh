@@ -1,16 +1,16 @@
 /*
-The forward pass of attention (see attention.cuh) for Hopper: wgmma and the copy engine.
+The forward pass of attention (see attention.cuh) for Hopper, with wgmma and the TMA (the copy engine).
 
-As many blocks as there are multiprocessors draw one tile of 128 queries after the other, in the order of
-attention_order.h. One thread of a block draws, and brings the queries and, from the last tile of keys that
-they see to the first, keys and values, two tiles ahead. Two warpgroups own 64 queries each. Scores and
+One block per multiprocessor draws tiles of 128 queries one after another, in the order of attention_order.h.
+One thread of each block draws the tiles and loads the queries, then keys and values, from the last tile of
+keys that the queries see to the first, up to two tiles ahead. Two warpgroups own 64 queries each. Scores and
 probabilities never leave their registers:
 
-    scores = q k'           of one tile of keys         the products of both are started together, and
-    sum   += p v            of the tile before          while they run, the other warpgroup has its softmax
+    scores = q k'           for one tile of keys         both products are started together; while they
+    sum   += p v            for the tile before          run, the other warpgroup computes its softmax
 
-The two warpgroups take turns in starting products, by two named barriers, so that one multiplies while the
-other computes exponentials, which take about as long.
+Two named barriers make the warpgroups take turns in starting products, so that one multiplies while the other
+computes exponentials, which take about as long.
 */
 #pragma once
 
@@ -29,18 +29,19 @@ constexpr int hopper_queries = computing_groups * warpgroup_rows, hopper_keys = 
 template <int HSP>
 struct alignas(1024) HopperForwardShared {
     static constexpr int buffers = 2;
-    using Tile = SwizzledTile<128, HSP>;  // holds queries or keys
+    using Tile = SwizzledTile<128, HSP>;  // holds queries, keys or values
     char q[Tile::bytes], k[buffers][Tile::bytes], v[buffers][Tile::bytes];
     Handover q_there, k_there[buffers], v_there[buffers];
-    int ticket;  // its queries are in q, or it is one too many
+    int ticket;  // the tile whose queries are in q, or a number past the last tile
 };
 
 // The tickets of a launch.
 struct Tickets {
     int count, section;
-    unsigned* drawn;  // 0 before and after
+    unsigned* drawn;  // 0 before and after a launch
 
-    // Returns `count` or more where none is left. Each block draws one such, and the last of all leaves 0.
+    // Returns `count` or more if no tile is left. Each block makes one such draw, and the last of these
+    // resets the counter to 0.
     __device__ int draw() const { return (int)atomicInc(drawn, count + gridDim.x - 1); }
 };
 
@@ -76,11 +77,11 @@ __device__ void hopper_forward_load(HopperForwardShared<HSP>& shared, const CUte
 
 // The softmax of this thread's two rows, over all keys so far.
 struct OnlineSoftmax {
-    float scale;  // scores are multiplied by it, and are powers of two then
+    float scale;  // turns scores into base-2 exponents
     float largest[2] = {-1e30f, -1e30f}, total[2] = {0.0f, 0.0f}, shrink[2] = {};
 
-    // scores become probabilities relative to the largest score so far; `shrink` is what earlier ones, and
-    // sums of them, must be multiplied by.
+    // Replaces scores by probabilities relative to the largest score so far. Sets `shrink` to the factor by
+    // which earlier probabilities, and sums of them, must be multiplied.
     template <int count>
     __device__ void add(float (&scores)[count]) {
         float offset[2];
@@ -111,7 +112,8 @@ __device__ void hopper_forward_compute(HopperForwardShared<HSP>& shared, floatX*
     auto pass_turn = [&] { named_barrier_arrive(2 - group, computing_threads); };
     if (group == 1) pass_turn();  // group 0 begins
 
-    // Set here, or compilers before CUDA 12.9 set them between two products, and wait for each one.
+    // Initialized here because compilers before CUDA 12.9 would otherwise initialize them between two
+    // products, and wait for each product.
     float scores[hopper_keys / 2] = {}, sum[HSP / 2] = {};
     uint32_t p[hopper_keys / 16][4];
     Ring<1> q;
@@ -167,7 +169,7 @@ __device__ void hopper_forward_compute(HopperForwardShared<HSP>& shared, floatX*
         add_scores(work.last_keys);
         pack_results(p, scores);
         shared.v_there[v.at].wait(v.phase);
-        bool more = false;  // than nothing is in `sum`
+        bool more = false;  // true once `sum` holds something
         for (int keys = work.last_keys - 1; keys >= work.first_keys; keys--) {
             shared.k_there[k.at].wait(k.phase);
             take_turn();
@@ -183,7 +185,7 @@ __device__ void hopper_forward_compute(HopperForwardShared<HSP>& shared, floatX*
             k.next();
             add_scores(keys);
             pin(scores);
-            // This wait also keeps the compiler from moving the next one up, above the softmax.
+            // This wait also keeps the compiler from moving the wgmma_wait below it up, above the softmax.
             Handover& v_done = shared.v_there[v.at];
             v.next();
             shared.v_there[v.at].wait(v.phase);
@@ -216,7 +218,7 @@ __device__ void hopper_forward_compute(HopperForwardShared<HSP>& shared, floatX*
                       s.HS)
             .keep(amax);
     }
-    if (group == 0) take_turn();  // the last that group 1 passed
+    if (group == 0) take_turn();  // consumes the last turn that group 1 passed
 }
 
 template <int HSP>
@@ -258,7 +260,7 @@ __global__ void __launch_bounds__(hopper_threads, 1)
 // ----------------------------------------------------------------------------
 // launchers
 
-// Counts the tickets drawn on a stream. It is 0 between launches, whose work comes one after another.
+// Returns the counter of the tickets drawn on a stream. It is 0 between launches, which do not overlap.
 inline unsigned* ticket_counter(cudaStream_t stream) {
     static std::map<cudaStream_t, unsigned*> counters;
     unsigned*& counter = counters[stream];
@@ -269,7 +271,7 @@ inline unsigned* ticket_counter(cudaStream_t stream) {
     return counter;
 }
 
-// For shapes of which hopper_attention_fits. Buffers as attention_forward has them.
+// For shapes that pass hopper_attention_fits(). The buffers are those of attention_forward.
 inline void attention_hopper_forward(floatX* out, float* lse, float* amax, const floatX* qkv,
                                      const AttentionShape& shape, cudaStream_t stream) {
     ProfileRange profile_range(__func__);

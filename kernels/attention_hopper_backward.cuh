@@ -1,27 +1,28 @@
 /*
-The backward pass of attention (see attention.cuh) for Hopper: one kernel, five products of each pair of
+The backward pass of attention (see attention.cuh) for Hopper: one kernel, with five products per pair of
 tiles.
 
-A block owns 128 keys of a key/value head, and goes over the tiles of queries that see them, of all query
-heads of the group. Its two computing warpgroups own 64 keys each. With keys as rows, of each tile of queries
+A block owns 128 keys of a key/value head and visits the tiles of queries that see them, for all query heads
+of the group. Its two computing warpgroups own 64 keys each. For each tile of queries they compute, with keys
+as rows,
 
     p = exp(k q' - lse)     ds = p * (v dout' - dot)     dv += p dout     dk += ds q     dq += ds' k
 
-where p and ds stay in registers on their way to dv and dk; only for dq does ds go through shared memory, for
-its sum is over the keys of both warpgroups.
+p and ds stay in registers for dv and dk; ds goes through shared memory only for dq, because dq sums over the
+keys of both warpgroups.
 
-Where the sums of the columns of dqkv are wanted, which are the gradient of a bias, each warp writes those of
-its rows beside what it writes of dqkv, from the same registers.
+If a bias gradient is wanted, which is the column sums of dqkv, each warp also writes the column sums of the
+rows of dqkv that it writes, from the same registers.
 
-Blocks take turns in adding to dq (attention_order.h). The copy engine does the additions, asked by a thread
-of its own; but the block whose turn is the last has the whole sum, and writes it as it goes into dqkv.
+Blocks take turns in adding to dq (attention_order.h). The TMA (the copy engine) does the additions, which a
+dedicated thread issues. The block with the last turn has the whole sum and writes it directly to dqkv.
 
-Other orders were compiled, by ptxas 13.0, and are not taken. dq before dk, so that the product for dk hides
-the store of dq, fits heads of 64; but of 128, 232 registers make the products wait for each other (ptxas's
-note C7512), and 240, which leave 24 to the loading warps, spill 24 bytes. Loads of two or four statistics at
-a time are taken to pieces again or, where they are volatile, make a kernel spill. A product for s that starts
-before the statistics are read has its registers touched while it is under way (C7517). What an order gains,
-where one fits, only a card can tell.
+Other orders compile worse with ptxas 13.0. Computing dq before dk, so that the product for dk hides the store
+of dq, fits heads of 64; but with heads of 128, 232 registers make the products wait for each other (ptxas's
+note C7512), and 240, which leave 24 for the loading warps, spill 24 bytes. The compiler splits loads of two
+or four statistics at a time or, if they are volatile, makes a kernel spill. If the product for the scores
+starts before the statistics are read, its registers are touched while it runs (C7517). Only a GPU can show
+whether an order that fits is faster.
 */
 #pragma once
 
@@ -53,13 +54,13 @@ struct HopperBackward {
         int ticket;
     };
 
-    // Each warpgroup makes 64 queries by 64 columns of dq: half of the queries, or of the columns. Where
-    // these are 96, the first leaves those to the second that both make.
+    // Each warpgroup computes 64 queries by 64 columns of dq: half of the queries, or half of the columns. If
+    // there are 96 columns, both compute the middle 32 and only the second stores them.
     __device__ static int dq_query(int group) { return queries == 128 ? group * 64 : 0; }
     __device__ static int dq_column(int group) { return queries == 128 ? 0 : group * (HSP - 64); }
     __device__ static int dq_columns(int group) { return queries == 64 && group == 0 ? HSP - 64 : 64; }
-    // Sums of dq lie as the registers of a warpgroup have them, 64 queries by 8 columns at a time: four
-    // floats of each of its threads. This is the number of those that a warpgroup's part begins with.
+    // Sums of dq are laid out as in the registers of a warpgroup, in units of 64 queries by 8 columns: four
+    // floats of each of its threads. Returns the unit at which a warpgroup's part begins.
     __device__ static int dq_unit(int group) { return (dq_query(group) / 64 * HSP + dq_column(group)) / 8; }
 };
 
@@ -91,7 +92,7 @@ __device__ void hopper_backward_load(typename HopperBackward<HSP>::Shared& share
     }
 }
 
-// Adds the tiles that the computing warpgroups leave in shared.dq to the sums in memory, each when it is its
+// Adds the tiles that the computing warpgroups leave in shared.dq to the sums in global memory, each in its
 // turn.
 template <int HSP>
 __device__ void hopper_backward_add(typename HopperBackward<HSP>::Shared& shared, const HopperKeys<HSP>& work,
@@ -119,8 +120,8 @@ __device__ void hopper_backward_add(typename HopperBackward<HSP>::Shared& shared
     }
 }
 
-// The last turn at a tile of dq: adds the sums of all turns before to this thread's part, which begins at
-// `part` of the tile.
+// For the last turn at a tile of dq: adds the sums of all earlier turns to this thread's part, which begins
+// at offset `part` of the tile.
 __device__ inline void hopper_backward_finish(float (&dq)[32], const Turn& turn, const float* sums,
                                               int part) {
     if (turn.number == 0) return;
@@ -147,11 +148,12 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
 #pragma unroll
     for (int n = 0; n < HSP / 2; n++) dk[n] = dv[n] = 0;
     int first_row = work.start() + group * warpgroup_rows;
-    float scale = s.scale() * log2_e;  // powers of two
+    float scale = s.scale() * log2_e;  // turns scores into base-2 exponents
     Ring<Sizes::buffers> ring;
     Ring<1> dq_ring;
 
-    // A product over the head, of this warpgroup's keys or values with queries. Adds to d where `keep`.
+    // Starts a product, summed over the columns of the head, of this warpgroup's keys or values with queries
+    // or dout. Adds to d if `keep`.
     auto start_scores = [&](float(&d)[count], const char* keys, const char* with, bool keep) {
         uint64_t left = KeyTile::rows_from(keys, group * warpgroup_rows),
                  right = QueryTile::rows_from(with, 0);
@@ -160,7 +162,7 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
             wgmma<Major::k, Major::k>(d, KeyTile::right(left, c), QueryTile::right(right, c), keep || c > 0);
         wgmma_commit();
     };
-    // A product over queries, added to a gradient of this warpgroup's keys or values.
+    // Starts a product, summed over queries, that is added to a gradient of this warpgroup's keys or values.
     auto start_sum = [&](float(&d)[HSP / 2], const uint32_t(&left)[count / 8][4], const char* with) {
         uint64_t right = QueryTile::columns_from(with, 0);
 #pragma unroll
@@ -196,7 +198,7 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
             }
         }
         uint32_t p_left[count / 8][4], ds_left[count / 8][4];
-        pack_results(p_left, p);  // ds takes p from there, which leaves the registers of p to others
+        pack_results(p_left, p);  // ds reads p from there, which frees the registers of p
         wgmma_wait<0>();
         pin(ds);
 #pragma unroll
@@ -206,14 +208,16 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
         pin(dv);
         wgmma_fence();
         start_sum(dv, p_left, shared.dout[buffer]);
-        // ds is stored before a product has its registers, which nobody may read until it is waited for.
+        // Stores ds before a product uses its registers, which may not be read until that product has
+        // finished.
 #pragma unroll
         for (int n = 0; n < count; n += 2)
             ScoreTile::store(shared.ds[buffer], row + further_down(n), column, further_right(n),
                              ds_left[n / 8][n / 2 % 4]);
         fence_async();
         start_sum(dk, ds_left, shared.q[buffer]);
-        // Both halves of ds are there; and as both came here, nobody reads those of the tile before the last.
+        // Both halves of ds are stored. Both warpgroups are also done with the ds of the tile before, whose
+        // buffer is written next.
         named_barrier_sync(1, computing_threads);
         float dq[32];
         uint64_t left = ScoreTile::columns_from(shared.ds[buffer], Sizes::dq_query(group));
@@ -293,7 +297,7 @@ __device__ void hopper_backward_block(floatX* dqkv, const CUtensorMap& key_map, 
     }
 }
 
-// A block for each tile of keys, of all (B, NKV).
+// One block per tile of keys of each of the (B, NKV) heads.
 template <int HSP>
 __global__ void __launch_bounds__(hopper_threads, 1)
     attention_hopper_backward_kernel(floatX* dqkv, const __grid_constant__ CUtensorMap key_map,
@@ -309,7 +313,7 @@ __global__ void __launch_bounds__(hopper_threads, 1)
 // ----------------------------------------------------------------------------
 // launchers
 
-// For shapes of which hopper_attention_fits. Buffers as attention_backward has them.
+// For shapes that pass hopper_attention_fits(). The buffers are those of attention_backward.
 inline void attention_hopper_backward(floatX* dqkv, float* scratch_data, const floatX* dout,
                                       const floatX* qkv, const floatX* out, const float* lse,
                                       const AttentionShape& s, cudaStream_t stream, float* dbias) {

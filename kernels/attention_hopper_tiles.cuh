@@ -1,8 +1,8 @@
 /*
-What the attention kernels of Hopper are made of: tiles of heads that the copy engine brings to shared memory
-and wgmma reads there, the order of a ring of them, and rows of results on their way out.
+Building blocks of the Hopper attention kernels: tiles of heads that the TMA (the copy engine) loads into
+shared memory and wgmma reads there, rings of such tiles, and stores of results.
 
-A block is three warpgroups. The first loads: it gives its registers to the other two, which compute.
+A block has three warpgroups. The first loads, and gives up registers to the other two, which compute.
 */
 #pragma once
 
@@ -16,25 +16,25 @@ constexpr int warpgroup_size = 128, warpgroup_rows = 64;
 constexpr int computing_groups = 2, computing_threads = computing_groups * warpgroup_size;
 constexpr int computing_warps = computing_threads / warp_size;
 constexpr int hopper_threads = computing_threads + warpgroup_size;
-// Registers of a thread. Together they are the number that the block starts with, 168 for each thread.
+// Registers per thread. The three warpgroups together have what the block starts with, 168 for each thread.
 constexpr int loading_registers = 40, computing_registers = 232;
 
-// A tile of `rows` rows of a head: panels of as many columns as a swizzle is wide, one after the other.
+// A tile of `rows` rows of a head: consecutive panels, each as many columns wide as the swizzle.
 template <int rows, int HSP>
 struct SwizzledTile {
     static constexpr int columns = HSP % 64 == 0 ? 64 : 32, width = columns * sizeof(floatX);
     static constexpr int panel = rows * width, bytes = rows * HSP * (int)sizeof(floatX);
     static constexpr Swizzle swizzle = columns == 64 ? Swizzle::bytes_128 : Swizzle::bytes_64;
 
-    // By one thread; the bytes count at `barrier`.
+    // Called by one thread. The bytes that arrive are counted at `barrier`.
     __device__ static void load(char* to, const CUtensorMap& map, int head, int row, int b,
                                 Mbarrier* barrier) {
         for (int i = 0; i < HSP / columns; i++)
             copy_box(to + i * panel, map, i * columns, head, row, b, barrier);
     }
 
-    // Descriptors of a product that sums over the head: the matrix from a row on, and the part `k` columns
-    // further right.
+    // Descriptors for a product that sums over the columns of the head: the matrix from a row on, and the
+    // part of it that begins `k` columns further right.
     __device__ static uint64_t rows_from(const char* tile, int row) {
         return matrix_descriptor(tile + row * width, swizzle, panel, 8 * width);
     }
@@ -42,15 +42,16 @@ struct SwizzledTile {
         return advance(rows_from, k / columns * panel + k % columns * (int)sizeof(floatX));
     }
 
-    // Descriptors of a product that sums over the rows: the matrix from a column on (the first of a panel),
-    // and the part `k` rows further down.
+    // Descriptors for a product that sums over the rows: the matrix from a column on (the first of a panel),
+    // and the part of it that begins `k` rows further down.
     __device__ static uint64_t columns_from(const char* tile, int column) {
         return matrix_descriptor(tile + column / columns * panel, swizzle, panel, 8 * width);
     }
     __device__ static uint64_t down(uint64_t columns_from, int k) { return advance(columns_from, k * width); }
 
-    // Two neighbours of a row where a product will look for them, in columns `column` (0, 2, 4 or 6) +
-    // `right` (a multiple of eight) and the next. Of tiles whose panels are as wide as an atom.
+    // Stores two neighboring elements of a row where a product will look for them: columns `column` (0, 2, 4
+    // or 6) + `right` (a multiple of eight) and the next. Only for tiles whose panels are as wide as a
+    // swizzle atom.
     __device__ static void store(char* tile, int row, int column, int right, uint32_t pair) {
         static_assert(width == 128);
         int first = row * width + (row % 8 * 16 + column * (int)sizeof(floatX));
@@ -58,7 +59,8 @@ struct SwizzledTile {
             pair;
     }
 
-    // Boxes of panels from (B, of each sequence so many rows, heads, HS): zeros beyond HS and row `count`.
+    // Returns a map that loads panels of a tensor (B, rows_of_sequence, heads, HS), with zeros from column HS
+    // and row `count` on.
     static CUtensorMap map(const floatX* from, const AttentionShape& s, int heads, int count,
                            int rows_of_sequence) {
         size_t row = (size_t)heads * s.HS;
@@ -66,7 +68,7 @@ struct SwizzledTile {
             from,
             {{s.HS, heads, count, s.B}, {(size_t)s.HS, row, rows_of_sequence * row}, {columns, 1, rows, 1}});
     }
-    // Tensor maps of heads in qkv: of the call's queries, and of all keys that these may see.
+    // Tensor maps of the heads in qkv: the call's queries, and all keys and values that these may see.
     static CUtensorMap query_map(const floatX* qkv, const AttentionShape& s) {
         return map(qkv + s.query(0, 0, 0), s, s.NH + 2 * s.NKV, s.Tq, s.Tk);
     }
@@ -78,7 +80,7 @@ struct SwizzledTile {
     }
 };
 
-// Which of a ring of buffers is next, and how often the ring went round.
+// The next buffer of a ring, and the parity of the number of rounds completed.
 template <int buffers>
 struct Ring {
     int at = 0, phase = 0;
@@ -87,7 +89,7 @@ struct Ring {
     }
 };
 
-// A buffer that one thread fills and warps of the computing groups use.
+// The barriers of a buffer that one thread fills and the computing warps use.
 struct Handover {
     Mbarrier full, empty;
 
@@ -95,7 +97,7 @@ struct Handover {
         mbarrier_init(&full, 1);
         mbarrier_init(&empty, computing_warps);
     }
-    // The thread that fills: waits until the buffer is free, and announces what comes.
+    // Called by the filling thread: waits until the buffer is free; fill() also announces the bytes to come.
     __device__ void wait_empty(int phase) { mbarrier_wait(&empty, phase ^ 1); }
     __device__ Mbarrier* fill(int phase, int bytes) {
         wait_empty(phase);
@@ -108,13 +110,13 @@ struct Handover {
     }
 };
 
-// The warpgroup of this thread, known by the compiler to be the same in the warp.
+// Returns this thread's warpgroup. The shuffle shows the compiler that it is the same throughout the warp.
 __device__ inline int warpgroup_number() {
     return __shfl_sync(~0u, (int)threadIdx.x / warpgroup_size, 0);
 }
 
-// Result n of a product in this thread lies in row result_row(n) of its warpgroup's 64, column
-// result_column(n): as much further down and to the right of its result 0 as in every thread.
+// Result n of a product in this thread is in row result_row(n) of its warpgroup's 64 and in column
+// result_column(n). Its distance down and to the right of the thread's result 0 is the same in every thread.
 __device__ constexpr int further_down(int n) {
     return n / 2 % 2 * 8;
 }
@@ -128,21 +130,21 @@ __device__ inline int result_column(int n) {
     return threadIdx.x % 4 * 2 + further_right(n);
 }
 
-// Results as the left side of a further product: 16 columns in each four registers.
+// Packs results as the left operand of another product: 16 columns per four registers.
 template <int count>
 __device__ void pack_results(uint32_t (&to)[count / 8][4], const float (&from)[count]) {
 #pragma unroll
     for (int n = 0; n < count / 2; n++) to[n / 4][n % 4] = bf16_pair(from[2 * n], from[2 * n + 1]);
 }
 
-// Result n of those.
+// Returns packed result n.
 template <int pieces>
 __device__ float packed_result(const uint32_t (&from)[pieces][4], int n) {
     uint32_t pair = from[n / 8][n / 2 % 4];
     return __uint_as_float(n % 2 ? pair & 0xffff0000u : pair << 16);
 }
 
-// Four words in each lane of a quad: lane i gets word i of all lanes, in their order.
+// Transposes four words per lane within each quad: lane i receives word i of all four lanes, in lane order.
 __device__ inline void transpose_quad(uint32_t (&words)[4]) {
     bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
 #pragma unroll
@@ -157,9 +159,9 @@ __device__ inline void transpose_quad(uint32_t (&words)[4]) {
     }
 }
 
-// Writes a warpgroup's results, rows below `rows` and columns below HS (a multiple of 8), `to` being where
-// column 0 of its row 0 belongs. The results of row result_row(2 i) are multiplied by scale[i]. Gives the
-// largest of what the thread writes.
+// Writes a warpgroup's results in rows below `rows` and columns below HS (a multiple of 8). `to` is the
+// address of row 0, column 0. Results in row result_row(2 i) are multiplied by scale[i]. Returns the amax of
+// what the thread writes.
 template <int count>
 __device__ Amax store_results(floatX* to, size_t stride, const float (&results)[count],
                               const float (&scale)[2], int rows, int HS) {
@@ -168,7 +170,7 @@ __device__ Amax store_results(floatX* to, size_t stride, const float (&results)[
     for (int i = 0; i < 2; i++)
 #pragma unroll
         for (int n = 2 * i; n < count; n += 16) {
-            uint32_t words[4];  // four times eight columns
+            uint32_t words[4];  // one per group of eight columns
 #pragma unroll
             for (int w = 0; w < 4; w++)
                 words[w] = bf16_pair(results[n + w * 4] * scale[i], results[n + w * 4 + 1] * scale[i]);
@@ -181,9 +183,9 @@ __device__ Amax store_results(floatX* to, size_t stride, const float (&results)[
     return element;
 }
 
-// Writes the sums of a warpgroup's results over the 16 rows of each warp, of columns below HS: those of the
-// first rows to `to`, and of the next `stride` floats behind them, if they begin below `rows`. All are
-// multiplied by scale.
+// Writes the column sums of a warpgroup's results over the 16 rows of each warp, times scale, for columns
+// below HS. The sums of warp w are at to + w * stride; a warp whose rows begin at `rows` or beyond writes
+// none.
 template <int count>
 __device__ void store_column_sums(float* to, size_t stride, const float (&results)[count], float scale,
                                   int rows, int HS) {

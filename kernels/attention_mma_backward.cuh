@@ -2,13 +2,13 @@
 The backward pass of attention on mma.sync, in one kernel with five products. Formula and layout:
 attention.cuh.
 
-A block owns a tile of keys. It goes over the queries that see them, from the last tile of queries down to the
-diagonal, for each head of its group, and sums dk and dv in registers. Scores are made transposed, keys by
-queries: what the registers then hold of p and ds is the left side of the products for dv and dk.
+A block owns a tile of keys. It visits the queries that see them, from the last tile of queries down to the
+diagonal, for each head of its group, and sums dk and dv in registers. Scores are computed transposed, keys by
+queries, so that p and ds are already in registers as the left operands of the products for dv and dk.
 
-A block adds to dq in its turn (attention_backward.cuh); the turns go to the tiles of keys in ascending order.
-It and the block of the tile of keys before walk the same way over the same tiles of queries, so that only at
-their start does one wait for the other.
+Blocks add to dq in turns (attention_backward.cuh), in ascending order of their tiles of keys. A block and
+that of the preceding tile of keys visit the same tiles of queries in the same order, so that one waits for
+the other only at the start.
 */
 #pragma once
 
@@ -22,9 +22,10 @@ their start does one wait for the other.
 // ----------------------------------------------------------------------------
 // tiles
 
-// Tiles of `keys` by `queries`. Each of eight warps owns 16 keys, and where the block has fewer than 128, a
-// part of the columns of every product with them; p and ds then meet in shared memory. With two stages,
-// queries arrive while those before them are in use. One block fills a multiprocessor.
+// Tiles of `keys` by `queries`. Each of eight warps owns 16 keys. If the block has fewer than 128 keys,
+// several warps share 16 of them: each computes a part of the columns of every product, and p and ds then
+// meet in shared memory. With two stages, the next queries load while the current ones are in use. One block
+// fills a multiprocessor.
 template <int HSP_, int keys_, int queries_, int stages_>
 struct BackwardTiles {
     static constexpr int HSP = HSP_, keys = keys_, queries = queries_, stages = stages_;
@@ -32,7 +33,7 @@ struct BackwardTiles {
     static constexpr int parts = warps * 16 / keys, head_columns = HSP / parts;
     // If there are fewer than eight queries for each part, the last parts have none.
     static constexpr int part_queries = queries / parts < 8 ? 8 : queries / parts;
-    // Columns of scores at a time. With 64 of them beside wide heads the registers of sm_90 do not suffice.
+    // Columns of scores computed at a time. With wide heads, 64 of them exceed the registers on sm_90.
 #if __CUDA_ARCH__ >= 900
     static constexpr int most_scores = HSP_ > 64 ? 32 : 64;
 #else
@@ -40,7 +41,7 @@ struct BackwardTiles {
 #endif
     static constexpr int scores = part_queries < most_scores ? part_queries : most_scores;
 
-    // dq: 32 queries by warp where the columns can be cut so
+    // dq: 32 queries per warp if the columns can be divided accordingly, else 16
     static constexpr int step = tensor_cores ? 16 : 8;
     static constexpr int dq_rows = queries >= 32 && queries * HSP / 32 % (warps * step) == 0 ? 32 : 16;
     static constexpr int dq_parts = warps * dq_rows / queries, dq_columns = HSP / dq_parts;
@@ -50,16 +51,17 @@ struct BackwardTiles {
     static constexpr size_t shared_bytes =
         sizeof(floatX) * (2 * keys * HSP + stages * 2 * queries * HSP + score_tiles * keys * queries) +
         sizeof(float) * stages * 3 * queries;
-    // A thread has so many sums at most. The host chooses tiles by it, so it is the same for every card.
+    // The most sums that a thread holds. The host chooses tiles by it, so it is the same for every
+    // architecture.
     static constexpr int widest_scores = part_queries < 64 ? part_queries : 64;
     static constexpr int accumulators = 2 * 16 * (widest_scores + head_columns) / warp_size;
 };
 
-// The largest of the tiles whose sums fit in registers and which fit in `shared` bytes.
+// Returns the largest of the tiles that fit in `shared` bytes and whose sums fit in registers.
 template <size_t shared, typename First, typename... Rest>
 constexpr auto choose_backward_tiles() {
     constexpr int registers = tensor_cores ? 192 : 128;
-    constexpr size_t own = 128;  // bytes of the kernel's variables, which stand before the tiles
+    constexpr size_t own = 128;  // bytes of the kernel's own shared variables, which lie before the tiles
     constexpr bool fits = First::shared_bytes + own <= shared && First::accumulators <= registers;
     static_assert(fits || sizeof...(Rest) > 0);
     if constexpr (fits)
@@ -78,14 +80,14 @@ using BackwardTilesFor =
 // ----------------------------------------------------------------------------
 // kernels
 
-// Sums of dq lie 16 x 8 at a time, in the order in which a warp adds them: (4, 32), register by lane. This is
-// how far behind the first those of a row, a multiple of 16, and a column, of 8, are.
+// Sums of dq are stored in blocks of 16 x 8, each in the order in which a warp adds them: (4, 32), register
+// by lane. Returns the offset of the block at a row (a multiple of 16) and a column (a multiple of 8).
 __device__ inline size_t dq_offset(int row, int column, int width) {
     return (size_t)row * width + column * 16;
 }
 
-// A block per tile of keys, key/value head and sequence; `scale` makes powers of two of scores. Where no
-// query sees a tile of keys, dk and dv of it are left as they are.
+// One block per tile of keys, key/value head and sequence. `scale` turns scores into base-2 exponents. If no
+// query sees a tile of keys, its dk and dv are left as they are.
 template <typename Tiles>
 __global__ void __launch_bounds__(Tiles::threads, 1)
     attention_backward_kernel(floatX* dqkv, BackwardScratch scratch, const floatX* dout, const floatX* qkv,
@@ -108,7 +110,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     }
     __syncthreads();
     auto work = KeyTileWork<keys, queries>::of(s, section, drawn);
-    work.number = pinned(work.number);  // registers are all in use: start() is made of it again and again
+    work.number = pinned(work.number);  // registers are scarce: start() is recomputed from it each time
     int b = work.b, k_start = work.start();
 
     int warp = threadIdx.x / warp_size, part = warp % parts, warp_row = warp / parts * 16;
@@ -140,7 +142,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     int stage = 0;
     while (true) {
         cp_async_wait<0>();
-        __syncthreads();  // these queries are there, and those before them no longer in use
+        __syncthreads();  // these queries have arrived, and those before them are no longer in use
         int q_start = step.row();
         unsigned seen = 0;
         if (threadIdx.x == 0) {
@@ -203,7 +205,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
             }
         }
         if (threadIdx.x == 0) turn.wait(seen);
-        __syncthreads();  // ds is whole, and it is this block's turn
+        __syncthreads();  // ds is complete, and it is this block's turn
         if constexpr (!Tiles::p_in_registers) {
             int first_column = part * Tiles::head_columns;
             warp_product<Right::rows, queries>(
@@ -233,7 +235,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     dk.store(k, warp_row, part * Tiles::head_columns);
     dv.store(v, warp_row, part * Tiles::head_columns);
     __syncthreads();
-    // Registers are all in use: what the loads knew of the place of these keys is found out again.
+    // Registers are scarce: the addresses of these keys are recomputed rather than kept from the loads.
     int count = s.Tk - k_start;
     store_tile<keys, threads>(dqkv + s.key(b, k_start, work.kv_head), k, 0, pinned(threadIdx.x), s.qkv_row(),
                               count, s.HS);
@@ -241,8 +243,8 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
                               s.HS);
 }
 
-// dq from its sums, for a head (blockIdx.y) of a sequence (blockIdx.z): eight columns of a query by a thread.
-// A warp takes eight queries by 32 columns, whose sums are whole lines of memory.
+// Converts the sums of a head (blockIdx.y) of a sequence (blockIdx.z) to dq: eight columns of a query per
+// thread. A warp handles eight queries by 32 columns, whose sums fill whole cache lines.
 __global__ void attention_dq_kernel(floatX* dqkv, BackwardScratch scratch, AttentionShape s) {
     int warp = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, parts = scratch.width / 32;
     int query = warp / parts * 8 + lane_id() / 4, column = warp % parts * 32 + lane_id() % 4 * 8;
@@ -283,7 +285,7 @@ inline void attention_mma_backward(floatX* dqkv, float* scratch_data, const floa
         };
         constexpr int width = HSP;
         card.with_shared_bytes([&](auto bytes) { with(BackwardTilesFor<width, decltype(bytes)::value>{}); });
-        constexpr int block = 256, part = 8;  // floats that a thread takes
+        constexpr int block = 256, part = 8;  // part: floats per thread
         launch(attention_dq_kernel, dim3(scratch.rows * HSP / part / block, s.NH, s.B), block, 0, stream,
                dqkv, scratch, s);
     });

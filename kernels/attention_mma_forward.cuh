@@ -1,9 +1,10 @@
 /*
 The forward pass of attention on mma.sync. Formula and layout: attention.cuh.
 
-A block takes a tile of queries and goes over the keys in tiles. It keeps for each query the largest score so
-far and the sums relative to it, and shrinks the sums when a larger score turns up. The probabilities never
-leave the registers: where a product leaves its result is where the next one takes its left side from.
+A block handles a tile of queries and visits the keys tile by tile. For each query it keeps the largest score
+so far and the sums relative to it, and rescales the sums when a larger score turns up. In bf16 the
+probabilities never leave the registers: a product leaves its result where the next one expects its left
+operand. In float they go through shared memory.
 */
 #pragma once
 
@@ -13,8 +14,8 @@ leave the registers: where a product leaves its result is where the next one tak
 
 #ifndef DEVICE_CPU
 
-// Each warp owns 32 queries, or 16 where the sums of 32 would not fit in its registers. Two blocks share a
-// multiprocessor: one multiplies while the other takes exponentials. Wide heads of float have small tiles,
+// Each warp owns 32 queries, or 16 if the sums of 32 would not fit in its registers. Two blocks share a
+// multiprocessor: one multiplies while the other computes exponentials. Wide heads in float have small tiles,
 // which leave registers for addresses and need no more shared memory than every card has.
 template <int width, int tile_keys>
 struct ForwardTiles {
@@ -27,8 +28,8 @@ struct ForwardTiles {
     static_assert(shared_bytes <= least_shared_bytes);
 };
 
-// The tiles for a card where a block may have these bytes of shared memory: the largest that leave room for
-// two blocks, or the smallest.
+// Returns the tiles for a card whose blocks may have `most_bytes` of shared memory: the large ones if two
+// such blocks fit on a multiprocessor, else smaller ones.
 template <int HSP, size_t most_bytes>
 constexpr auto forward_tiles() {
     constexpr int keys = !tensor_cores ? (HSP > 128 ? 16 : 32) : HSP > 192 ? 32 : HSP > 64 ? 64 : 128;
@@ -38,8 +39,8 @@ constexpr auto forward_tiles() {
     return std::conditional_t<fits, Large, ForwardTiles<HSP, 32>>();
 }
 
-// Grid (tiles of queries, NH, B); `scale` makes powers of two of scores. Keys arrive under the product with
-// the values of the tile before, values under the product with the keys.
+// Grid (tiles of queries, NH, B). `scale` turns scores into base-2 exponents. Keys load during the product
+// with the values of the tile before, and values during the product with the keys.
 template <typename Tiles>
 __global__ void __launch_bounds__(Tiles::threads, 2)
     attention_forward_kernel(floatX* out, float* lse, float* amax, const floatX* qkv, AttentionShape s,
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(Tiles::threads, 2)
     int q_end = min(q_start + queries, s.Tq);
     int k_start = s.first_key(b, q_start) / keys * keys, last_first = s.first_key(b, q_end - 1);
     int warp_row = threadIdx.x / warp_size * Tiles::warp_queries;
-    // Registers are all in use: where keys lie is found out again for each tile.
+    // Registers are scarce: the addresses of keys are recomputed for each tile.
     auto load_keys = [&](Tile<HSP> to, size_t from) {
         load_tile<keys, threads>(to, qkv + from, s.qkv_row(), s.keys_end() - k_start, s.HS,
                                  pinned(threadIdx.x));
@@ -67,7 +68,7 @@ __global__ void __launch_bounds__(Tiles::threads, 2)
 
     using Scores = Fragment<Tiles::warp_queries, keys>;
     using Rows = float[Tiles::warp_queries / 16][2];
-    Rows largest, total;  // scores times scale: the maxima, and sums of exponentials
+    Rows largest, total;  // maxima of scores times scale, and sums of exponentials
     Scores::each_row([&](int m, int i) {
         largest[m][i] = -1e30f;  // finite: a query may see nothing of its first tile of keys
         total[m][i] = 0;
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(Tiles::threads, 2)
         warp_product<Right::columns, HSP>(
             p, [&](Left& left, int m, int at) { left.load(q, warp_row + m * 16, at); }, k);
         arrived();                   // v; and k is no longer in use
-        int start = k_start - s.q0;  // counted as queries are
+        int start = k_start - s.q0;  // k_start as a query index
         bool masked = !all_seen(q_start, last_first - s.q0, start, keys), last = start + keys >= q_end;
         k_start += keys;
         if (!last) load_keys(k, s.key(b, k_start, pinned(kv_head)));
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(Tiles::threads, 2)
         if (lane_id() % 4 == 0 && query < s.Tq) lse[s.lse(b, query, h)] = largest[m][i] / log2_e + logf(all);
     });
     sum.each([&](float& element, int m, int, int i) { element *= inverse[m][i / 2]; });
-    sum.store(q, warp_row, 0);  // nobody else reads these rows
+    sum.store(q, warp_row, 0);  // no other warp reads these rows
     __syncwarp();
     int start = q_start + warp_row;
     store_tile<Tiles::warp_queries, warp_size>(out + s.output(b, start, h), q, warp_row, lane_id(),

@@ -1,20 +1,20 @@
 /*
-The order in which blocks of the attention kernels take their tiles.
+The order in which blocks of the attention kernels process their tiles (except attention_mma_forward.cuh,
+which follows its grid).
 
-Blocks draw tickets, one for each tile, and a ticket's number alone says which tile it is. So a multiprocessor
-that is free takes the next tile, however many of them there are: others may be held by communication.
-Tickets go to a section of heads at a time, and within it to those tiles of all its heads first that take
-longest, which leaves short ones for the end.
+Blocks draw tickets, one for each tile, and a ticket's number determines the tile. So a multiprocessor that is
+free gets the next tile, however many are free: communication may hold some. Tickets cover one section of
+heads at a time and, within it, the longest tiles of all its heads first, which leaves short ones for the end.
 
-    forward     a tile of queries. The last ones see most keys, and go first. A section's keys and values stay
-                in the L2 cache.
-    backward    a tile of keys. The first ones are seen by most queries, and go first. The blocks of one head
-                that run at the same time go over the queries from the last down, side by side: what one of
-                them brings to the L2 cache serves the others.
+    forward     a tile of queries. The last ones see the most keys and go first. The keys and values of a
+                section stay in the L2 cache.
+    backward    a tile of keys. The first ones are seen by the most queries and go first. The blocks of one
+                head that run at the same time visit the queries side by side, from the last down: data that
+                one of them loads into the L2 cache serves the others.
 
-In the backward pass, dq is summed over blocks, yet in a fixed order: the blocks of a tile of queries take
-turns in adding to it, in the order of their keys. A block waits only for earlier tickets, whose blocks are
-running or done: whatever order blocks start in, none waits for ever.
+In the backward pass, dq is summed across blocks, yet in a fixed order: the blocks that contribute to a tile
+of queries take turns in adding to it, in the order of their keys. A block waits only for earlier tickets,
+whose blocks are running or done, so no order of starting blocks can deadlock.
 */
 #pragma once
 
@@ -27,8 +27,8 @@ struct TicketTile {
     int head, tile;
 };
 
-// Ticket `n` where `heads` heads have `tiles` tiles each: tiles 0 of all heads of a section come first, then
-// tiles 1 of all of them, and so on to the last; then those of the next section.
+// Returns the tile of ticket `n` if `heads` heads have `tiles` tiles each: tile 0 of every head of a section
+// comes first, then tile 1 of every head, and so on to the last; then the next section follows.
 HOST_DEVICE inline TicketTile ticket_tile(int n, int tiles, int heads, int section) {
     int first_head = n / (tiles * section) * section, left = heads - first_head;
     int here = left < section ? left : section;
@@ -36,7 +36,7 @@ HOST_DEVICE inline TicketTile ticket_tile(int n, int tiles, int heads, int secti
     return {first_head + n % here, n / here};
 }
 
-// A tile of queries from `start` on sees no key behind this tile of keys.
+// Returns the last tile of keys that a tile of queries beginning at `start` sees.
 HOST_DEVICE inline int last_key_tile(const AttentionShape& s, int start, int queries, int keys) {
     int end = start + queries < s.Tq ? start + queries : s.Tq;
     return s.position(end - 1) / keys;
@@ -45,9 +45,9 @@ HOST_DEVICE inline int last_key_tile(const AttentionShape& s, int start, int que
 // ----------------------------------------------------------------------------
 // forward
 
-// Heads whose keys and values, of bf16, are in the L2 cache at the same time.
+// Returns the number of query heads in a section: those whose keys and values fit in the L2 cache together.
 inline int forward_section(const AttentionShape& s) {
-    constexpr size_t cached_bytes = size_t(16) << 20;  // leaves room for the rest
+    constexpr size_t cached_bytes = size_t(16) << 20;  // leaves room in the cache for other data
     size_t head_bytes = (size_t)2 * s.Tk * s.HS * sizeof(floatX);
     return (int)std::min<size_t>(s.B * s.NH, std::max<size_t>(1, cached_bytes / head_bytes) * s.group());
 }
@@ -71,14 +71,14 @@ struct QueryTileWork {
 // ----------------------------------------------------------------------------
 // backward
 
-// Key/value heads at a time. Where three blocks of a head run side by side, at T = 1024 too, memory is read
-// a third as often as by blocks alone, and turns are seldom waited for.
+// Returns the number of key/value heads in a section. With three blocks of a head side by side, at T = 1024
+// too, memory is read a third as often as with one, and blocks seldom wait for their turns.
 inline int backward_section(const AttentionShape& s, int multiprocessors) {
     constexpr int side_by_side = 3;
     return even_share(s.B * s.NKV, ceil_div(multiprocessors, side_by_side));
 }
 
-// The tiles of queries that see some of a tile of keys: first ... last, or none.
+// The tiles of queries that see any key of a tile of keys: first ... last, or none.
 struct SeeingTiles {
     int first, last;
     HOST_DEVICE bool none() const { return last < first; }
@@ -99,8 +99,8 @@ HOST_DEVICE inline SeeingTiles seeing_tiles(const AttentionShape& s, int b, int 
     return tiles;
 }
 
-// The work of a ticket: a tile of keys of a key/value head, and in their order the tiles of queries that see
-// some of them, each of all query heads of the group.
+// The work of a ticket: a tile of keys of a key/value head. Its steps are the tiles of queries that see any
+// of these keys, from last to first, each for all query heads of the group.
 template <int keys, int queries>
 struct KeyTileWork {
     int b, kv_head, number;
@@ -129,7 +129,7 @@ struct KeyTileWork {
         step.tile--;
     }
 
-    // This block's turn at adding to dq of these queries. After the last turn the sum is whole.
+    // Returns this block's turn in adding to dq of these queries. After the last turn the sum is complete.
     HOST_DEVICE int turn(const AttentionShape& s, const Step& step) const {
         return number - s.first_key(b, step.row()) / keys;
     }

@@ -11,11 +11,11 @@ devices.
 
 constexpr int max_head_size = 256;
 
-// A call has Tq queries of each sequence, and Tk keys and values. Query i stands at position q0 + i among
-// these. Queries are counted from the first of the call on, keys and values by their positions.
+// A call has Tq queries of each sequence, and Tk keys and values. Query i is at position q0 + i among these.
+// Queries are indexed from the first of the call, keys and values by their positions.
 struct AttentionShape {
     int B, Tq, Tk, q0, NH, NKV, HS;
-    int window = 0;                  // keys a query sees at most, itself included; 0: no limit
+    int window = 0;                  // the most keys that a query sees, its own included; 0: no limit
     const int* doc_start = nullptr;  // (B, Tk) first position of each position's document, or null
 
     HOST_DEVICE int group() const { return NH / NKV; }  // query heads that share a key/value head
@@ -39,7 +39,7 @@ struct AttentionShape {
     }
     HOST_DEVICE size_t lse(int b, int i, int h) const { return ((size_t)b * NH + h) * Tq + i; }
 
-    // Keys that a query sees on average, where the call has all positions and a sequence is one document.
+    // Mean number of keys that a query sees, if the call has all positions and a sequence is one document.
     double mean_keys() const { return mean_causal_keys(Tq, window); }
 
     // Query i sees the keys first_key(b, i) ... position(i). Neither end ever moves back, so a tile of
@@ -56,7 +56,7 @@ private:
     }
 };
 
-// Returns the shape; throws Error if there is no attention of that kind.
+// Returns the shape; throws Error if it is not supported.
 inline AttentionShape attention_shape(const AttentionShape& s) {
     if (s.HS > max_head_size || s.NH % s.NKV != 0) {
         fail("attention: not for %d query heads on %d key/value heads of size %d; the size must be at most "
@@ -71,7 +71,7 @@ inline AttentionShape attention_shape(const AttentionShape& s) {
     return s;
 }
 
-// Every one of T positions has its query in the call.
+// Returns the shape of a call with a query at each of T positions.
 inline AttentionShape self_attention_shape(int B, int T, int NH, int NKV, int HS, int window,
                                            const int* doc_start) {
     return attention_shape({.B = B,

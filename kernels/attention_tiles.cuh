@@ -1,5 +1,5 @@
 /*
-What the CUDA kernels of attention are made of: tiles of heads in shared memory, and products of tiles by a
+Building blocks of the CUDA kernels of attention: tiles of heads in shared memory, and products of tiles by a
 warp, on tensor cores for bf16 and with the same layout of results for float.
 */
 #pragma once
@@ -11,7 +11,7 @@ warp, on tensor cores for bf16 and with the same layout of results for float.
 // ----------------------------------------------------------------------------
 // widths of tiles
 
-// Calls f with the first of these widths of tiles that holds HS, as std::integral_constant.
+// Calls f with the first of the given tile widths that holds HS, as std::integral_constant.
 template <int width, int... wider, typename F>
 void with_width(int HS, F&& f) {
     if constexpr (sizeof...(wider) > 0) {
@@ -20,20 +20,21 @@ void with_width(int HS, F&& f) {
     f(std::integral_constant<int, width>{});
 }
 
-// Calls f with the least width, of those that the kernels on mma.sync are compiled for, that holds the head.
+// Calls f with the smallest width that holds the head, among those that the mma.sync kernels are compiled
+// for.
 template <typename F>
 void with_head_width(int HS, F&& f) {
     with_width<32, 64, 96, 128, 192, 256>(HS, f);
 }
 
-// Calls f with the width of tiles for heads of this size, as std::integral_constant.
+// Calls f with the Hopper kernels' tile width for heads of this size, as std::integral_constant.
 template <typename F>
 void with_hopper_width(int HS, F&& f) {
     with_width<64, 96, 128>(HS, f);
 }
 
-// The kernels of Hopper take heads whose vectors are whole units of 16 bytes, as the copy engine needs them,
-// and no longer than a tile is wide.
+// The Hopper kernels support heads that are no wider than a tile and whose vectors are multiples of 16 bytes,
+// which the TMA (the copy engine) requires.
 inline bool hopper_attention_fits(const AttentionShape& shape) {
     return shape.HS % 8 == 0 && shape.HS <= 128;
 }
@@ -42,8 +43,8 @@ inline bool hopper_attention_fits(const AttentionShape& shape) {
 
 constexpr float log2_e = 1.44269504f;
 
-// The shared memory that a block may have on the cards with the least, and on an A100 and up. A
-// multiprocessor has 1 KiB more, and keeps as much for each block.
+// Shared memory that a block may have on the cards with the least, and on an A100 and up. A multiprocessor
+// has 1 KiB more, and reserves 1 KiB for each block.
 constexpr size_t least_shared_bytes = 99 * 1024, large_shared_bytes = 163 * 1024,
                  reserved_shared_bytes = 1024;
 
@@ -75,19 +76,19 @@ __device__ inline int lane_id() {
 // ----------------------------------------------------------------------------
 // tiles in shared memory
 
-// Rows of a matrix. Of the 16-byte pieces of a row, row r keeps piece c where c ^ r would be: eight rows of
-// one column then lie in different banks, as do the eight pieces of a row.
+// Rows of a matrix, swizzled: row r stores 16-byte piece c at place c ^ r, so that eight rows of one column
+// lie in different banks, as do the eight pieces of a row.
 template <int columns>
 struct Tile {
     static constexpr int W = vec_width<floatX>, pieces = columns / W;
     static_assert(pieces % 4 == 0);
 
-    static constexpr int group = pieces % 8 == 0 ? 8 : 4;  // pieces that change places
+    static constexpr int group = pieces % 8 == 0 ? 8 : 4;  // pieces that are permuted among themselves
 
     floatX* data;
 
-    // Column `column` + `step`, which have no bits in common: the step, the same in all lanes, is then added
-    // last, and the rest need not be computed again for the next step.
+    // Returns the address of column `column` + `step`, which must have no bits in common. The step, the same
+    // in all lanes, is applied last, so that the rest need not be recomputed for the next step.
     __device__ floatX* at(int row, int column, int step = 0) const {
         int twist = (group == 8 ? row & 7 : row >> 1 & 3) * W;
         return data + row * columns + step / (group * W) * (group * W) +
@@ -99,7 +100,7 @@ struct Tile {
 };
 
 // Calls f(row, column) for the first column of each 16-byte piece that is this thread's part of a tile: eight
-// threads, or four where the pieces of a row are no multiple of eight, go along a row together.
+// threads share a row, or four if its number of pieces is not a multiple of eight.
 template <int rows, int columns, int threads, typename F>
 __device__ void each_piece(int thread, F&& f) {
     constexpr int pieces = Tile<columns>::pieces, W = Tile<columns>::W;
@@ -112,7 +113,8 @@ __device__ void each_piece(int thread, F&& f) {
             if (rows % step == 0 || first_row + row < rows) f(first_row + row, (first_piece + piece) * W);
 }
 
-// Rows [0, count) of a head to a tile, zeros after the last row and column. Arrives as cp.async does.
+// Loads rows [0, count) of a head into a tile, with zeros after the last row and column. Copies with
+// cp.async, which the caller commits and waits for.
 template <int rows, int threads, int HSP>
 __device__ void load_tile(Tile<HSP> to, const floatX* from, int stride, int count, int HS,
                           int thread = threadIdx.x) {
@@ -131,8 +133,8 @@ __device__ void load_tile(Tile<HSP> to, const floatX* from, int stride, int coun
     }
 }
 
-// The reverse, by `threads` threads of which this is `thread`: rows [0, count) of the `rows` from `first` on.
-// Gives the largest of what the thread writes.
+// Stores the first `count` of the `rows` rows from row `first` of a tile on, by `threads` threads, of which
+// this is `thread`. Returns the amax of what the thread writes.
 template <int rows, int threads, int HSP>
 __device__ Amax store_tile(floatX* to, Tile<HSP> from, int first, int thread, int stride, int count, int HS) {
     Amax element;
@@ -181,7 +183,7 @@ struct Fragment {
                 for (int i = 0; i < 4; i++) f(at[m][n][i], m, n, i);
     }
 
-    // Calls f(m, i) for each of the two rows row(m, 2 * i) that this thread has in 16.
+    // Calls f(m, i) for each of the two rows row(m, 2 * i) that this thread has in every 16.
     template <typename F>
     __device__ static void each_row(F&& f) {
 #pragma unroll
@@ -194,7 +196,7 @@ struct Fragment {
         each([](float& element, int, int, int) { element = 0; });
     }
 
-    // Writes the rows as floatX from (row, column) of a tile on.
+    // Writes the rows as floatX to a tile, from (first_row, first_column) on.
     template <int width>
     __device__ void store(Tile<width> to, int first_row, int first_column) const {
 #pragma unroll
@@ -209,9 +211,9 @@ struct Fragment {
     }
 };
 
-// 16 rows of the left side of a product, and as many columns as one step of it takes: those of a tile from
-// (row, k) on, or of the transpose of a tile. With bf16 also those of a Fragment from (16 m, k) on, which are
-// in the right lanes already; with float they have to go over shared memory.
+// The left operand of one step of a product: 16 rows by `depth` columns, loaded from a tile at (row, k) or
+// from the transpose of a tile. In bf16 it can also be taken from a Fragment at (16 m, k), whose elements are
+// already in the right lanes; in float these must go through shared memory.
 template <typename T>
 struct LeftOf;
 using Left = LeftOf<floatX>;
@@ -260,10 +262,10 @@ struct LeftOf<float> {
     }
 };
 
-// How the right side of a product lies in its tile.
+// How the right operand of a product is stored in its tile.
 enum class Right { rows, columns };  // (K, N), or its transpose (N, K)
 
-// sum += left b for one step k of the product, b being the N columns from `first` on of what the tile holds.
+// sum += left b for one step k of the product. b is the N columns from `first` on of the matrix in the tile.
 template <Right right, int rows, int N, int width>
 __device__ void product_step(Fragment<rows, N>& sum, const LeftOf<__nv_bfloat16> (&left)[rows / 16],
                              Tile<width> b, int first, int k) {
@@ -315,9 +317,10 @@ __device__ void product_step(Fragment<rows, N>& sum, const LeftOf<float> (&left)
     }
 }
 
-// sum (rows, N) += left (rows, K) b (K, N) by one warp. left_at(left, m, k) makes the left side of one step;
-// where that comes from registers, the compiler has to know k. Elsewhere four steps at a time are enough to
-// hide the loads, and leave registers for the sums.
+// sum (rows, N) += left (rows, K) b (K, N) by one warp. left_at(left, m, k) makes the left operand of one
+// step; with Right::rows it may come from registers, so the compiler has to know k, and the loop is unrolled
+// completely. Otherwise four steps at a time (in float, one) are enough to hide the loads, and leave
+// registers for the sums.
 template <Right right, int K, int rows, int N, int width, typename LeftAt>
 __device__ void warp_product(Fragment<rows, N>& sum, LeftAt&& left_at, Tile<width> b, int first = 0) {
     static_assert(K % Left::depth == 0);
@@ -330,7 +333,7 @@ __device__ void warp_product(Fragment<rows, N>& sum, LeftAt&& left_at, Tile<widt
     }
 }
 
-// Over the four lanes that share the rows of a fragment.
+// Maximum and sum over the four lanes that share the rows of a fragment.
 __device__ inline float quad_max(float value) {
     value = fmaxf(value, __shfl_xor_sync(~0u, value, 1));
     return fmaxf(value, __shfl_xor_sync(~0u, value, 2));
@@ -344,8 +347,8 @@ __device__ inline float quad_sum(float value) {
 // ----------------------------------------------------------------------------
 // shapes
 
-// Does every one of the queries [q, q + queries), of which the last sees no key before last_first, see every
-// one of the keys [k, k + keys)?
+// Returns whether all queries of a tile that begins at q, whose last query sees no key before last_first, see
+// all of the keys [k, k + keys).
 __device__ inline bool all_seen(int q, int last_first, int k, int keys) {
     return k + keys - 1 <= q && last_first <= k;
 }

@@ -1,18 +1,19 @@
 /*
-What ranks do with the addends of a sum that travel as bf16 (comm/gradient_sums.h):
+Operations on the addends of a sum that ranks exchange as bf16 (comm/gradient_sums.h):
 
     round_addends     out = bf16(inp)
-    add_addends       out = out + inp[0] + inp[1] + ...     all but one, in this order, in fp32
+    add_addends       out = out + inp[0] + inp[1] + ...     without inp[own], in this order, in fp32
     widen_sum         out = float(inp)
 
-A bf16 is its bits. All arrays begin at multiples of 8 elements, and so are their sizes: a thread takes 8.
+A bf16 is stored as its bits. Arrays are aligned to 8 elements, and their sizes are multiples of 8: each
+thread handles 8.
 */
 #pragma once
 
 #include "kernels/bf16_bits.h"
 #include "kernels/common.cuh"
 
-// Other ranks' addends, rank after rank: all but the one of `own`, whose place nothing is read from.
+// The other ranks' addends, in the order of ranks. The place of rank `own` is never read.
 struct Addends {
     const uint16_t* at;  // (ranks, stride)
     size_t stride;
@@ -36,7 +37,7 @@ void convert_addends_cpu(To* out, const From* inp, size_t n) {
 }
 
 inline void add_addends_cpu(float* out, const Addends& addends, size_t n) {
-    constexpr size_t block = 4096;  // of which the sums stay in the cache
+    constexpr size_t block = 4096;  // sums that stay in the cache
 #pragma omp parallel for if (n > block)
     for (size_t begin = 0; begin < n; begin += block) {
         size_t end = std::min(begin + block, n);
@@ -55,7 +56,7 @@ inline void add_addends_cpu(float* out, const Addends& addends, size_t n) {
 #ifndef DEVICE_CPU
 
 constexpr unsigned addends_block = 256;  // threads
-constexpr int addends_width = 8;         // elements of each
+constexpr int addends_width = 8;         // elements per thread
 
 template <typename To, typename From>
 __global__ void convert_addends_kernel(To* out, const From* inp, size_t n) {

@@ -1,5 +1,5 @@
 /*
-bf16 as bits, the upper half of an fp32: for code that moves and converts them where there is no type for it.
+bf16 as its bits, the upper half of an fp32, for code that moves and converts it where it has no type.
 */
 #pragma once
 
@@ -12,7 +12,7 @@ HOST_DEVICE inline float bf16_to_float(uint16_t bits) {
     return std::bit_cast<float>((uint32_t)bits << 16);
 }
 
-// To the nearest, and to the even one of two that are equally near. A NaN stays one.
+// Rounds to nearest, ties to even. A NaN stays a NaN.
 HOST_DEVICE inline uint16_t float_to_bf16(float value) {
     uint32_t bits = std::bit_cast<uint32_t>(value);
     bool nan = (bits & 0x7fffffff) > 0x7f800000;

@@ -1,11 +1,12 @@
 /*
-Several parts of an array in one launch. Each block of the grid belongs to one part, and a table says which:
-it is a parameter of the kernel, so it needs no memory and is read as fast as any constant.
+One launch for several parts of an array. Each block of the grid belongs to one part, which a table gives: the
+table is a kernel parameter, so it needs no memory and is read as fast as any constant.
 
     each_block_table<Table>(parts, blocks_of,
                             [&](const Table& table) { launch(kernel, table.blocks(), ..., table); });
 
-A launch takes as many parts as its table holds: enough for those of a unit. More of them take more launches.
+A launch handles at most the parts that its table holds, enough for those of a unit. More parts need more
+launches.
 */
 #pragma once
 
@@ -13,7 +14,7 @@ A launch takes as many parts as its table holds: enough for those of a unit. Mor
 
 #ifndef DEVICE_CPU
 
-// A parameter of a kernel may have 4 KiB. most: a power of two.
+// A kernel parameter may have 4 KiB, which limits `most`, a power of two.
 template <typename Part, int most>
 struct BlockTable {
     int count = 0;
@@ -30,7 +31,7 @@ struct BlockTable {
         for (int k = count; k < most; k++) end[k] = ~0u;
     }
 
-    // The part that has a block.
+    // Returns the part that a block belongs to.
     __device__ int find(unsigned block) const {
         int found = 0;
         for (int step = most / 2; step > 0; step /= 2) {
@@ -39,13 +40,13 @@ struct BlockTable {
         return found;
     }
 
-    // The number of a block among those of its part.
+    // Returns the index of a block among those of its part.
     __device__ unsigned place(unsigned block, int part) const {
         return part > 0 ? block - end[part - 1] : block;
     }
 };
 
-// Calls launch_table(table) for tables that hold all of the parts together, but for those of no blocks.
+// Calls launch_table(table) for tables that together hold all parts, except those without blocks.
 template <typename Table, typename Parts, typename Blocks, typename Launch>
 void each_block_table(const Parts& parts, Blocks&& blocks_of, Launch&& launch_table) {
     Table table;

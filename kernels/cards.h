@@ -1,16 +1,15 @@
 /*
-The cards that the program knows: one row each, and what a device that is found here can be expected to do.
+The cards that the program knows, one row each, and the performance to expect of the device in use.
 
-A row's rates are those of the vendor's data sheet: products of dense bf16 matrices with sums in fp32, device
-memory, and the link to the other cards of a node, in one direction (NVLink where every card of a node has it;
-PCIe where bridges join pairs at most). No program reaches them. The share for products is an expectation: the
-rate of large cuBLASLt products in published measurements, less what the power limit takes in a run of hours.
-That of the A100 with NVLink, and the shares and times below the table, are fitted on the step times of
-published runs, by test/bench/calibrate_planner.cu.
+A row's rates are those of the vendor's data sheet: dense bf16 matrix products with sums in fp32, device
+memory, and the link to the other cards of a node, in one direction (NVLink if every card of a node has it;
+PCIe if bridges join at most pairs). No program reaches these rates. The product share is the fraction to
+expect: the rate of large cuBLASLt products in published measurements, less what the power limit costs in a
+run of hours. The share of the A100 with NVLink, and the shares and times below the table, are fitted to the
+step times of published runs by test/bench/calibrate_planner.cu.
 
-Nodes are those that such cards are usually bought in: how many cards their links join, and the network's rate
-for each card, in one direction. Somebody who plans for other nodes describes them in a file
-(comm/plan_machine.h).
+Nodes are those in which such cards are usually bought: the number of cards that links join, and the network's
+rate per card, in one direction. Other nodes can be described in a file (comm/plan_machine.h).
 */
 #pragma once
 
@@ -20,13 +19,14 @@ for each card, in one direction. Somebody who plans for other nodes describes th
 
 #include "kernels/common.cuh"
 
-// The inner loops of attention on one multiprocessor, with heads of 128, as shares of the rate of products.
+// The rate of attention's inner loops on one multiprocessor, with heads of 128, as a share of the rate of
+// products.
 struct AttentionShare {
     double forward, backward;
 };
-constexpr AttentionShare with_wgmma = {0.94, 0.70};        // counted in the code for Hopper
-constexpr AttentionShare with_mma = {0.75, 0.60};          // other cards, with the mma of Ampere
-constexpr AttentionShare mma_of_blackwell = {0.30, 0.24};  // its products have faster instructions
+constexpr AttentionShare with_wgmma = {0.94, 0.70};        // counted in the Hopper kernels' code
+constexpr AttentionShare with_mma = {0.75, 0.60};          // other cards, with Ampere's mma
+constexpr AttentionShare mma_of_blackwell = {0.30, 0.24};  // Blackwell's products use faster instructions
 constexpr AttentionShare of_host = {0.60, 0.50};
 
 // capability: see capability_of; 0: the host.
@@ -37,26 +37,24 @@ inline AttentionShare attention_share(int capability) {
 }
 
 struct Card {
-    const char*
-        words;       // in cudaDeviceProp::name, in any order; the first row whose words are all there counts
-    int capability;  // see capability_of
+    const char* words;  // all in cudaDeviceProp::name, in any order; the first such row is used
+    int capability;     // see capability_of
     int multiprocessors;
     double flops;           // FLOP/s
-    double memory;          // bytes that the driver offers: GiB of the name, less what it keeps
+    double memory;          // bytes that the driver offers: the name's GiB, less what it reserves
     double memory_rate;     // bytes/s
     double link_rate;       // bytes/s
-    double product_share;   // the part of flops to expect
-    double network_rate;    // bytes/s from node to node, for each card
-    int node = 8;           // cards
-    int element_bytes = 2;  // an activation's size, in the program that is built for it
+    double product_share;   // fraction of flops to expect
+    double network_rate;    // bytes/s per card, from node to node
+    int node = 8;           // cards per node
+    int element_bytes = 2;  // size of an activation in the program built for this card
 };
 
 constexpr Card cards[] = {
     {"A100 PCIe 80GB", 80, 108, 312e12, 85.0e9, 1935e9, 32e9, 0.72, 12.5e9},
     {"A100 PCIe", 80, 108, 312e12, 42.3e9, 1555e9, 32e9, 0.72, 12.5e9},
     {"A100 40GB", 80, 108, 312e12, 42.3e9, 1555e9, 300e9, 0.765, 25e9},
-    {"A100 80GB", 80, 108, 312e12, 85.0e9, 2039e9, 300e9, 0.765,
-     25e9},  // 271 TFLOP/s is the best that was measured
+    {"A100 80GB", 80, 108, 312e12, 85.0e9, 2039e9, 300e9, 0.765, 25e9},  // best measured: 271 TFLOP/s
     {"A800 PCIe 80GB", 80, 108, 312e12, 85.0e9, 1935e9, 32e9, 0.72, 12.5e9},
     {"A800 40GB", 80, 108, 312e12, 42.3e9, 1555e9, 32e9, 0.72, 12.5e9},
     {"A800 80GB", 80, 108, 312e12, 85.0e9, 2039e9, 200e9, 0.765, 25e9},
@@ -81,16 +79,16 @@ constexpr Card cards[] = {
     {"RTX 4090", 89, 128, 165.2e12, 25.4e9, 1008e9, 32e9, 0.90, 3.125e9},
     {"RTX PRO 6000", 120, 188, 503.8e12, 101.5e9, 1792e9, 64e9, 0.80, 12.5e9},
     {"RTX 5090", 120, 170, 209.5e12, 33.7e9, 1792e9, 64e9, 0.90, 3.125e9},
-    // 16 cores of a server with a network of 10 Gbit/s, for plans alone: no driver has this name
+    // 16 cores of a server with a 10 Gbit/s network, only for plans: no driver reports this name
     {"host CPU", 0, 16, 1e12, 64e9, 100e9, 10e9, 0.70, 1.25e9, 1, 4},
 };
 
-constexpr double stream_share = 0.9;    // the part of memory_rate to expect: 4.3 of 4.8 TB/s on an H200
-constexpr double link_share = 0.83;     // the part of link_rate in large collectives of NCCL: fitted
-constexpr double network_share = 0.86;  // the part of network_rate: fitted
-constexpr double unknown_product_share = 0.7;  // for cards that have no row
+constexpr double stream_share = 0.9;    // fraction of memory_rate to expect: 4.3 of 4.8 TB/s on an H200
+constexpr double link_share = 0.83;     // fraction of link_rate that large NCCL collectives reach: fitted
+constexpr double network_share = 0.86;  // fraction of network_rate: fitted
+constexpr double unknown_product_share = 0.7;  // for cards without a row
 
-// The word is in the text, between other characters than letters and digits. Capitals do not matter.
+// Returns whether the text has the word, with no letter or digit next to it. Case does not matter.
 inline bool has_word(const std::string& text, const std::string& word) {
     auto same = [](char a, char b) { return tolower((unsigned char)a) == tolower((unsigned char)b); };
     auto ends = [&](auto at) { return at == text.end() || !isalnum((unsigned char)*at); };
@@ -101,7 +99,7 @@ inline bool has_word(const std::string& text, const std::string& word) {
     }
 }
 
-// The row of a card with this name; null: it has none.
+// Returns the row of the card with this name, or null if there is none.
 inline const Card* find_card(const std::string& name) {
     for (const Card& card : cards) {
         std::string words = card.words, word;
@@ -115,8 +113,8 @@ inline const Card* find_card(const std::string& name) {
     return nullptr;
 }
 
-// FLOPs of dense bf16 products that a multiprocessor does in a clock, with sums in fp32; 0: not known.
-// GeForce cards do half of what others of their generation do.
+// Returns the FLOPs of dense bf16 products, with sums in fp32, that a multiprocessor does per clock; 0: not
+// known. GeForce cards do half as many as others of their generation.
 inline double flops_per_clock(const cudaDeviceProp& device) {
     constexpr struct {
         int capability;
@@ -129,28 +127,29 @@ inline double flops_per_clock(const cudaDeviceProp& device) {
     return 0;
 }
 
-// The rates of a device. 0: not known, and then rates have to be measured (GemmRate), as those of a CPU have.
+// The rates of a device. 0: not known, in which case rates must be measured (GemmRate), as for a CPU.
 struct Machine {
     int multiprocessors;
-    double flops, memory_rate, link_rate;  // at most, in FLOP/s and bytes/s
+    double flops, memory_rate, link_rate;  // peak rates, in FLOP/s and bytes/s
     double gemm_flops,
-        memory_bandwidth;  // expected of large products, and of kernels that only read and write
-    bool published;        // flops by the data sheet; else they are an estimate
-    // the nodes that such devices make up, and what is expected of messages within them and between them
-    double memory = 0;                                   // bytes of a device
-    int node = 1;                                        // devices
-    double node_bandwidth = 0, network = 0;              // bytes/s of a device, in one direction
-    double link_latency = 3e-6, network_latency = 1e-5;  // seconds of a message
+        memory_bandwidth;  // expected rates of large products, and of kernels that only read and write
+    bool published;        // flops is from the data sheet; else it is an estimate
+    // nodes of such devices, and the expected rates and latencies of messages within and between them
+    double memory = 0;                                   // bytes per device
+    int node = 1;                                        // devices per node
+    double node_bandwidth = 0, network = 0;              // bytes/s per device, in one direction
+    double link_latency = 3e-6, network_latency = 1e-5;  // seconds per message
     int element_bytes = 2;                               // see Card
     int capability = 90;                                 // see Card
-    // other terms of the times of kernels (comm/plan_rates.h)
+    // other parameters of kernel times (comm/plan_rates.h)
     double attention_forward = 0, attention_backward = 0;  // FLOP/s of the inner loops with heads of 128
-    double gemm_half_k = 90;  // terms of a sum in whose time the first operands of a product arrive: fitted
+    double gemm_half_k = 90;  // sum length that takes as long as the first operands' arrival: fitted
     double launch = 2.5e-6;   // seconds from one kernel to the next: fitted
-    // the host: what a device has of its memory, of the rate of that, and bytes/s between the two, one way
+    // the host, per device: bytes of its memory, that memory's bytes/s, and bytes/s between host and device,
+    // one way
     double host_memory = 128e9, host_bandwidth = 25e9, host_link = 22e9;
-    double storage = 2e9;   // bytes/s that a node writes to the disk of its runs
-    bool measured = false;  // by --measure, on such devices
+    double storage = 2e9;   // bytes/s that a node writes to its runs' disk
+    bool measured = false;  // rates come from --measure, on such devices
 
     LedgerCard ledger_card() const { return {(size_t)element_bytes, capability}; }
 
@@ -160,7 +159,7 @@ struct Machine {
     }
 };
 
-// All of a card, by its row.
+// Returns the rates of a card from its row.
 inline Machine machine_of(const Card& card) {
     Machine machine = {.multiprocessors = card.multiprocessors,
                        .flops = card.flops,
@@ -184,8 +183,9 @@ inline Machine machine_of(const Card& card) {
     return machine;
 }
 
-// A device with other multiprocessors than its row is a part of a card (MIG), or another one of the same
-// name: it has their share. clock, in Hz, and memory_rate are what the driver says; 0: it does not.
+// Returns the rates of a device. If it has another number of multiprocessors than its row, it is part of a
+// card (MIG) or another card of the same name: flops and memory_rate are scaled accordingly. clock (Hz) and
+// memory_rate are as the driver reports them; 0: it does not.
 inline Machine machine_of(const cudaDeviceProp& device, double clock, double memory_rate) {
     Machine m = {};
     m.multiprocessors = device.multiProcessorCount;
@@ -215,7 +215,7 @@ inline const Machine& this_machine() {
         cudaCheck(cudaDeviceGetAttribute(&clock, cudaDevAttrClockRate, device));
         cudaCheck(cudaDeviceGetAttribute(&memory_clock, cudaDevAttrMemoryClockRate, device));
         cudaCheck(cudaDeviceGetAttribute(&memory_bits, cudaDevAttrGlobalMemoryBusWidth, device));
-        double memory_rate = 2 * 1e3 * memory_clock * memory_bits / 8;  // two transfers in a clock
+        double memory_rate = 2 * 1e3 * memory_clock * memory_bits / 8;  // two transfers per clock
         return machine_of(device_properties(), 1e3 * clock, memory_rate);
     }();
     return machine;

@@ -1,15 +1,15 @@
 /*
-The sum that makes a causal convolution over two tokens of one matrix product. The product gives for each row
-both taps side by side, inp (N, 2, C): what the row gives to the row after it, and what it gives to itself.
+The sum that turns one matrix product into a causal convolution over two tokens. For each row, the product
+computes both taps side by side, inp (N, 2, C): the row's contribution to the next row, and then to itself.
 
     forward      out[t] = inp[t - 1][0] + inp[t][1] + bias (C)
     backward     dinp[t][0] = dout[t + 1],  dinp[t][1] = dout[t]
 
-Where a document or a sequence begins there is no row before, and the first term is left out; so is
-dout[t + 1] where row t + 1 begins one. Nothing is saved.
+The first row of a document or a sequence has no row before it, so its first term is left out, as is dout[t +
+1] if row t + 1 is such a row. Nothing is saved.
 
-Rows may come in parts, the first part first: work on rows [first, first + count) reads, or writes, the first
-taps of rows [first - 1, first + count - 1).
+Rows may be processed in parts, in ascending order: work on rows [first, first + count) reads, or writes, the
+first taps of rows [first - 1, first + count - 1).
 */
 #pragma once
 
@@ -21,16 +21,16 @@ taps of rows [first - 1, first + count - 1).
 struct ConvRows {
     int N, T;
     const int* doc_start = nullptr;  // (N) position at which each row's document begins; null: at 0
-    // (N / T, C) the first taps of the row before each sequence, which goes on an earlier one. Null: they
-    // begin.
+    // (N / T, C) first taps of the row before each sequence, if sequences continue earlier ones; null: they
+    // do not.
     const floatX* before = nullptr;
 
-    // A row begins a document or a sequence where it may see none before it.
+    // Returns whether a row begins a document or a sequence, and so has no row before it.
     HOST_DEVICE bool begins(int row) const {
         return row % T == (doc_start ? doc_start[row] : 0) && !(before && row % T == 0);
     }
 
-    // The first taps of the row before this one; null where it begins.
+    // Returns the first taps of the row before this one, or null if there is none.
     HOST_DEVICE const floatX* taps_before(const floatX* inp, int row, int C) const {
         if (begins(row)) return nullptr;
         return row % T == 0 ? before + (size_t)(row / T) * C : inp + (size_t)(row - 1) * 2 * C;
@@ -72,7 +72,7 @@ inline void causal_conv_backward_cpu(floatX* dinp, const floatX* dout, const Con
 // CUDA kernels
 #ifndef DEVICE_CPU
 
-// One row per block, W neighbouring elements per thread at a time.
+// One row per block, W neighboring elements per thread at a time.
 template <int W>
 __global__ void causal_conv_forward_kernel(floatX* out, const floatX* inp, const floatX* bias, ConvRows rows,
                                            int first, int C) {
@@ -123,8 +123,8 @@ inline void causal_conv_forward(floatX* out,         // (N, C)
               }));
 }
 
-// Writes what rows [first, first + count) of dout are the gradients of: their own taps, and the first taps of
-// the rows before them; of the last row of all, both.
+// Writes the gradients that rows [first, first + count) of dout determine: their own second taps, and the
+// first taps of the rows before them; for the last row of all, also its first taps.
 inline void causal_conv_backward(floatX* dinp,        // (N, 2, C)
                                  const floatX* dout,  // (N, C)
                                  ConvRows rows, int first, int count, int C, cudaStream_t stream) {

@@ -10,9 +10,10 @@ largest activation. The maximum (subtracted, so that exp does not overflow) and 
 sum relative to the maximum so far is rescaled when the maximum grows (Milakov & Gimelshein, "Online
 normalizer calculation for softmax", 2018).
 
-Where the vocabulary is cut over several devices, each has the logits of some tokens that follow one another,
-and they exchange three numbers a row: classifier_part finds the maximum and the sum over the tokens of one
-device, and classifier merges what all have found, in their order, so that every device gets the same bits.
+If the vocabulary is split across devices, each has the logits of a contiguous range of tokens, and they
+exchange three numbers per row: classifier_part finds the maximum, the sum and the target's logit over one
+device's tokens, and classifier merges the results of all devices, in their order, so that every device gets
+the same bits.
 */
 #pragma once
 
@@ -32,13 +33,14 @@ HOST_DEVICE inline SoftmaxSum merge(SoftmaxSum a, SoftmaxSum b) {
     return {max, a.sum * fast_exp(a.max - max) + b.sum * fast_exp(b.max - max)};
 }
 
-// The target's place among tokens first_token .. first_token + V - 1; -1: it is elsewhere, or there is none.
-// Padding columns are no place for it, though the first tokens of the next device would have their numbers.
+// Returns the target's index among tokens first_token .. first_token + V - 1, or -1 if it is elsewhere or
+// there is none. Padding columns do not count, although they would have the numbers of the next device's
+// first tokens.
 HOST_DEVICE inline int target_here(int target, int first_token, int V) {
     return target >= first_token && target - first_token < V ? target - first_token : -1;
 }
 
-// One device's knowledge of a row, kept as three floats, which are easy to send.
+// One device's results for a row, stored as three floats, which are easy to send.
 struct ClassifierPart {
     SoftmaxSum total;
     float target_logit = 0;  // 0 where the target is not among the tokens
@@ -52,14 +54,13 @@ HOST_DEVICE inline void store_part(float* parts, size_t n, ClassifierPart part) 
     to[2] = part.target_logit;
 }
 
-// A vocabulary that is cut over several devices, as one of them knows it: its own tokens begin at
-// first_token, and parts (ranks, N, 3) is what classifier_part has found for those of each device. Null: all
-// tokens are here.
+// A vocabulary that is split across devices, as one of them sees it: its own tokens begin at first_token, and
+// parts (ranks, N, 3) holds each device's results of classifier_part. Null: all tokens are on this device.
 struct VocabParts {
     const float* parts = nullptr;
     int ranks = 1, first_token = 0;
 
-    // Row n of N, all parts together. A single part stays as it is, bit for bit.
+    // Returns row n of N with all parts merged. A single part is returned unchanged, bit for bit.
     HOST_DEVICE ClassifierPart merged(int n, int N) const {
         const float* row = parts + (size_t)n * classifier_part_floats;
         size_t stride = (size_t)N * classifier_part_floats;
@@ -77,7 +78,7 @@ struct VocabParts {
 // CPU
 
 inline SoftmaxSum softmax_sum_cpu(const floatX* x, int size) {
-    constexpr int chunk = 2048;  // stays in the first-level cache between its maximum and its sum
+    constexpr int chunk = 2048;  // stays in the L1 cache between its maximum and its sum
     SoftmaxSum total;
     for (int start = 0; start < size; start += chunk) {
         int end = std::min(start + chunk, size);
@@ -91,7 +92,7 @@ inline SoftmaxSum softmax_sum_cpu(const floatX* x, int size) {
     return total;
 }
 
-// The gradient of a row in place of its logits; target is -1 if it is not among its tokens.
+// Overwrites a row's logits with their gradient. target is -1 if it is not among the row's tokens.
 inline void classifier_gradient_cpu(floatX* row, SoftmaxSum total, int target, float dloss, int V, int Vp) {
     float target_logit = target < 0 ? 0.0f : float(row[target]);
     float scale = dloss / total.sum;
@@ -104,7 +105,7 @@ inline void classifier_gradient_cpu(floatX* row, SoftmaxSum total, int target, f
     std::fill(row + V, row + Vp, floatX(0.0f));
 }
 
-// here: where the target is in the row, or -1.
+// here: the target's index in the row, or -1.
 inline ClassifierPart part_of_row_cpu(const floatX* row, int here, int V) {
     return {softmax_sum_cpu(row, V), here < 0 ? 0.0f : float(row[here])};
 }
@@ -148,8 +149,8 @@ inline void sum_losses_cpu(float* total, const float* losses, int N) {
 
 #ifndef DEVICE_CPU
 
-// A block for each row. With as many threads as a block can have there are few rows at a time, two on each
-// multiprocessor, so that they stay in the second-level cache from one pass to the next.
+// One block per row. Blocks of the largest size keep the rows in progress few, two per multiprocessor, so
+// that they stay in the L2 cache from one pass to the next.
 constexpr int classifier_block = 1024;
 
 template <int W>
@@ -170,8 +171,8 @@ __device__ SoftmaxSum softmax_sum(const floatX* row, int V) {
     return {max, block_sum(total.sum * fast_exp(total.max - max))};
 }
 
-// The gradient of a row in place of its logits; target is -1 if it is not among its tokens. Backwards: what
-// softmax_sum has read last is nearest.
+// Overwrites a row's logits with their gradient. target is -1 if it is not among the row's tokens. Runs
+// backward, because what softmax_sum read last is most likely still cached.
 template <int W>
 __device__ void classifier_gradient(floatX* row, SoftmaxSum total, int target, float target_logit,
                                     float dloss, int V, int Vp) {
@@ -198,7 +199,7 @@ __device__ void clear_row(floatX* row, int Vp) {
     for (int v = threadIdx.x * W; v < Vp; v += blockDim.x * W) store_last(row + v, Vec<floatX, W>{});
 }
 
-// here: where the target is in the row, or -1. When it returns, all threads have read the target's logit.
+// here: the target's index in the row, or -1. When this returns, all threads have read the target's logit.
 template <int W>
 __device__ ClassifierPart part_of_row(const floatX* row, int here, int V) {
     float target_logit = here < 0 ? 0.0f : float(row[here]);
@@ -244,8 +245,8 @@ __global__ void sum_losses_kernel(float* total, const float* losses, int N) {
 // ----------------------------------------------------------------------------
 // launchers
 
-// dloss is the gradient of the objective by each of the losses: 1 / (number of targets in the global batch).
-// The logits are those of the V tokens that are here; the losses are those of the whole vocabulary, the same
+// dloss is the gradient of the objective with respect to each loss: 1 / (number of targets in the global
+// batch). The logits are those of this device's V tokens; the losses are over the whole vocabulary, the same
 // on every device.
 inline void classifier(floatX* logits /* (N, Vp) */, float* losses /* (N) */, const int* targets /* (N) */,
                        float dloss, int N, int V, int Vp, bool want_gradient, cudaStream_t stream,
@@ -262,8 +263,8 @@ inline void classifier(floatX* logits /* (N, Vp) */, float* losses /* (N) */, co
         }));
 }
 
-// For each row {maximum, sum of exp(logit - maximum), logit of the target or 0 if it is not here} over tokens
-// first_token .. first_token + V - 1, whose logits are here. targets are tokens of the whole vocabulary.
+// Writes, for each row, {maximum, sum of exp(logit - maximum), logit of the target or 0 if it is elsewhere}
+// over this device's tokens, first_token .. first_token + V - 1. targets are tokens of the whole vocabulary.
 inline void classifier_part(float* part /* (N, 3) */, const floatX* logits /* (N, Vp) */,
                             const int* targets /* (N) */, int first_token, int N, int V, int Vp,
                             cudaStream_t stream) {

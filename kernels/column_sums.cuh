@@ -1,11 +1,11 @@
 /*
-Sums of the columns of a matrix, as the gradients of biases and of norms' weights are:
+Column sums of a matrix, such as the gradients of biases and of norm weights:
 
     dbias (OC) += sum over rows of dout (N, OC)
 
-They are made in two stages, partial sums of fixed sets of rows and then the sum of these, so that the order
-of additions depends on nothing but N. The first stage is a pass over the matrix; or none, where the kernel
-that makes the matrix adds up what it writes, as the backward passes of norms and of attention do.
+They are computed in two stages, partial sums of fixed sets of rows and then the sum of these, so that the
+order of additions depends only on N. The first stage is a pass over the matrix, unless the kernel that makes
+the matrix also sums what it writes, as the backward passes of norms and of attention do.
 */
 #pragma once
 
@@ -24,8 +24,8 @@ inline size_t matmul_backward_bias_scratch(int OC) {
 // ----------------------------------------------------------------------------
 // CPU
 
-// Sums over the first index of partials (count, planes, C), a row of each plane: first += that of plane 0;
-// second, unless null, += that of plane 1; and third, unless null, = that of plane 2.
+// Sums partials (count, planes, C) over the first index: first += the sum of plane 0; second, unless null, +=
+// that of plane 1; third, unless null, = that of plane 2.
 inline void add_partials_cpu(float* first, float* second, const float* partials, int count, int C,
                              int planes = 2, float* third = nullptr) {
     constexpr int columns = 128;
@@ -72,7 +72,7 @@ inline void add_bias_sums_cpu(float* dbias, const float* sums, int OC) {
 // CUDA kernels
 #ifndef DEVICE_CPU
 
-// A block does 32 columns of one plane, blockIdx.y; its warps share the partial sums.
+// A block sums 32 columns of plane blockIdx.y; its warps divide the partial sums among them.
 __global__ void add_partials_kernel(float* first, float* second, float* third, const float* partials,
                                     int count, int C, int planes) {
     __shared__ float warp_sums[warp_size][warp_size];
@@ -104,9 +104,9 @@ inline void add_partials(float* first, float* second, const float* partials, int
 
 constexpr int bias_warps = 16;
 
-// Vectors of W numbers lie in shared memory element by element: element i of vector v is at i * plane + v.
-// Planes begin in banks that are so far apart that neighbouring threads use different ones, whether each of
-// them has a vector or a number.
+// Layout of vectors of W numbers in shared memory: element i of vector v is at i * plane + v. Planes begin in
+// banks so far apart that neighboring threads use different ones, whether each accesses a vector or a single
+// number.
 template <int W>
 HOST_DEVICE constexpr int vector_plane(int vectors) {
     constexpr int apart = warp_size / W;
@@ -181,7 +181,7 @@ inline void matmul_backward_bias(float* dbias,        // (OC) +=
               launch_backward_bias(dbias, scratch, dout, N, OC, stream));
 }
 
-// Adds the gradient of the bias if the kernel that made dout has added up its columns already.
+// Adds the gradient of the bias if the kernel that made dout has already summed its columns.
 inline void add_bias_sums(float* dbias,       // (OC) +=
                           const float* sums,  // (OC)
                           int OC, cudaStream_t stream) {

@@ -1,5 +1,5 @@
 /*
-What every kernel file uses: the activation type floatX, checked API calls, vector loads and stores, warp and
+Common to all kernel files: the activation type floatX, checked API calls, vector loads and stores, warp and
 block sums, and the two ways to start work on a stream (a CUDA kernel, or a plain function on the cpu device).
 */
 #pragma once
@@ -45,7 +45,7 @@ constexpr const char* device_name = "cpu";
 constexpr const char* device_name = "cuda";
 #endif
 
-// The device's memory is not the host's.
+// True if the device has memory of its own, separate from the host's.
 #ifdef __CUDACC__
 constexpr bool has_own_memory = true;
 #else
@@ -62,12 +62,12 @@ HOST_DEVICE constexpr Integer round_up(Integer size, std::type_identity_t<Intege
     return ceil_div(size, to) * to;
 }
 
-// Workers for one item or more: the fewest that are done as early as `most` of them would be.
+// Returns the fewest workers that finish the items (at least one) as early as `most` workers would.
 constexpr int even_share(int items, int most) {
     return ceil_div(items, ceil_div(items, most));
 }
 
-// Bytes of a floatX on the device that work is launched on, which may be a ledger's card.
+// Returns the bytes of a floatX on the device that work is launched on, which may be a ledger's card.
 inline size_t element_bytes() {
     return ledger ? ledger->card.element_bytes : sizeof(floatX);
 }
@@ -78,7 +78,7 @@ constexpr int vec_width = 16 / sizeof(T);
 
 constexpr int warp_size = 32;
 
-// Shares items among threads as evenly, in whole warps.
+// Returns the threads among which to divide a row of items: even_share(), rounded up to whole warps.
 constexpr int row_threads(int items, int most) {
     return ceil_div(even_share(items, most), warp_size) * warp_size;
 }
@@ -92,7 +92,7 @@ inline std::string& process_place() {
     return place;
 }
 
-// Throws Error, which names the process, the call, its place and the reason.
+// Throws FailedPart, which names the process, the call, the reason and the place in the source.
 [[noreturn]] inline void fail_call(const char* call, const char* reason, const char* file, int line) {
     const std::string& place = process_place();
     fail_part("%s%s%s failed: %s (%s:%d)", place.c_str(), place.empty() ? "" : ": ", call, reason, file,
@@ -104,7 +104,7 @@ inline void cuda_check(cudaError_t error, const char* call, const char* file, in
 }
 #define cudaCheck(call) cuda_check((call), #call, __FILE__, __LINE__)
 
-// Properties of the device that is chosen now.
+// Returns the properties of the current device.
 inline const cudaDeviceProp& device_properties() {
     int device;
     cudaCheck(cudaGetDevice(&device));
@@ -121,7 +121,7 @@ inline int capability_of(const cudaDeviceProp& device) {
     return 10 * device.major + device.minor;
 }
 
-// Tensor cores multiply numbers of 8 bits since Ada (89) and Hopper (90).
+// Tensor cores support fp8 since Ada (89) and Hopper (90).
 constexpr bool multiplies_fp8(int capability) {
     return capability >= 89;
 }
@@ -143,14 +143,14 @@ struct ProfileRange {
 #endif
 };
 
-// The CPU's side of a launcher that only cards have.
+// The CPU's side of a launcher that only GPUs implement.
 [[noreturn]] inline void fail_on_cpu() {
     fail("a CPU has no products in fp8, nor with a GELU; build with DEVICE=cuda");
 }
 
-// A launcher's body is one ON_DEVICE: what it costs on a card, for a ledger (a LaunchCost, or several); the
-// plain loop for the cpu device; and the kernel launch for the others. It throws Error if the work cannot be
-// started (or notes it: NotedLaunchErrors).
+// A launcher's body is one ON_DEVICE. After the stream it is passed the cost on a card, for a ledger (a
+// LaunchCost, or several); the plain loop for the cpu device; and the kernel launch for other devices. It
+// throws Error if the work cannot be started (or notes the error: NotedLaunchErrors).
 #ifdef DEVICE_CPU
 
 #define ON_DEVICE(stream, cost, cpu_call, ...)                                                               \
@@ -170,7 +170,7 @@ template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
             Arguments... arguments) {
     static_assert(sizeof...(Parameters) == sizeof...(Arguments), "wrong number of kernel arguments");
-    constexpr size_t shared_bytes_without_asking = 32 * 1024;  // 48 KiB hold the kernel's static arrays too
+    constexpr size_t shared_bytes_without_asking = 32 * 1024;  // the 48 KiB limit includes static arrays
     if (shared_bytes > shared_bytes_without_asking) {
         cudaCheck(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        (int)shared_bytes));
@@ -199,8 +199,7 @@ __device__ Vec<T, N> load(const T* from) {
     return *reinterpret_cast<const Vec<T, N>*>(from);
 }
 
-// Stores to global memory. A compiler may take the vector of an assignment to pieces, and store these one by
-// one.
+// Stores to global memory. The compiler may split a plain assignment of a vector, hence store_global.
 template <int N, typename T>
 __device__ void store(T* to, const Vec<T, N>& values) {
     if constexpr (sizeof values == 16)
@@ -216,7 +215,7 @@ __device__ void store_shared(T* to, const Vec<T, N>& values) {
     *reinterpret_cast<Vec<T, N>*>(to) = values;
 }
 
-// Loads bytes that are not used again for long: they are the first to leave the caches.
+// Loads data that is not needed again soon: it is the first to be evicted from the caches.
 template <int N, typename T>
 __device__ Vec<T, N> load_last(const T* from) {
     if constexpr (sizeof(Vec<T, N>) == 16)
@@ -233,7 +232,7 @@ __device__ void store_last(T* to, const Vec<T, N>& values) {
         store(to, values);
 }
 
-// Calls f with the widest vector of T (as std::integral_constant) that divides a row of `row` elements.
+// Calls f with vec_width<T> if it divides a row of `row` elements, else with 1, as std::integral_constant.
 template <typename T, typename F>
 void with_vec_width(size_t row, F&& f) {
     if (row % vec_width<T> == 0)
@@ -248,7 +247,7 @@ __device__ inline float warp_sum(float value) {
     return value;
 }
 
-// The sum over each `lanes` neighbouring lanes, a power of two of them, in all of them.
+// The sum over each group of `lanes` neighboring lanes, a power of two, in every lane.
 __device__ inline float group_sum(float value, int lanes) {
     for (int offset = lanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
     return value;

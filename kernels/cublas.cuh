@@ -1,14 +1,14 @@
 /*
-Products of matrices by cuBLASLt, for the kernels of matmul.cuh: how each kind is run, and started.
+Matrix products with cuBLASLt, for the launchers of matmul.cuh: how each kind is planned and started.
 
-cuBLASLt runs a product in three steps: describe it, ask which algorithm is best for it, start that one. The
-first two take longer than a small product, so what they give is kept for the next product of the same kind.
-The algorithm decides the order of sums; keeping it also means that the same product gives the same bits for
-the whole run.
+cuBLASLt runs a product in three steps: describe it, ask for the best algorithm, start that. The first two
+take longer than a small product, so their results are kept for the next product of the same kind. The
+algorithm determines the order of sums, so keeping it also gives the same product the same bits for the whole
+run.
 
-Which algorithm is best the library only estimates: it does not know what is in the caches, or that a product
-is added to what is there. Where the products of a model have been timed (product_tuning.cuh), the fastest is
-taken instead: AlgorithmChoices has it, as bytes that mean the same to the same library on the same card.
+The library only estimates which algorithm is best: it does not know what the caches hold, or that a product
+is added to its output. If the products of a model have been timed (product_tuning.cuh), the fastest algorithm
+is used instead: AlgorithmChoices holds it, as bytes that mean the same to the same library on the same card.
 */
 #pragma once
 
@@ -30,7 +30,7 @@ inline void cublas_check(cublasStatus_t status, const char* call, const char* fi
 }
 #define cublasCheck(call) cublas_check((call), #call, __FILE__, __LINE__)
 
-// Refuses a library that is older than its card, and would find no algorithm for any product.
+// Throws Error if the library is older than its card: it would find no algorithm for any product.
 inline void check_cublas_version(const cudaDeviceProp& card, size_t version = cublasLtGetVersion()) {
     constexpr size_t first_for_blackwell = 120800;
     if (card.major < 10 || version >= first_for_blackwell) return;
@@ -38,9 +38,10 @@ inline void check_cublas_version(const cudaDeviceProp& card, size_t version = cu
          card.name);
 }
 
-// Bytes that cuBLASLt may use while a product runs. First what it may always use: older kernels than Hopper's
-// gain from no more than a little. Those that follow are offered where products are timed, for there are
-// kernels that share the sums of small matrices among more blocks then, if the card has 256 times as much.
+// Returns the limits of the workspace that cuBLASLt may use while a product runs, in bytes. The first always
+// applies: kernels older than Hopper's gain little from more. The others are offered when products are timed,
+// if the card has 256 times as much memory: with them, some kernels split the sums of small matrices over
+// more blocks.
 inline std::vector<size_t> workspace_limits(const cudaDeviceProp& device) {
     std::vector<size_t> limits = {size_t(device.major >= 9 ? 32 : 4) << 20};
     for (size_t more : {size_t(128) << 20, size_t(256) << 20}) {
@@ -49,16 +50,16 @@ inline std::vector<size_t> workspace_limits(const cudaDeviceProp& device) {
     return limits;
 }
 
-// Each stream has memory of its own, for products of two streams may run at the same time.
+// Each stream has a workspace of its own, because products of two streams may run at the same time.
 class Workspaces {
 public:
     std::vector<size_t> limits = workspace_limits(device_properties());
 
-    // Streams have memory of two sizes.
+    // Returns the size of the workspace to use. A stream may have workspaces of two sizes.
     size_t size_for(size_t needed) const { return needed <= limits.front() ? limits.front() : limits.back(); }
 
-    // Returns null where there is no memory left. The smaller of both sizes stays where the larger one comes
-    // later: a graph may use it.
+    // Returns null if out of memory. A stream keeps its smaller workspace when it gets the larger one,
+    // because a CUDA graph may use it.
     void* of_stream(cudaStream_t stream, size_t bytes) {
         void*& workspace = made_[{stream, bytes}];
         if (workspace) return workspace;
@@ -77,7 +78,7 @@ private:
 template <typename T>
 constexpr cudaDataType cuda_type = sizeof(T) == 2 ? CUDA_R_16BF : CUDA_R_32F;
 
-// The work that rides along on numbers that a product has in registers anyway. gelu is in its tanh form.
+// Work fused into a product, on numbers that it has in registers anyway. gelu is in its tanh form.
 enum class Epilogue {
     none,
     bias,           // D = the product + bias
@@ -86,12 +87,12 @@ enum class Epilogue {
     bias_gradient,  // dbias += the sums of B over k
 };
 
-// One for gelu_gradient and bias_gradient together is not used: it has dbias in the type of D.
+// The library's epilogue for gelu_gradient and bias_gradient together is not used: its dbias has D's type.
 struct EpilogueRow {
     cublasLtEpilogue_t name;
     const char* text;
-    Epilogue in_front;     // the product's own, where a kernel behind it does the rest; the same: none can
-    bool fused_on_hopper;  // the choice if both can be and nobody has measured; other cards do not fuse it
+    Epilogue in_front;     // the product's own if a later kernel does the rest; itself: no kernel can
+    bool fused_on_hopper;  // default on Hopper if both ways are possible; on other cards it is not to fuse
 };
 
 constexpr EpilogueRow epilogue_rows[] = {
@@ -115,8 +116,8 @@ constexpr Epilogue bias_if_any(const void* bias) {
     return bias ? Epilogue::bias : Epilogue::none;
 }
 
-// D (m, n) = op(A) op(B) in the library's terms, where matrices are stored by columns: our rows are its
-// columns, so A is what has our innermost dimension.
+// D (m, n) = op(A) op(B) in the library's terms, with matrices stored by columns: our rows are its columns,
+// so A is the operand that has the innermost dimension of D.
 struct Product {
     int m, n, k;
     bool transpose_a = false, transpose_b = false;
@@ -125,7 +126,7 @@ struct Product {
     cudaDataType d_type = cuda_type<floatX>;
     // fp8: only with A transposed and B not, and scales for both
     cudaDataType a_type = cuda_type<floatX>, b_type = cuda_type<floatX>;
-    bool fast_sums = false;  // fp8: in the fewer bits that tensor cores add up in, about 14 of Hopper's
+    bool fast_sums = false;  // fp8: sums in the tensor cores' fewer bits, about 14 on Hopper
     int spared = spared_multiprocessors;
     auto operator<=>(const Product&) const = default;
 };
@@ -137,9 +138,10 @@ struct Operands {
     void* pre_gelu = nullptr;                            // like d
     float* dbias = nullptr;                              // (n)
     float* sums = nullptr;                               // scratch of matmul_backward_bias(), for dbias
-    const float *a_scale = nullptr, *b_scale = nullptr;  // (1) fp8: what 1 counts
+    const float *a_scale = nullptr, *b_scale = nullptr;  // (1) fp8: the value of q = 1 (fp8.cuh)
 
-    // The library's bias: read, or where it has gradients, written.
+    // The library's bias pointer: read by epilogues that add a bias, written by those that compute its
+    // gradient.
     const void* vector() const { return sums ? sums : bias; }
 };
 
@@ -150,7 +152,7 @@ inline uint32_t pointer_alignment(const void* pointer) {
     return (uint32_t)(address & -address);
 }
 
-// All that a choice of algorithm depends on, but for the card and the library.
+// Everything that the choice of an algorithm depends on, except the card and the library.
 struct ProductKind {
     Product product;
     std::array<uint32_t, 5> alignments;  // a, b, d, vector() and pre_gelu; 0: there is none
@@ -182,7 +184,7 @@ inline std::string kind_text(const ProductKind& kind) {
     return text + fast + (spared ? ", " + std::to_string(spared) + " multiprocessors spared" : "");
 }
 
-// And these: algorithms of another setup mean nothing here.
+// Names the card, the library and the largest workspace: algorithms of another setup mean nothing here.
 inline std::string cublas_setup() {
     const cudaDeviceProp& device = device_properties();
     return std::string(device.name) + ", " + std::to_string(device.multiProcessorCount) +
@@ -190,7 +192,7 @@ inline std::string cublas_setup() {
            std::to_string(workspace_limits(device).back());
 }
 
-// The library's own type has no name, which nvcc does not take for elements of a std::vector.
+// The library's type is an unnamed struct, which nvcc does not accept as the element of a std::vector.
 struct Algorithm {
     cublasLtMatmulAlgo_t opaque;
     size_t workspace;  // bytes that it needs
@@ -198,16 +200,16 @@ struct Algorithm {
     std::string bytes() const { return std::string((const char*)&opaque, sizeof opaque); }
 };
 
-// The algorithm for each kind_text(), byte by byte; no bytes: the epilogue is left to a kernel of its own.
+// The bytes of the algorithm for each kind_text(); no bytes: a separate kernel does the epilogue.
 using AlgorithmChoices = std::map<std::string, std::string>;
 
-// The facts about a kind of product that are found once, before it runs.
+// How to run a kind of product: determined once, before it first runs.
 struct ProductPlan {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, d;
     float beta;
     Algorithm algorithm;
-    bool unfused;  // the epilogue is faster by a kernel of its own, or cannot be had otherwise
+    bool unfused;  // a separate kernel does the epilogue, because it is faster or there is no other way
     bool chosen;   // by AlgorithmChoices
 };
 
@@ -216,7 +218,7 @@ struct Cublas {
     Workspaces workspaces;
     std::map<ProductKind, ProductPlan> plans;
     AlgorithmChoices choices;
-    // a note of every kind of product that is made, with its last operands; null: none is taken
+    // receives every kind of product that runs, with its last operands; null: nothing is recorded
     std::map<ProductKind, Operands>* noted = nullptr;
 
     Cublas() { cublasCheck(cublasLtCreate(&handle)); }
@@ -275,12 +277,12 @@ inline ProductPlan describe(const ProductKind& kind, const Operands& operands) {
 
 constexpr int most_candidates = 16;
 
-// Algorithms for a product that need no more than `workspace` bytes, up to `most` of these, in the order that
-// the library expects of their speed.
+// Returns up to `most` algorithms for a product that need no more than `workspace` bytes, fastest first by
+// the library's estimate.
 inline std::vector<Algorithm> proposed_algorithms(const ProductKind& kind, const ProductPlan& plan, int most,
                                                   size_t workspace) {
     auto [a, b, d, vector, pre_gelu] = kind.alignments;
-    // Its kernels read and write what goes into GELU by vectors, and nothing tells it the alignment of these.
+    // GELU epilogues read and write pre_gelu in vectors, and no attribute tells the library its alignment.
     constexpr uint32_t least_of_gelu = 16;
     if (pre_gelu > 0 && pre_gelu < least_of_gelu) return {};
     cublasLtMatmulPreference_t preference;
@@ -312,7 +314,7 @@ inline std::vector<Algorithm> proposed_algorithms(const ProductKind& kind, const
     return algorithms;
 }
 
-// Takes the algorithm that was chosen, if the library would run it.
+// Applies the choice for this kind of product, if there is one and the library would run it.
 inline void take_choice(const ProductKind& kind, ProductPlan& plan) {
     auto choice = cublas().choices.find(kind_text(kind));
     if (choice == cublas().choices.end()) return;
@@ -338,7 +340,7 @@ inline ProductPlan make_plan(const ProductKind& kind, const Operands& operands) 
     ProductPlan plan = describe(kind, operands);
     auto algorithms = proposed_algorithms(kind, plan, 1, cublas().workspaces.limits.front());
     if (!algorithms.empty()) plan.algorithm = algorithms[0];
-    // Other cards than Hopper start a second kernel for GELU as an epilogue too, a slow one.
+    // On cards other than Hopper, cuBLASLt's GELU epilogue also starts a second kernel, a slow one.
     Epilogue epilogue = kind.product.epilogue;
     bool usual = device_properties().major == 9 && epilogue_row(epilogue).fused_on_hopper;
     plan.unfused = can_be_unfused(epilogue) && (algorithms.empty() || !usual);
@@ -355,13 +357,13 @@ inline ProductPlan& find_plan(const Product& product, const Operands& operands) 
     return plan->second;
 }
 
-// For products from now on.
+// Applies the choices to all products from now on.
 inline void choose_algorithms(const AlgorithmChoices& choices) {
     cublas().choices = choices;
     for (auto& [kind, plan] : cublas().plans) take_choice(kind, plan);
 }
 
-// Takes the memory now that the algorithms in use will want on a stream.
+// Allocates in advance the workspaces that the algorithms in use will need on a stream.
 inline void take_workspaces(cudaStream_t stream) {
     Workspaces& workspaces = cublas().workspaces;
     for (const auto& [kind, plan] : cublas().plans) {

@@ -1,9 +1,9 @@
 /*
-Functions of each element by itself, and the simplest of them, the residual sum.
+Element-wise functions, and the simplest of them, the residual sum.
 
     out[i] = f(inp[i])      or      out[i] = f(inp1[i], inp2[i])
 
-All arrays are (n) and floatX, f is of floats, and what it gives is rounded once. out may be an input.
+All arrays are (n) and floatX. f computes in float, and its result is rounded once. out may be an input.
 */
 #pragma once
 
@@ -16,7 +16,7 @@ All arrays are (n) and floatX, f is of floats, and what it gives is rounded once
 // ----------------------------------------------------------------------------
 // CPU
 
-// Pieces are fixed, and each is of whole vectors, so the number of threads changes no bit.
+// Pieces have a fixed size, in whole vectors, so the number of threads does not change a bit of the result.
 template <auto f, typename... Inputs>
 void elementwise_cpu(floatX* out, float* amax, size_t n, const Inputs*... inp) {
     constexpr size_t piece = 8192;
@@ -50,8 +50,8 @@ __global__ void elementwise_kernel(floatX* out, float* amax, size_t n, const Inp
     element.keep(amax);
 }
 
-// Divisible by a power of two only if n is, and the place of every array in memory, in elements: rows cut out
-// of a tensor need not begin with a whole vector.
+// Returns a number that a power of two divides only if it divides n and the address of every array, in
+// elements: rows cut out of a tensor need not begin with a whole vector.
 template <typename... Arrays>
 size_t common_row(size_t n, const Arrays*... arrays) {
     return n | ((uintptr_t)arrays | ...) / sizeof(floatX);
@@ -62,7 +62,7 @@ size_t common_row(size_t n, const Arrays*... arrays) {
 // ----------------------------------------------------------------------------
 // launchers
 
-// amax: (1) becomes the amax of out, or null.
+// amax: (1) receives the amax of out, or null.
 template <auto f, typename... Inputs>
 void elementwise(floatX* out, float* amax, size_t n, cudaStream_t stream, const Inputs*... inp) {
     static_assert((std::is_same_v<Inputs, floatX> && ...));
@@ -82,8 +82,8 @@ HOST_DEVICE inline float sum_of_two(float a, float b) {
     return a + b;
 }
 
-// out = inp1 + inp2. Where a norm follows, residual_norm_forward (norm.cuh) does both in one pass; this is
-// for where none does, as at the end of a pipeline stage. The sum is rounded as it is there, and has the same
+// out = inp1 + inp2, for a sum that no norm follows, as at the end of a pipeline stage; if one does,
+// residual_norm_forward (norm.cuh) computes both in one pass. Both round the sum in the same way, to the same
 // bits.
 inline void residual_forward(floatX* out /* (n), may be inp1 or inp2 */, const floatX* inp1 /* (n) */,
                              const floatX* inp2 /* (n) */, size_t n, cudaStream_t stream) {

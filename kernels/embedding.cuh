@@ -7,20 +7,20 @@ out is (N, C), wte (V, C), wpe (T, C) or null; the backward pass needs tokens an
 
 Many tokens share a row of a table, so the backward pass would need atomics, whose order changes the sum.
 Instead the host sorts the tokens, and rows of dout for the same row of a table are summed one after another.
-On a GPU this is a segmented reduction: the sorted list is cut into pieces of 64, one for each warp, so that
-all have the same work, whether tokens are rare or one of them is all of the batch. A warp adds the sums that
-begin in its piece to the table. The one that began before it leaves as a carry. The carries are a sorted list
-too, of 1/64 the length, and are summed into the table by the next launch in the same way: three launches do
-for 64^3 = 262,144 tokens. It is fixed what is added to what, so every run has the same bits; and the launches
-are the same for all tokens, so a CUDA graph can hold them.
+On a GPU this is a segmented reduction: the sorted list is cut into pieces of 64, one per warp, so that all
+warps have the same work, whether tokens are rare or one of them fills the batch. A warp adds the sums that
+begin in its piece to the table, and leaves the sum that began before it as a carry. The carries form a sorted
+list too, of 1/64 the length, which the next launch sums into the table in the same way: three launches
+suffice for 64^3 = 262,144 tokens. The order of additions is fixed, so every run has the same bits; and the
+launches do not depend on the tokens, so a CUDA graph can hold them.
 
-The memory traffic of the backward pass is dout once, and the rows of the tables that occur, read and written
-in float; and for carries, which a cache can hold, up to 1/64 of the elements of dout for each table, written
-and read in float. With positions dout is read again, but from the second-level cache: the launch goes through
-the channels in slices of 128 (16 MiB for 65,536 tokens in bf16), each by token first, then by position.
+The backward pass reads dout once, and reads and writes the rows of the tables that occur, in float. For
+carries it writes and reads, in float, up to 1/64 of the elements of dout per table, which a cache can hold.
+If there are positions, it reads dout twice, the second time from the L2 cache: the launch goes through the
+channels in slices of 128 (16 MiB for 65,536 tokens in bf16), each by token first, then by position.
 
-Where the vocabulary is cut over several devices, a VocabRange says which rows of the table are here. The
-other tokens are zeros, so that the sum over the devices, of which one adds the positions, is the embedding.
+If the vocabulary is split across devices, a VocabRange gives the rows of the table that are on this one.
+Other tokens give zeros, so that the sum over the devices, one of which adds the positions, is the embedding.
 */
 #pragma once
 
@@ -30,7 +30,7 @@ other tokens are zeros, so that the sum over the devices, of which one adds the 
 #include "kernels/common.cuh"
 #include "kernels/row_order.h"
 
-// The tokens whose rows a token table has: first .. first + count - 1.
+// The tokens whose rows a token table holds: first .. first + count - 1.
 struct VocabRange {
     int first = 0, count = INT_MAX;
 
@@ -38,8 +38,8 @@ struct VocabRange {
     HOST_DEVICE size_t row(int token) const { return (size_t)(token - first); }
 };
 
-// Lists of rows of dout, place(i), and of the rows of a table that get them, row(i), or -1: none does. Equal
-// rows follow one another.
+// Lists of rows: place(i) is a row of dout, and row(i) the row of a table that it is added to, or -1 for
+// none. Equal rows of the table are adjacent.
 struct TokenList {
     const int *by_token, *tokens;
     VocabRange vocab;
@@ -58,10 +58,10 @@ struct PositionList {
     HOST_DEVICE int row(int i) const { return positions[by_position[i]]; }
 };
 
-// On a GPU a list is summed by pieces of this length, and then what these leave over is, and so on.
+// On a GPU a list is summed in pieces of this length, then so is the list of their carries, and so on.
 constexpr int sum_length = 64;
 
-// Launches that a list of N takes.
+// Returns the number of launches for a list of N.
 inline int sum_rows_launches(int N) {
     int launches = 1;
     for (int pieces = ceil_div(N, sum_length); pieces > 1; launches++) pieces = ceil_div(pieces, sum_length);
@@ -87,7 +87,7 @@ inline void embedding_forward_cpu(floatX* out, const int* tokens, const floatX* 
     }
 }
 
-// Who meets the first of equal rows adds them all.
+// The iteration that meets the first of several equal rows adds them all.
 template <typename T, typename List>
 void add_rows_cpu(float* table, const T* dout, const List& list, int N, int C) {
 #pragma omp parallel for schedule(dynamic, 64)
@@ -116,7 +116,7 @@ inline void embedding_backward_cpu(float* dwte, float* dwpe, const floatX* dout,
 
 constexpr int embedding_block = 256;
 
-// A row of blocks for each token, a thread for W neighbouring channels.
+// blockIdx.x is the token; each thread handles W neighboring channels.
 template <int W>
 __global__ void embedding_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe,
                                          const int* positions, int C, VocabRange vocab) {
@@ -134,10 +134,11 @@ __global__ void embedding_forward_kernel(floatX* out, const int* tokens, const f
 
 constexpr int sum_warps = 4;  // warps of a block, with a piece each
 constexpr int sum_ahead = 8;  // rows that a warp loads at once
-// blocks of a multiprocessor, at least: in bf16 48 KiB are on their way, more than an H200 brings in 1 us
+// minimum blocks per multiprocessor: in bf16 they keep 48 KiB of loads in flight, more than an H200 delivers
+// to each multiprocessor in 1 us
 constexpr int sum_blocks = 6;
 
-// The carries of pieces are a list as well, of rows one after another.
+// The carries of pieces also form a list, of consecutive rows.
 struct CarryList {
     const int* rows;
 
@@ -153,7 +154,7 @@ struct RowSums {
     const T* inp;               // (rows, C)
     float* table;               // (rows, C) +=
     float* carries = nullptr;   // (pieces, C)
-    int* carry_rows = nullptr;  // (pieces) of the table; -1: no row of this table goes on into the piece
+    int* carry_rows = nullptr;  // (pieces) of the table; -1: no sum for this table continues into the piece
 
     HOST_DEVICE int pieces() const { return ceil_div(count, sum_length); }
     HOST_DEVICE int blocks() const { return ceil_div(pieces(), sum_warps); }
@@ -167,7 +168,7 @@ __device__ void add_to(float* total, Vec<float, W> sum) {
     store_last(total, sum);
 }
 
-// A warp's work on a piece, of which a lane does channels c .. c + W - 1.
+// Sums one piece with a warp. Each lane handles channels c .. c + W - 1.
 template <int W, typename List, typename T>
 __device__ void sum_piece(const RowSums<List, T>& sums, int piece, int C, int c) {
     const List& list = sums.list;
@@ -175,11 +176,11 @@ __device__ void sum_piece(const RowSums<List, T>& sums, int piece, int C, int c)
     if (begin >= end) return;
     int carried_row = begin > 0 && list.row(begin) == list.row(begin - 1) ? list.row(begin) : -1;
     bool in_carry = carried_row >= 0;
-    const T* inp = sums.inp + min(c, C - W);  // lanes without channels read along
+    const T* inp = sums.inp + min(c, C - W);  // lanes past the last channel load too, but write nothing
     Vec<float, W> sum = {};
 #pragma unroll 1
     for (int first = begin; first < end; first += warp_size) {
-        // Each lane looks at one of the next rows. In a mask, bit j is row j of them.
+        // Each lane inspects one of the next 32 rows. Bit j of a mask is row j of these.
         constexpr int none = -2;
         int i = first + lane, place = 0, row = -1, next = -1;
         if (i < end) place = list.place(i), row = list.row(i), next = i + 1 < end ? list.row(i + 1) : none;
@@ -220,7 +221,7 @@ __device__ void sum_piece(const RowSums<List, T>& sums, int piece, int C, int c)
     if (blockIdx.y == 0 && lane == 0) sums.carry_rows[piece] = carried_row;
 }
 
-// A column of blocks for the pieces of one list, then of the other. blockIdx.y: a slice of the channels.
+// blockIdx.x: the pieces of the first list, then those of the second. blockIdx.y: a slice of the channels.
 template <int W, typename First, typename Second>
 __global__ void __launch_bounds__(warp_size* sum_warps, sum_blocks)
     sum_rows_kernel(const First first, const Second second, int C) {
@@ -232,7 +233,7 @@ __global__ void __launch_bounds__(warp_size* sum_warps, sum_blocks)
         sum_piece<W>(second, piece - blocks * sum_warps, C, c);
 }
 
-// Floats of the carries of so many pieces and of their rows: a multiple of 16 bytes if a row is.
+// Returns the floats of the carries of `pieces` pieces and of their rows: a multiple of 16 bytes if a row is.
 inline size_t carry_floats(int pieces, int C) {
     return (size_t)pieces * C + ceil_div(pieces, 4) * 4;
 }
@@ -256,18 +257,18 @@ void launch_sum_rows(First first, Second second, float* scratch, int C, cudaStre
 // ----------------------------------------------------------------------------
 // launchers
 
-// The part of the tokens that is here.
+// Returns the fraction of the tokens that are in `vocab`.
 inline double share_here(const VocabRange& vocab) {
     return (double)std::min(vocab.count, ledger->V) / ledger->V;
 }
 
-// Bytes of the rows that N tokens have in the tables.
+// Returns the bytes of the table rows that N tokens use.
 template <typename T>
 double tables_bytes(const T* wte, const T* wpe, int N, int C, const VocabRange& vocab) {
     return array_bytes(wte, share_here(vocab) * std::min(N, ledger->V), C) + array_bytes(wpe, ledger->T, C);
 }
 
-// A token that is not here counts as zeros: its row is that of the position alone, or 0 without positions.
+// A token outside of `vocab` counts as zeros: its row is its position's alone, or 0 without positions.
 inline void embedding_forward(floatX* out /* (N, C) */, const int* tokens /* (N) */,
                               const floatX* wte /* (vocab.count, C) */,
                               const floatX* wpe /* (T, C) or null */,
@@ -287,7 +288,7 @@ inline void embedding_forward(floatX* out /* (N, C) */, const int* tokens /* (N)
               }));
 }
 
-// Floats of scratch that embedding_backward needs for N tokens, and sum_rows for N rows.
+// Returns the floats of scratch that embedding_backward needs for N tokens, and sum_rows for N rows.
 inline size_t embedding_backward_scratch([[maybe_unused]] int N, [[maybe_unused]] int C) {
     size_t size = 0;
 #ifndef DEVICE_CPU
@@ -300,7 +301,7 @@ inline size_t embedding_backward_scratch([[maybe_unused]] int N, [[maybe_unused]
     return size;
 }
 
-// dwpe gets the gradient of every token, dwte of those here.
+// dwpe receives the gradient of every token, dwte that of tokens in `vocab`.
 inline void embedding_backward(float* dwte /* (vocab.count, C) += */, float* dwpe /* (T, C) +=, or null */,
                                [[maybe_unused]] float* scratch /* (embedding_backward_scratch(N, C)) */,
                                const floatX* dout /* (N, C) */, const int* tokens /* (N) */,
@@ -325,7 +326,7 @@ inline void embedding_backward(float* dwte /* (vocab.count, C) += */, float* dwp
               }));
 }
 
-// Adds N rows to those of a table, one after another in a given order, in which equal ones follow each other.
+// Adds N rows to rows of a table, one after another, in a given order in which equal table rows are adjacent.
 template <typename T>
 void sum_rows(float* table /* (rows, C) += */,
               [[maybe_unused]] float* scratch /* (embedding_backward_scratch(N, C)) */,
@@ -333,7 +334,7 @@ void sum_rows(float* table /* (rows, C) += */,
               const int* order /* (N) of sort_by */, int N, int C, cudaStream_t stream) {
     if (N == 0) return;
     TokenList list = {order, rows, {}};
-    auto cost = [&]() -> LaunchCost {  // all are different
+    auto cost = [&]() -> LaunchCost {  // assumes that all rows are different
         return {.read = array_bytes(inp, N, C) + array_bytes(table, N, C) + array_bytes(order, 2, N),
                 .written = array_bytes(table, N, C),
                 .launches = sum_rows_launches(N)};

@@ -1,6 +1,6 @@
 /*
-How errors are reported, from the ground floor up: fail() throws, main() prints the one line and exits with
-the error's code. What was half done is undone on the way by destructors.
+How errors are reported, from the lowest layer up: fail() throws; main() prints the message as one line and
+exits with the error's code. Destructors undo unfinished work on the way.
 */
 #pragma once
 
@@ -10,7 +10,7 @@ the error's code. What was half done is undone on the way by destructors.
 #include <string>
 #include <utility>
 
-// Exit codes, for those who start the program again: of these, only the last is worth a new start.
+// Exit codes, for scripts that restart the program: only after the last is a restart worthwhile.
 constexpr int exit_bad_input = 1;     // the user's input: options, files, a machine that is too small
 constexpr int exit_not_finite = 70;   // the numbers of a run are not finite
 constexpr int exit_failed_part = 75;  // another process, a link, a device or a disk (sysexits.h: EX_TEMPFAIL)
@@ -21,7 +21,7 @@ struct Error : std::runtime_error {
     int exit_code;
 };
 
-// An error of a part that may work again later.
+// The failure of a part (a process, a link, a device or a disk) that may work again later.
 struct FailedPart : Error {
     explicit FailedPart(const std::string& message) : Error(message, exit_failed_part) {}
 };
@@ -54,7 +54,7 @@ __attribute__((format(printf, 1, 2))) inline std::string text(const char* format
     throw Error(message);
 }
 
-// Throws the error of a process, a link, a device or a disk.
+// Throws FailedPart, for a process, a link, a device or a disk.
 [[noreturn]] __attribute__((format(printf, 1, 2))) inline void fail_part(const char* format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -63,7 +63,7 @@ __attribute__((format(printf, 1, 2))) inline std::string text(const char* format
     throw FailedPart(message);
 }
 
-// An error that is kept for the moment when it can be reported.
+// An error that is kept until it can be reported.
 struct NotedError {
     int exit_code = exit_bad_input;
     std::string message;  // empty: there is no error
@@ -74,7 +74,7 @@ struct NotedError {
     }
 };
 
-// Runs work in a place that must not throw, such as a step that a rank cannot leave alone, and notes its
+// Runs work where nothing may be thrown, such as in a step that no rank can leave by itself, and notes its
 // first error.
 template <typename Work>
 void note_error(NotedError& noted, Work&& work) {
@@ -85,7 +85,7 @@ void note_error(NotedError& noted, Work&& work) {
     }
 }
 
-// Notes only the message, where the program goes on after it.
+// Notes only the message, if the program continues after the error.
 template <typename Work>
 void note_error(std::string& message, Work&& work) {
     NotedError noted = {exit_bad_input, message};
@@ -93,8 +93,9 @@ void note_error(std::string& message, Work&& work) {
     message = noted.message;
 }
 
-// While one of these exists, launchers of its thread note their errors instead of throwing them: a rank whose
-// launch has failed still takes part in all that the other ranks do, until they can hear of it.
+// While one of these exists, launchers of its thread note their errors instead of throwing them, so that a
+// rank whose launch has failed still takes part in everything that the other ranks do, until they can learn
+// of the failure.
 class NotedLaunchErrors {
 public:
     explicit NotedLaunchErrors(NotedError& error) : outer_(std::exchange(place_, &error)) {}

@@ -1,10 +1,10 @@
 /*
-The exponential and the normal distribution as branch-free float arithmetic, so that a loop over them becomes
-vector instructions: compilers only vectorise the ones of the C library under -ffast-math, which breaks NaN
-and Inf.
+The exponential and the normal distribution as branch-free float arithmetic, so that compilers can vectorize
+loops over them: they vectorize the C library's versions only under -ffast-math, which breaks NaN and Inf.
 
-A GPU has instructions for 2^x and 1/x. In bf16 they are exact enough (the exponential to 2^-16 of itself),
-and take a third of the instructions of better ones, which kernels would wait for rather than memory.
+A GPU has instructions for 2^x and 1/x. They are accurate enough for bf16 (relative error of the exponential:
+2^-16) and take a third of the instructions of the accurate versions, which would make kernels wait for
+arithmetic rather than memory.
 */
 #pragma once
 
@@ -14,8 +14,9 @@ and take a third of the instructions of better ones, which kernels would wait fo
 
 #include "kernels/common.cuh"
 
-// e^x to 2 ulp. Inf above e^88.37 (1/2 ln 2 before it must be), 0 where it would be denormal, NaN stays NaN.
-// x = n ln 2 + r with n an integer: e^x = 2^n e^r, and |r| < 0.35 leaves a short series.
+// Returns e^x, on the CPU to 2 ulp. Inf for x > 88.376 (1/2 ln 2 below the overflow threshold), 0 where the
+// result would be denormal, NaN for NaN. Uses x = n ln 2 + r with n an integer: e^x = 2^n e^r, and |r| < 0.35
+// needs only a short series.
 HOST_DEVICE inline float fast_exp(float x) {
 #ifdef __CUDA_ARCH__
     return sizeof(floatX) == sizeof(float) ? expf(x) : exp2_approx(x * 1.44269504f);
@@ -32,7 +33,8 @@ HOST_DEVICE inline float fast_exp(float x) {
     series = series * r + 1 / 6.0f;
     series = series * r + 1 / 2.0f;
     series = series * r * r + r + 1.0f;
-    // 2^n through the exponent bits. At the ends n would not fit them, and the results are known.
+    // Builds 2^n from its exponent bits. They cannot hold n at the ends of the range, whose results are set
+    // below.
     float power =
         std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) << 23) + std::bit_cast<uint32_t>(1.0f));
     float result = series * power;
@@ -41,7 +43,7 @@ HOST_DEVICE inline float fast_exp(float x) {
 #endif
 }
 
-// 1 / x, but perhaps 0 where it would be denormal.
+// Returns 1 / x, or possibly 0 where that would be denormal.
 HOST_DEVICE inline float fast_inverse(float x) {
 #ifdef __CUDA_ARCH__
     return sizeof(floatX) == sizeof(float) ? 1 / x : inverse_approx(x);

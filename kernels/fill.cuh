@@ -1,5 +1,5 @@
 /*
-Fill: elements of an array set to a value.
+Sets all elements of an array to a value.
 
     out[i] = value
 */

@@ -1,17 +1,17 @@
 /*
-Numbers in 8 bits for matrix products (Micikevicius et al., "FP8 formats for deep learning", 2022):
+8-bit floating point (fp8) for matrix products (Micikevicius et al., "FP8 formats for deep learning", 2022):
 
     e4m3    4 bits of exponent, 3 of fraction, up to 448      values of the forward pass
     e5m2    5 bits of exponent, 2 of fraction, up to 57344    gradients
 
-A matrix (rows, columns) of floatX becomes q = round(x * scale), with the scale that brings its largest
-element to the largest number of the format, and a float that tells what 1 of q counts. The scale is that of
-the very numbers it is applied to, so nothing is cut off. Rounding is to nearest even. NaN stays NaN, and an
-infinite element makes it all NaN.
+A matrix (rows, columns) of floatX is stored as q = round(x * scale), together with a float, the value of 1 in
+q. The scale maps the largest element to the largest number of the format. It is computed from the same
+numbers it is applied to, so nothing saturates. Rounding is to nearest even. A NaN or infinite element makes
+the whole matrix NaN.
 
-Hopper multiplies in fp8 only where the inner dimension of both factors is the fast one, so a matrix is
-needed as it is for one product and transposed for another: one pass writes both, through a tile in shared
-memory. Its amax is known by then (amax.cuh).
+Hopper multiplies in fp8 only if the inner dimension of both operands is contiguous, so a matrix is needed as
+it is for one product and transposed for another. One pass writes both, through a tile in shared memory. The
+amax must be known by then (amax.cuh).
 */
 #pragma once
 
@@ -28,8 +28,8 @@ memory. Its amax is known by then (amax.cuh).
 
 enum class Fp8 { e4m3, e5m2 };
 
-// A scale is floats at a multiple of 16 bytes: the amax, and then, at the next multiple, what 1 of
-// q counts. cuBLASLt proposes algorithms for scales that lie elsewhere, and then refuses to start them.
+// A scale is an array aligned to 16 bytes: the amax and, at the next multiple of 16 bytes, the value of 1 in
+// q. For scales aligned otherwise, cuBLASLt proposes algorithms and then refuses to start them.
 constexpr int fp8_one_at = 4, fp8_scale_floats = 8;
 
 struct Fp8Matrix {
@@ -42,7 +42,7 @@ HOST_DEVICE constexpr float fp8_largest(Fp8 format) {
     return format == Fp8::e4m3 ? 448.0f : 57344.0f;
 }
 
-// Without an infinite one for numbers that are hardly there.
+// Returns the scale, capped because tiny values of amax would make it infinite.
 HOST_DEVICE inline float fp8_scale(Fp8 format, float amax) {
     constexpr float most = 0x1p100f;
     float scale = fp8_largest(format) / amax;
@@ -52,7 +52,7 @@ HOST_DEVICE inline float fp8_scale(Fp8 format, float amax) {
 // ----------------------------------------------------------------------------
 // CPU
 
-// Rounds to the nearest; larger values become the largest number.
+// Rounds to nearest even; values beyond the largest number saturate to it.
 inline uint8_t fp8_round(Fp8 format, float x) {
     int fraction_bits = format == Fp8::e4m3 ? 3 : 2, bias = format == Fp8::e4m3 ? 7 : 15;
     uint8_t sign = std::signbit(x) ? 0x80 : 0;
@@ -83,20 +83,20 @@ inline void fp8_quantize_cpu(Fp8Matrix out, Fp8 format, const floatX* inp, size_
 
 constexpr int fp8_tile = 128, fp8_threads = 256;
 
-// Four rows of four bytes become the words of the four columns.
+// Transposes four rows of four bytes into the words of four columns.
 __device__ inline void transpose_bytes(uint32_t (&columns)[4], uint32_t a, uint32_t b, uint32_t c,
                                        uint32_t d) {
-    uint32_t ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140);  // a0 b0 a1 b1, from the lowest
+    uint32_t ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140);  // a0 b0 a1 b1, lowest first
     columns[0] = __byte_perm(ab, cd, 0x5410), columns[1] = __byte_perm(ab, cd, 0x7632);
     ab = __byte_perm(a, b, 0x7362), cd = __byte_perm(c, d, 0x7362);
     columns[2] = __byte_perm(ab, cd, 0x5410), columns[3] = __byte_perm(ab, cd, 0x7632);
 }
 
-// A block for each tile of 128 x 128. A thread converts 4 rows of 8 columns at a time, transposes them in its
-// registers, and leaves the words of the columns in shared memory, from where each column goes out as 128
-// bytes by 8 threads. In shared memory word w of column c, of rows 4w to 4w + 3, is at place w ^ (c / 8 * 2)
-// of the column: so the threads of a warp write to 32 banks, and read whole columns.
-// W: elements that can be loaded at once; W > 1 says that rows and columns are multiples of 16.
+// One block per 128 x 128 tile. A thread converts 4 rows of 8 columns at a time, transposes them in
+// registers, and leaves one word per column in shared memory; then 8 threads write each column as 128 bytes.
+// Word w of column c (rows 4w to 4w + 3) is stored at w ^ (c / 8 * 2) within the column, so that the threads
+// of a warp write to 32 different banks and can read whole columns.
+// W: elements per load. W > 1 requires rows and columns to be multiples of 16.
 template <Fp8 format, int W>
 __global__ void fp8_quantize_kernel(uint8_t* values, uint8_t* transposed, float* scale, const floatX* inp,
                                     size_t rows, size_t columns) {
@@ -112,9 +112,9 @@ __global__ void fp8_quantize_kernel(uint8_t* values, uint8_t* transposed, float*
         int word = part * words_at_once + threadIdx.x / groups;
         size_t row = first_row + word * 4, at = row * columns + column;
         auto inside = [&](int y, int k) { return row + y < rows && column + k < columns; };
-        bool all_inside = W > 1 && inside(0, 0);  // or none
+        bool all_inside = W > 1 && inside(0, 0);  // all 4 x 8 elements, or none
         Vec<floatX, 8> x[4] = {};
-        uint32_t q[2][4];  // the first and the second 4 columns
+        uint32_t q[2][4];  // columns 0 to 3 and 4 to 7
 #pragma unroll
         for (int i = 0; i < 32; i += W) {
             int y = i / 8, k = i % 8;
@@ -183,7 +183,7 @@ inline void launch_fp8_quantize(Fp8Matrix out, Fp8 format, const floatX* inp, si
 // ----------------------------------------------------------------------------
 // launchers
 
-// out.scale[0] is the amax of inp.
+// out.scale[0] must hold the amax of inp.
 inline void fp8_quantize(Fp8Matrix out, Fp8 format, const floatX* inp /* (rows, columns) */, size_t rows,
                          size_t columns, cudaStream_t stream) {
     ON_DEVICE(stream,

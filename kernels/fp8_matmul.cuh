@@ -1,17 +1,17 @@
 /*
 The products of a linear layer in fp8: activations and weights in e4m3, gradients in e5m2, results in floatX,
-and in fp32 for the weights' gradient. As in matmul.cuh:
+the weights' gradient in fp32. As in matmul.cuh:
 
-    forward      out (N, OC) = inp (N, C) weight (OC, C)^T + bias        of inp8, weight8
-    backward     dinp (N, C) = dout (N, OC) weight                       of dout8, the transpose of weight8
-                 dweight += or = dout^T inp                              of the transposes of dout8 and inp8
+    forward      out (N, OC) = inp (N, C) weight (OC, C)^T + bias        reads inp8, weight8
+    backward     dinp (N, C) = dout (N, OC) weight                       reads dout8, weight8 transposed
+                 dweight += or = dout^T inp                              reads dout8 and inp8, both transposed
 
-BlockProducts has these for all matrices of the blocks that a rank holds, or the products of matmul.cuh where
-fp8 is off. A weight is known by where it lies. It is quantised both ways at its first use after it has
-changed, or, where memory is short, one way at each use. The input of a layer is quantised both ways at once:
-as it is, in memory that all products share until the next; and transposed, in memory that is the layer's own
-until its backward pass, for a weight's gradient reads nothing else of it. So is the gradient of a layer's
-output, of which nothing is kept.
+BlockProducts computes these for all matrices of the blocks that a rank holds, or calls matmul.cuh if fp8 is
+off. A weight is identified by its address. It is quantized both ways at its first use after a change or,
+where memory is short, one way at each use. A layer's input is quantized both ways at once: as it is, into
+memory that all products share, until the next one; and transposed, into memory that the layer owns until its
+backward pass, because the weight's gradient reads nothing else of the input. The gradient of a layer's output
+is also quantized both ways, but neither copy is kept.
 */
 #pragma once
 
@@ -88,29 +88,29 @@ inline void fp8_matmul_backward_weight(float* dweight, const Fp8Matrix& dout, co
                        stream));
 }
 
-// The sizes of all that fp8 products are made of.
+// The sizes that determine the memory of fp8 products.
 struct Fp8Sizes {
     size_t weights = 0;         // elements of all matrices
-    size_t matrices = 0;        // how many these are; 0: fp8 is off
-    size_t largest_weight = 0;  // elements of one
-    bool keeps_weights = true;  // both ways, until they change
-    // Sums in the fewer bits of the tensor cores are enough for activations; this has them for gradients too,
-    // which is faster.
+    size_t matrices = 0;        // number of matrices; 0: fp8 is off
+    size_t largest_weight = 0;  // elements of the largest matrix
+    bool keeps_weights = true;  // copies of both orientations, until the weights change
+    // Tensor cores can accumulate in fewer bits, which is faster and enough for the forward pass; this makes
+    // the gradients' products do so too.
     bool fast_gradients = false;
-    // The shape of the largest activation or gradient. In training a micro-batch has exactly so many rows,
-    // and fewer are a part of them.
+    // The shape of the largest activation or gradient. In training, a micro-batch has exactly this many rows;
+    // a call with fewer works on a part of them.
     size_t rows = 0, width = 0;
 };
 
-// An activation or a gradient, as products take it in fp8.
+// Memory for an activation or a gradient in fp8, an operand of products.
 struct Fp8Operand {
-    float* scale = nullptr;         // (fp8_scale_floats), its own
+    float* scale = nullptr;         // (fp8_scale_floats), not shared
     uint8_t* transposed = nullptr;  // (columns, rows) of an activation, kept for the weight's gradient
-    bool measured = false;          // its maker leaves the amax in scale[0]
+    bool measured = false;          // the kernel that makes it leaves its amax in scale[0]
 
     float* amax() const { return measured ? scale : nullptr; }
 
-    // The memory of an activation's copy: its elements, and the scale behind them.
+    // Layout of an activation's copy: its elements, followed by the scale.
     static constexpr size_t scale_offset(size_t elements) { return ceil_div(elements, 16) * 16; }
     static constexpr size_t bytes(size_t elements) {
         return scale_offset(elements) + fp8_scale_floats * sizeof(float);
@@ -119,14 +119,15 @@ struct Fp8Operand {
         if (!memory) return {};
         return {(float*)(memory + scale_offset(elements)), (uint8_t*)memory, measured};
     }
-    // A gradient whose maker has this scale to measure it by; null: it does not.
+    // For a gradient. scale: the kernel that makes the gradient leaves its amax in scale[0]; null: it does
+    // not.
     static Fp8Operand of_gradient(float* scale) { return {scale, nullptr, scale != nullptr}; }
 };
 
-// The memory of these products: copies of weights, an activation, and a gradient both ways.
+// The memory of these products: copies of weights, of one activation, and of one gradient both ways.
 struct Fp8Arrays {
     Fp8Matrix inp = {}, dout = {};
-    uint8_t* weights = nullptr;  // all matrices, one behind the other; or a single one, one way
+    uint8_t* weights = nullptr;  // all matrices, one after another; or only one, in one orientation
     float* scales = nullptr;     // scales of all matrices, scale_stride apart
     static constexpr size_t scale_stride = 64;
 
@@ -157,8 +158,8 @@ public:
           stream_(stream),
           arrays_(memory, sizes) {}
 
-    // at_once: what is known of them is found now and not at their next use, for that may be in a CUDA graph,
-    // which does on every launch what it did when it was captured.
+    // Marks what is kept of all weights as stale. at_once: updates it now, because the next use may be in a
+    // CUDA graph, which repeats on every launch what was captured.
     void weights_changed(bool at_once) {
         shared_weight_ = {};
         for (auto& [place, weight] : weights_) {
@@ -167,13 +168,13 @@ public:
         }
     }
 
-    // Before work that a CUDA graph may do: nothing is known of the memory that products share.
+    // Call before work that may run as a CUDA graph: forgets what is in the memory that products share.
     void begin_work() {
         transposed_ = nullptr;
         shared_weight_ = {};
     }
 
-    // inp8: inp's own, where inp is all rows.
+    // inp8: belongs to inp; used if inp is all rows.
     void forward(floatX* out, const floatX* inp, const Fp8Operand& inp8, const floatX* weight,
                  const floatX* bias, int N, int C, int OC, bool accumulate = false) {
         if (on_) {
@@ -184,13 +185,14 @@ public:
         matmul_forward(out, inp, weight, bias, N, C, OC, stream_, accumulate);
     }
 
-    // Keeps in fp8 what forward() keeps of all rows of an input, where that did not see them at once.
+    // Makes the fp8 copy of an input that forward() keeps, for inputs of which forward() saw only some rows
+    // at a time.
     void keep_input(const floatX* inp, const Fp8Operand& inp8, int N, int C) {
         if (on_ && (size_t)N == rows_)
             quantized({nullptr, nullptr, inp8.scale}, inp8.transposed, Fp8::e4m3, inp, inp8, N, C);
     }
 
-    // amax: (1) of out, or null; in fp8.
+    // amax: (1) receives the amax of out, in fp8 only; or null.
     void gelu_forward(Gelu form, floatX* out, floatX* pre, const floatX* inp, const Fp8Operand& inp8,
                       const floatX* weight, const floatX* bias, int N, int C, int OC, float* amax) {
         if (!on_) return matmul_gelu_forward(form, out, pre, inp, weight, bias, N, C, OC, stream_);
@@ -212,7 +214,8 @@ public:
         matmul_backward_input(dinp, dout, weight, N, C, OC, stream_, accumulate);
     }
 
-    // Does the work of matmul_backward_gelu() in fp8. largest: (1) of dpre, or null.
+    // In fp8, the equivalent of matmul_backward_gelu(). amax: (1) receives the amax of dpre, in fp8 only; or
+    // null.
     void backward_gelu(Gelu form, floatX* dpre, const floatX* pre, const floatX* dout,
                        const Fp8Operand& dout8, const floatX* weight, int N, int C, int OC, float* amax) {
         if (!on_) return matmul_backward_gelu(form, dpre, pre, dout, weight, N, C, OC, stream_);
@@ -220,7 +223,8 @@ public:
         gelu_backward(form, dpre, dpre, pre, (size_t)N * C, stream_, amax);
     }
 
-    // dout: as it was for the gradient of inp. dbias and what follows: as for matmul_backward_weight().
+    // dout: unchanged since backward_input(), if that has read it. dbias, scratch, accumulate: see
+    // matmul_backward_weight().
     void backward_weight(float* dweight, const floatX* dout, const floatX* inp, const Fp8Operand& inp8, int N,
                          int C, int OC, float* dbias = nullptr, float* scratch = nullptr,
                          bool accumulate = true) {
@@ -247,8 +251,8 @@ private:
         bool is_fresh = false;
     };
 
-    // Quantises inp (rows, columns) to to.values, unless that is null, and to `transposed` likewise. Some of
-    // its rows have a scale of their own, to.scale, by the amax among them.
+    // Quantizes inp (rows, columns) to to.values and, if it is all rows, to `transposed`; either may be null.
+    // A part of the rows is scaled by its own amax, in to.scale.
     Fp8Matrix quantized(Fp8Matrix to, uint8_t* transposed, Fp8 format, const floatX* inp,
                         const Fp8Operand& operand, int rows, int columns) {
         bool all = (size_t)rows == rows_;
@@ -259,7 +263,7 @@ private:
         return to;
     }
 
-    // Finds what is kept of a weight.
+    // Computes what is kept of a weight: its amax, and perhaps its copies.
     void refresh(const floatX* place, Weight& weight) {
         size_t size = (size_t)weight.OC * weight.C;
         find_amax(weight.matrix.scale, place, size, stream_);
@@ -267,7 +271,7 @@ private:
         weight.is_fresh = true;
     }
 
-    // (OC, C), or its transpose.
+    // Returns the weight (OC, C), or its transpose, in fp8; quantizes it if it has changed or is not kept.
     Fp8Matrix quantized(const floatX* weight, int OC, int C, bool transposed) {
         Weight& known = weights_[weight];
         size_t size = (size_t)OC * C;
@@ -292,10 +296,9 @@ private:
     const bool on_, keeps_weights_, fast_gradients_;
     const size_t rows_;
     cudaStream_t stream_;
-    Fp8Arrays arrays_;                    // weights and scales: from the first that no matrix has yet
-    const floatX* transposed_ = nullptr;  // whose transpose is in arrays_.dout
+    Fp8Arrays arrays_;                    // weights and scales: the first not assigned to a matrix yet
+    const floatX* transposed_ = nullptr;  // the gradient whose transpose is in arrays_.dout
     float* transposed_scale_ = nullptr;
-    std::pair<const floatX*, bool> shared_weight_ =
-        {};  // which is in arrays_.weights, and whether transposed
+    std::pair<const floatX*, bool> shared_weight_ = {};  // weight in arrays_.weights, and if transposed
     std::map<const floatX*, Weight> weights_;
 };

@@ -5,7 +5,7 @@ GELU (Hendrycks & Gimpel, 2016): x times the probability that a standard normal 
     tanh    out = x/2 (1 + tanh(u)) = x sigmoid(2u),   u = sqrt(2/pi) (x + 0.044715 x^3)       (GPT-2)
 
 inp, out and their gradients are n elements of any shape; the backward pass needs inp.
-Written with the sigmoid, each form costs one exponential: the CPU loops run at the speed of memory.
+Each form costs one exponential (tanh is computed as a sigmoid), so the CPU loops run at memory speed.
 */
 #pragma once
 
@@ -36,14 +36,14 @@ HOST_DEVICE float gelu_slope(float x) {
     } else {
         float twice_u = gelu_twice_root * (x + gelu_cubic * x * x * x);
         float e = fast_exp(-fabsf(twice_u));
-        // the sigmoids of |2u| and -|2u|, neither by cancellation
+        // the sigmoids of |2u| and -|2u|, both without cancellation
         float above = fast_inverse(1 + e), below = e * above;
         float slope_u = gelu_twice_root * (1 + 3 * gelu_cubic * x * x);
         return (twice_u > 0 ? above : below) + x * above * below * slope_u;
     }
 }
 
-// The gradient of x, of that of gelu(x).
+// Returns the gradient of x, given that of gelu(x).
 template <Gelu form>
 HOST_DEVICE float gelu_gradient(float dout, float x) {
     return gelu_slope<form>(x) * dout;
@@ -52,7 +52,7 @@ HOST_DEVICE float gelu_gradient(float dout, float x) {
 // ----------------------------------------------------------------------------
 // launchers
 
-// amax: (1) becomes the amax of out, or null; likewise for the gradient.
+// amax: (1) receives the amax of out, or in the backward pass of dinp; may be null.
 inline void gelu_forward(Gelu form, floatX* out /* (n), may be inp */, const floatX* inp /* (n) */, size_t n,
                          cudaStream_t stream, float* amax = nullptr) {
     switch (form) {

@@ -3,11 +3,10 @@ Sums of squares; the norm of all gradients, and the factor that clips it (Pascan
 
     norm = sqrt(sum of squares),   scale = min(1, max_norm / norm)
 
-All values are squared in one launch, and it is fixed which thread adds what: each range of them is summed in
-chunks of a fixed size, then the chunks are, so a sum depends on neither the number of threads nor the
-device's size. A norm or a loss that is not finite makes the scale NaN, and the
-optimizer then changes nothing: a bad step is stopped on the device, without waiting for the host to look. So
-does one that exceeds a limit which the host has set before.
+All values are squared in one launch, and the order of additions is fixed: each range is summed in chunks of a
+fixed size, then the chunks are, so a sum depends on neither the number of threads nor the device's size. A
+norm or loss that is not finite, or exceeds a limit that the host has set before, makes the scale NaN, and the
+optimizer then changes nothing: a bad step is stopped on the device, without waiting for the host to look.
 */
 #pragma once
 
@@ -20,20 +19,21 @@ does one that exceeds a limit which the host has set before.
 
 constexpr size_t norm_chunk = 16384;
 
-// Elements of an array, and the number of the sum that they count in. Ranges of one sum follow each other.
+// A range of elements in an array, and the index of the sum that they count in. Ranges of one sum are
+// consecutive.
 struct SquaresRange {
     size_t at, count;
     int sum = 0;
 };
 
-// The scratch of sum_squares, in floats: for each range, the sum of these.
+// Floats of scratch that sum_squares needs for one range. Several ranges need the total of theirs.
 inline size_t sum_squares_scratch(size_t count) {
     return ceil_div(count, norm_chunk);
 }
 
 struct ClipLimits {
     float max_norm;                                  // 0 does not clip
-    float most_loss = FLT_MAX, most_norm = FLT_MAX;  // beyond these nothing is stepped
+    float most_loss = FLT_MAX, most_norm = FLT_MAX;  // above these, the step is skipped
     HOST_DEVICE ClipLimits(float max_norm) : max_norm(max_norm) {}
 };
 
@@ -65,7 +65,7 @@ void add_squares_cpu(float* total, float* scratch, const T* values, size_t n) {
     *total = (float)sum;
 }
 
-// Does the work of sums_of_squares at once, on memory of the host.
+// Like sums_of_squares(), but runs at once and on host memory.
 template <typename T>
 void sums_of_squares_on_host(float* sums, float* scratch, const T* values,
                              const std::vector<SquaresRange>& ranges) {
@@ -81,7 +81,7 @@ void sums_of_squares_on_host(float* sums, float* scratch, const T* values,
 using SquaresTable = BlockTable<SquaresRange, 128>;
 constexpr unsigned norm_block = 256;
 
-// A block for each chunk.
+// One block per chunk.
 template <int W, typename T>
 __global__ void sum_squares_kernel(float* scratch, const T* values,
                                    const __grid_constant__ SquaresTable table) {
@@ -98,7 +98,7 @@ __global__ void sum_squares_kernel(float* scratch, const T* values,
     if (threadIdx.x == 0) scratch[blockIdx.x] = sum;
 }
 
-// A block for each sum, whose ranges are of chunks.
+// One block per sum. The ranges of this table are of chunks, in scratch.
 __global__ void sum_chunks_kernel(float* sums, const float* scratch,
                                   const __grid_constant__ SquaresTable table) {
     const SquaresRange& chunks = table.part[table.find(blockIdx.x)];
@@ -112,7 +112,7 @@ __global__ void sum_chunks_kernel(float* sums, const float* scratch,
 template <typename T>
 void launch_sums_of_squares(float* sums, float* scratch, const T* values,
                             const std::vector<SquaresRange>& ranges, cudaStream_t stream) {
-    size_t row = (uintptr_t)values / sizeof(T);  // divides all places, as far as vectors go
+    size_t row = (uintptr_t)values / sizeof(T);  // a multiple of W only if all offsets and counts are
     for (const SquaresRange& range : ranges) row |= range.at | range.count;
     auto chunks_of = [](const SquaresRange& range) { return (unsigned)ceil_div(range.count, norm_chunk); };
     size_t chunks = 0;
@@ -147,8 +147,8 @@ __global__ void clip_scale_kernel(float* norm_and_scale, const float* sum_square
 // ----------------------------------------------------------------------------
 // launchers
 
-// Sets each sum that a range has the number of; others stay as they are. T: float or floatX. Ranges that
-// begin or end within 16 bytes are summed in another order than aligned ones.
+// Sets the sums that occur in the ranges; the others keep their values. T: float or floatX. If a range begins
+// or ends off a multiple of 16 bytes, all are summed in a different order than aligned ones.
 template <typename T>
 void sums_of_squares(float* sums, float* scratch, const T* values, const std::vector<SquaresRange>& ranges,
                      cudaStream_t stream) {
@@ -162,7 +162,7 @@ void sums_of_squares(float* sums, float* scratch, const T* values, const std::ve
               launch_sums_of_squares(sums, scratch, values, ranges, stream));
 }
 
-// Adds all ranges up to one sum. Without elements it is 0, and values and scratch are not looked at.
+// Sums all ranges into one total. If there are none, it is 0, and values and scratch are not read.
 inline void sum_squares(float* total /* (1) */, float* scratch, const float* values,
                         std::vector<SquaresRange> ranges, cudaStream_t stream) {
     if (ranges.empty()) ranges.push_back({0, 0});

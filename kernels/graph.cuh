@@ -1,15 +1,15 @@
 /*
-CUDA graphs around work that is given to a stream again and again: the host gives a whole graph at once,
-where it would otherwise need a few microseconds for each kernel, which is longer than small kernels run.
+CUDA graphs for work that is put on a stream repeatedly: the host launches a whole graph at once instead of
+spending a few microseconds on each kernel, which is longer than small kernels run.
 
-A graph is fixed: the same kernels on the same memory with the same sizes. So each has a key, of all that the
-work is made from; work with a new key runs as it is, the second time it is captured, and from then on its
-graph is launched. The first run is also what makes libraries load their code, choose their algorithms and
-take their memory, which none of them may do in a capture. The kernels are the same and in the same order, so
-the bits are too.
+A graph is fixed: the same kernels on the same memory with the same sizes. So each has a key made of
+everything that the work depends on. Work with a new key runs normally; the second time it is captured, and
+from then on its graph is launched. The first run also makes libraries load their code, choose their
+algorithms and allocate their memory, none of which is allowed during a capture. The kernels and their order
+are the same, so the bits are too.
 
-The work must be on one stream, or on others that wait for it and that it waits for, and what the host does
-besides must not matter when it is left out.
+The work must be on one stream, or on others that fork from it and join it by events. Anything else that the
+host does in it must not matter, because it is skipped when the graph is launched.
 */
 #pragma once
 
@@ -20,7 +20,7 @@ besides must not matter when it is left out.
 
 #include "kernels/common.cuh"
 
-// The bytes of numbers, pointers, and lists of such without padding.
+// Returns the bytes of numbers, pointers, and lists of such without padding.
 template <typename... Values>
 std::string graph_key(const Values&... values) {
     std::string key;
@@ -46,14 +46,14 @@ public:
     Graphs& operator=(const Graphs&) = delete;
     ~Graphs() { destroy(); }
 
-    // Work of other sizes will come: the graphs until now, once the stream has done them, are of no more use.
+    // For a change of sizes: destroys all graphs, once the stream has finished with them.
     void clear(cudaStream_t stream) {
         if (graphs_.empty()) return;
         cudaCheck(cudaStreamSynchronize(stream));
         destroy();
     }
 
-    // Puts work() on the stream, or what it would put there. key(): the key of the work.
+    // Runs work(), or launches a graph of what it puts on the stream. key() returns the key of the work.
     template <typename Key, typename Work>
     void run(Key&& key, cudaStream_t stream, Work&& work) {
         if (!on) return work();
@@ -83,7 +83,7 @@ private:
         try {
             work();
         } catch (...) {
-            cudaStreamEndCapture(stream, &graph);  // the stream runs again, for those who save what they can
+            cudaStreamEndCapture(stream, &graph);  // so that handlers can use the stream to save state
             if (graph) cudaGraphDestroy(graph);
             throw;
         }
@@ -93,6 +93,6 @@ private:
         return executable;
     }
 
-    std::map<std::string, cudaGraphExec_t> graphs_;  // null: run once
+    std::map<std::string, cudaGraphExec_t> graphs_;  // null: has run once, not captured yet
     size_t launched_ = 0;
 };

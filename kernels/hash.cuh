@@ -1,14 +1,14 @@
 /*
-A hash of 64 bits of any bytes on a device: ranks that should hold the same numbers compare eight bytes
-instead of all of them, and a single flipped bit shows.
+A 64-bit hash of any bytes on a device: ranks that should hold the same numbers compare eight bytes instead of
+all of them, and a single flipped bit shows.
 
     hash = sum over i of mix(word[i], i)   modulo 2^64,    word[i]: the bytes 8 i to 8 i + 7
 
-For each i, mix is a bijection of the word (the finalizer of MurmurHash3; Appleby, 2011), so whatever changes
-within one word changes the hash. What changes in several words, such as two that change places, goes unseen
-once in 2^64. The order of the terms does not matter: the hash is the same for any number of threads, on every
-device, and that of a whole is the sum of the hashes of its parts, wherever these are. It protects from
-faults, not from people: whoever wants two inputs with the same hash can make them.
+For each i, mix is a bijection of the word (the finalizer of MurmurHash3; Appleby, 2011), so any change within
+one word changes the hash. A change in several words, such as a swap of two, goes undetected once in 2^64. The
+order of the terms does not matter: the hash is the same for any number of threads and on every device, and
+the hash of a whole is the sum of the hashes of its parts, wherever these are. It protects against faults, not
+attackers: collisions are easy to construct.
 */
 #pragma once
 
@@ -27,7 +27,7 @@ HOST_DEVICE inline uint64_t mix_word(uint64_t word, uint64_t place) {
     return x ^ x >> 33;
 }
 
-// Word i of n bytes, which may begin anywhere. Behind the last byte there are zeros.
+// Returns word i of n bytes, which may begin at any address. Bytes past the end are zero.
 HOST_DEVICE inline uint64_t word_of_bytes(const uint8_t* bytes, size_t n, size_t i) {
     uint64_t word = 0;
     size_t count = n - i * hash_word < hash_word ? n - i * hash_word : hash_word;
@@ -58,7 +58,7 @@ inline uint64_t hash_of_bytes_cpu(const uint8_t* bytes, size_t n, uint64_t first
 
 constexpr unsigned hash_block = 256;
 
-// W: words that a thread reads at once; 0: byte by byte, for bytes that begin anywhere.
+// W: words that a thread reads at once; 0: reads byte by byte, for bytes at any address.
 template <int W>
 __global__ void hash_kernel(uint64_t* hash, const uint8_t* bytes, size_t n, uint64_t first_word) {
     uint64_t sum = 0;
@@ -90,7 +90,7 @@ inline void launch_hash(uint64_t* hash, const uint8_t* bytes, size_t n, uint64_t
     };
     if ((uintptr_t)bytes % hash_word)
         start(std::integral_constant<int, 0>{});
-    else  // vectors, if all words are in whole ones
+    else  // vectors, if they divide the words evenly
         with_vec_width<uint64_t>((uintptr_t)bytes / hash_word | n / hash_word, start);
 }
 
@@ -99,8 +99,8 @@ inline void launch_hash(uint64_t* hash, const uint8_t* bytes, size_t n, uint64_t
 // ----------------------------------------------------------------------------
 // launchers
 
-// Adds to *hash that of n bytes, which begin at word `first_word` of what they are a part of. All parts but
-// the last have whole words.
+// Adds to *hash the hash of n bytes that begin at word `first_word` of the whole. Every part but the last
+// consists of whole words.
 inline void add_hash(uint64_t* hash /* (1) */, const void* bytes, size_t n, uint64_t first_word,
                      cudaStream_t stream) {
     const uint8_t* from = static_cast<const uint8_t*>(bytes);
@@ -108,7 +108,7 @@ inline void add_hash(uint64_t* hash /* (1) */, const void* bytes, size_t n, uint
               launch_hash(hash, from, n, first_word, stream));
 }
 
-// Sets *hash to that of n bytes.
+// Sets *hash to the hash of n bytes.
 inline void hash_bytes(uint64_t* hash /* (1) */, const void* bytes, size_t n, cudaStream_t stream) {
     zero_async(hash, 1, stream);
     add_hash(hash, bytes, n, 0, stream);

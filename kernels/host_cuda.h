@@ -3,7 +3,7 @@ The subset of the CUDA runtime API that train_gpt uses, for machines without a G
 
 "Device" memory is host memory. A stream is a worker thread that runs its tasks in order; nothing else orders
 two streams, so code that forgets an event misbehaves here as it would on a card (and ThreadSanitizer sees
-it). Like non-blocking CUDA streams, streams made here do not synchronise with the default stream.
+it). Like non-blocking CUDA streams, streams made here do not synchronize with the default stream.
 */
 #pragma once
 
@@ -23,7 +23,7 @@ it). Like non-blocking CUDA streams, streams made here do not synchronise with t
 // ----------------------------------------------------------------------------
 // memory
 
-// Linux hands out memory it does not have and kills the process later, so the check is ours.
+// Linux overcommits memory and kills the process later, so the check is ours.
 inline cudaError_t cudaMalloc(void** pointer, size_t bytes) {
     *pointer = nullptr;
     if (host_captures > 0) return cudaErrorStreamCaptureUnsupported;
@@ -158,7 +158,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
 
 enum cudaDeviceAttr { cudaDevAttrClockRate, cudaDevAttrMemoryClockRate, cudaDevAttrGlobalMemoryBusWidth };
 
-// None is known here.
+// Sets every attribute to 0: none is known here.
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
     *value = 0;
     return cudaSuccess;

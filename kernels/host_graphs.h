@@ -1,7 +1,8 @@
 /*
-CUDA graphs for machines without a GPU: work that is captured once from one or more streams, and then run as
-often as wanted. What CUDA refuses to capture is refused here too: waiting for the device, allocating, events
-from outside, and streams that the first one does not wait for in the end.
+CUDA graphs for machines without a GPU: work is captured once, from one or more streams, and can then be run
+repeatedly. Calls that CUDA refuses during a capture fail here too: waiting for a captured stream, allocating
+memory, making a stream wait for an event from outside the capture, and ending a capture while one of its
+streams has not been joined to the first.
 */
 #pragma once
 
@@ -14,7 +15,7 @@ using HostGraph = std::vector<std::function<void()>>;
 using cudaGraph_t = std::shared_ptr<const HostGraph>*;
 using cudaGraphExec_t = std::shared_ptr<const HostGraph>*;
 
-// The only mode here: other threads' calls do not concern a capture.
+// The only mode here: a capture is not affected by other threads' calls.
 enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
 
 inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
@@ -27,7 +28,7 @@ inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCapture
     return cudaSuccess;
 }
 
-// By the thread that began it.
+// Must be called by the thread that began the capture.
 inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     *graph = nullptr;
     if (!stream || !stream->capture() || stream->capture()->origin != stream) return cudaErrorIllegalState;

@@ -12,7 +12,8 @@ The memory of the machine that a program runs on.
 #include <sys/mman.h>
 #include <sys/resource.h>
 
-// The number after a key in a file of Linux, or the one at its beginning. SIZE_MAX: there is none.
+// Returns the number after `key` in a file of Linux, or the one at its beginning if there is no key.
+// SIZE_MAX: not found.
 inline size_t number_in_file(const std::string& path, const std::string& key = "") {
     std::ifstream file(path);
     std::string word;
@@ -22,20 +23,19 @@ inline size_t number_in_file(const std::string& path, const std::string& key = "
     return file >> number ? number : SIZE_MAX;
 }
 
-// The files of memory's control groups in both of their versions, see cgroups(7).
+// The files of the memory controller in versions 1 and 2 of control groups, see cgroups(7).
 struct GroupFiles {
     const char *folder, *limit, *used, *unused_pages;
 };
 
-// Bytes that this process could still take: what the kernel calls available, or what is left of a limit, be
-// it that of a control group around this process or that of its address space (ulimit -v). The kernel drops
-// cached pages of files that are not in use before a group is out of memory, so they are free. root is put
-// before all paths, for tests.
+// Returns the bytes that this process could still allocate: MemAvailable, or what is left of a limit, either
+// of a control group around this process or of its address space (ulimit -v). Unused page cache counts as
+// free, because the kernel drops it before a group is out of memory. root: a prefix of all paths, for tests.
 inline size_t host_available_memory(const std::string& root = "") {
     constexpr GroupFiles versions[] = {
         {"memory/", "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file"},
         {"", "/memory.max", "/memory.current", "inactive_file"}};
-    constexpr size_t unlimited = (size_t)1 << 62;  // version 1 says so with a number above
+    constexpr size_t unlimited = (size_t)1 << 62;  // version 1 reports a larger number if there is no limit
     size_t available = number_in_file(root + "/proc/meminfo", "MemAvailable:");
     if (available != SIZE_MAX) available *= 1024;
     auto limit_to = [&](size_t limit, size_t used, size_t unused_pages) {
@@ -43,8 +43,9 @@ inline size_t host_available_memory(const std::string& root = "") {
         used -= unused_pages == SIZE_MAX ? 0 : std::min(used, unused_pages);
         available = std::min(available, limit - std::min(limit, used));
     };
-    // A line has the number of a hierarchy, its controllers, and the path of the process's group in it. A
-    // container may see its own group as the root, and its path from outside: groups not found have no limit.
+    // Each line has a hierarchy's number, its controllers, and the path of the process's group in it. A
+    // container may see its own group as the root but the group's path from outside: groups that are not
+    // found have no limit.
     std::ifstream groups(root + "/proc/self/cgroup");
     for (std::string line; std::getline(groups, line);) {
         bool is_v2 = line.starts_with("0::");
@@ -66,10 +67,10 @@ inline size_t host_available_memory(const std::string& root = "") {
     return available;
 }
 
-// Memory for free() to take back, or null. A large array asks for pages of 2 MiB: a core remembers where some
-// thousands of pages are, which is 10 MiB or so in pages of the usual size, and whoever goes down the columns
-// of a larger matrix looks up nearly every one of them again. Where Linux gives none
-// (/sys/kernel/mm/transparent_hugepage/enabled) the array is only slower.
+// Returns memory to be released with free(), or null. Large arrays ask for 2 MiB pages: a TLB has a few
+// thousand entries, which cover some 10 MiB in pages of the usual size, so a walk down the columns of a
+// larger matrix misses on nearly every access. If Linux grants no huge pages
+// (/sys/kernel/mm/transparent_hugepage/enabled), the array is only slower.
 inline void* allocate_host_memory(size_t bytes) {
     constexpr size_t alignment = 256, huge_page = (size_t)2 << 20;
     bool large = bytes >= 2 * huge_page;

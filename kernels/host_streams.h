@@ -1,10 +1,10 @@
 /*
-Streams and events of host_cuda.h, what the rest of it shares with them (errors, the device), and captures: a
-stream that is captured keeps the work given to it for a graph (host_graphs.h) instead of running it, and so
-does each stream that waits for one in the same capture.
+Streams and events for host_cuda.h, what the rest of it shares with them (errors, the device), and captures: a
+stream that is being captured keeps its work for a graph (host_graphs.h) instead of running it, and so does
+each stream that waits for one in the same capture.
 
-Work that throws is a kernel that fails: from then on no stream does any more work, so nothing is made of what
-it left, and whoever waits for a stream or an event learns of it (cudaErrorLaunchFailure).
+Work that throws counts as a failed kernel: until cudaGetLastError() no stream runs any more work, so nothing
+is computed from what the failure left, and waiting for a stream or an event returns cudaErrorLaunchFailure.
 */
 #pragma once
 
@@ -55,7 +55,7 @@ enum cudaError_t {
     cudaErrorCapturedEvent = 907,
 };
 
-// The first error of work since cudaGetLastError().
+// The first error of work since the last cudaGetLastError().
 class HostFailure {
 public:
     void note(const char* reason) {
@@ -109,7 +109,7 @@ inline const char* cudaGetErrorString(cudaError_t error) {
     }
 }
 
-// After it streams work again: nothing on the host is lost with work that has failed.
+// Also lets streams run work again: unlike on a GPU, nothing else is lost when work fails.
 inline cudaError_t cudaGetLastError() {
     return host_failure.take();
 }
@@ -117,12 +117,12 @@ inline cudaError_t cudaGetLastError() {
 // ----------------------------------------------------------------------------
 // the device behind this API
 
-// A simulated GPU replaces the functions before main. The program sets `threads` before it makes a stream.
+// A simulated GPU replaces the functions before main(). The program sets `threads` before it makes a stream.
 struct HostDevice {
     void* (*allocate)(size_t bytes) = allocate_host_memory;
     void (*release)(void* pointer) = free;
     int major = 0, minor = 0;  // compute capability
-    size_t shared_bytes = 0;   // a block's
+    size_t shared_bytes = 0;   // limit of a block
     int threads = 0;           // OpenMP threads of each stream; 0: as OpenMP chooses
 };
 inline constinit HostDevice host_device;
@@ -130,8 +130,8 @@ inline constinit HostDevice host_device;
 // ----------------------------------------------------------------------------
 // streams
 
-// Lets the calling thread run soon whenever it has something to do, by asking Linux for short turns: it
-// takes no more of a core than before, but in smaller pieces. Kernels before 6.12 do not mind, nor do we.
+// Asks Linux for short time slices, so that the calling thread runs soon after it wakes: it gets the same
+// share of a core as before, in smaller pieces. Kernels before 6.12 ignore this, and errors do not matter.
 inline void take_short_turns() {
     struct {
         uint32_t size, policy;
@@ -148,23 +148,24 @@ inline void take_short_turns() {
 
 class HostStream;
 
-// Work of one or more streams, in the order in which the host gave it to them: an order that also follows
-// every event among them, so that one stream can run it all.
+// Work of one or more streams, in the order in which the host enqueued it. That order also respects every
+// event among them, so one stream can run it all.
 struct HostCapture {
     HostStream* origin;
     std::vector<HostStream*> streams;
     std::vector<std::function<void()>> tasks;
-    // For each other stream, the length of the list after its last work, unless a stream has waited for it
-    // since.
+    // For each stream but the origin, the length of `tasks` after its last work; erased when a stream waits
+    // for that work.
     std::map<HostStream*, size_t> unjoined;
-    bool invalid = false;  // something was asked of it that cannot be captured
+    bool invalid = false;  // a call was made that cannot be captured
     bool ended = false;
 };
 
-// Captures that this thread has begun and not ended: it may not allocate, nor wait for the device.
+// The number of captures that this thread has begun and not ended. Meanwhile it may not allocate, free, or
+// copy synchronously.
 inline thread_local int host_captures = 0;
 
-// The tasks of all streams that are not over.
+// The number of unfinished tasks in all streams.
 inline std::atomic<size_t> host_tasks = 0;
 
 class HostStream {
@@ -175,7 +176,7 @@ public:
               run();
           }) {}
 
-    // Waits for all work, so that a caller can free the memory which that work uses.
+    // Waits for all work, so that the caller can then free the memory that it uses.
     ~HostStream() {
         {
             std::lock_guard lock(mutex_);
@@ -185,10 +186,11 @@ public:
         worker_.join();
     }
 
-    // Launches that may wait in a stream: as with a GPU, whoever gives it one more waits himself.
+    // The most tasks in a queue: as on a GPU, enqueueing one more blocks until there is room.
     static constexpr size_t most_tasks = 1024;
 
-    // Marks and waits, which order streams, still come and go when work has failed: nobody waits for ever.
+    // Tasks that order streams (marks and waits of events) still run after work has failed, so that nothing
+    // waits forever.
     enum Kind { work, order };
 
     void enqueue(std::function<void()> task, Kind kind = work) {
@@ -216,7 +218,7 @@ public:
         return tasks_.empty();
     }
 
-    // Null: work runs. For the thread that gives it.
+    // Null if work runs instead of being captured. Only for the thread that enqueues.
     const std::shared_ptr<HostCapture>& capture() const { return capture_; }
     void join(const std::shared_ptr<HostCapture>& capture) {
         capture_ = capture;
@@ -228,8 +230,7 @@ private:
     // A task stays at the front of the queue while it runs, so an empty queue means that all work is done.
     void run() {
 #ifdef _OPENMP
-        // OpenMP keeps this number for each thread, and a thread does not inherit it from the one that made
-        // it.
+        // This is a setting of each thread, which a new thread does not inherit.
         if (host_device.threads > 0) omp_set_num_threads(host_device.threads);
 #endif
         std::unique_lock lock(mutex_);
@@ -268,15 +269,15 @@ using cudaStream_t = HostStream*;
 
 constexpr unsigned cudaStreamNonBlocking = 1;
 
-// The default stream is never destroyed: its destructor would run in exit() and wait there for a task that
-// may never end, such as one that waits for another process which has failed. exit() just leaves such tasks
-// behind, in whatever stream.
+// The default stream is never destroyed: its destructor would run in exit() and wait for a task that may
+// never end, such as one that waits for another process which has failed. exit() abandons such tasks, in any
+// stream.
 inline HostStream& host_stream(cudaStream_t stream) {
     static HostStream& default_stream = *new HostStream;
     return stream ? *stream : default_stream;
 }
 
-// Refuses a call that would have to wait for work that is only being captured: the capture is lost.
+// Refuses a call that would wait for work which is only being captured, and invalidates the capture.
 inline cudaError_t refuse_while_capturing(HostStream& stream) {
     stream.capture()->invalid = true;
     return cudaErrorStreamCaptureUnsupported;
@@ -297,8 +298,8 @@ inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, 
     return cudaSuccess;
 }
 
-// Unlike CUDA's, waits for the work that is left, and so for ever if that never ends: a process that gives up
-// on such work calls exit() or _exit() and leaves the stream alone.
+// Unlike CUDA's, waits for the remaining work, forever if that never ends: a process that gives up on such
+// work calls exit() or _exit() without destroying the stream.
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     delete stream;
     return cudaSuccess;
@@ -330,7 +331,7 @@ inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void
 // ----------------------------------------------------------------------------
 // events
 
-// The mark of one cudaEventRecord. Waiters hold the mark they saw, so an event can be recorded again
+// The mark of one cudaEventRecord(). Waiters hold the mark that they saw, so the event can be recorded again
 // meanwhile.
 struct HostMark {
     std::mutex mutex;
@@ -353,7 +354,7 @@ struct HostMark {
 
 struct HostEvent {
     std::shared_ptr<HostMark> mark;  // empty: never recorded, which counts as complete
-    // recorded in a capture: after so much of its work, on this stream
+    // if recorded in a capture: the stream, and the number of tasks captured before
     std::shared_ptr<HostCapture> capture;
     HostStream* stream = nullptr;
     size_t position = 0;
@@ -394,7 +395,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     return cudaSuccess;
 }
 
-// The list of a capture is in order anyway; what is left to do is to know who belongs to it.
+// A capture's tasks are in order anyway, so a wait only records which streams belong to it.
 inline cudaError_t wait_in_capture(HostStream& stream, const HostEvent& event) {
     HostCapture& capture = *event.capture;
     if (capture.ended) return cudaErrorCapturedEvent;

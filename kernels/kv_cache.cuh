@@ -1,18 +1,19 @@
 /*
-Attention with a key/value cache, for text that is written token by token: keys and values of earlier
-positions are kept, so that a new token costs one query instead of the whole sequence again.
+Attention with a key/value cache, for text that is generated token by token: keys and values of earlier
+positions are kept, so that a new token costs one query instead of a pass over the whole sequence.
 
     att_t = sum_j p_tj v_j,  p_tj = exp(s_tj) / sum_j exp(s_tj),  s_tj = q_t . k_j / sqrt(HS)
 
-Query t of the T in qkv stands at position past + t. j runs over the positions 0 .. past + t, or the last
-`window` of them. Formula and qkv are those of attention.cuh, and the results are the same to rounding. Texts
-of several lengths have a `past` each; one whose past is negative is left out, and its output is zero.
+Query t of the T in qkv is at position past + t. j runs over the positions 0 .. past + t, or the last `window`
+of them. Formula and qkv are those of attention.cuh, and the results are the same to rounding. Texts of
+several lengths have a `past` each; one whose past is negative is skipped, and its output is zero.
 
-A cache (B, limit, 2, NKV, HS) is of one layer. Its row of a position, [NKV keys | NKV values], is the end of
-that position's row of qkv, so new rows are copied as they are. Nothing is saved: there is no backward pass.
+A cache (B, limit, 2, NKV, HS) is that of one layer. Its row for a position, [NKV keys | NKV values], is the
+end of that position's row of qkv, so new rows are copied as they are. Nothing is saved: there is no backward
+pass.
 
-With few queries there is nothing to share between them, and the time is that of reading the cache once. So a
-block owns one query of one head, and spreads the keys over its threads.
+Few queries leave nothing to share between them, and the time is that of reading the cache once. So a block
+handles one query of one head, and spreads the keys over its threads.
 */
 #pragma once
 
@@ -32,19 +33,20 @@ struct KvCacheShape {
 
     HOST_DEVICE size_t row() const { return (size_t)2 * attention.NKV * attention.HS; }
 
-    // Row of a position, its key and its value of a head: offsets into a cache. Positions are row() apart.
+    // Offsets into a cache: the row of a position, and in it the key and the value of a head. Positions are
+    // row() apart.
     HOST_DEVICE size_t position(int b, int at) const { return ((size_t)b * limit + at) * row(); }
     HOST_DEVICE size_t key(int b, int at, int kv_head) const {
         return position(b, at) + (size_t)kv_head * attention.HS;
     }
     HOST_DEVICE size_t value(int b, int at, int kv_head) const { return key(b, at, attention.NKV + kv_head); }
 
-    // The query at a position sees those from this one on.
+    // The first position that the query at `position` sees.
     HOST_DEVICE int first(int position) const { return attention.first_key(0, position); }
 };
 
-// T positions, after `past` that are in the cache already. Throws Error if it has no room for them. pasts: on
-// the device, those of each text, which the caller knows to leave room.
+// Returns the shape of T positions that follow `past` in the cache. Throws Error if it has no room for them.
+// pasts: on the device, one for each text; the caller ensures that there is room.
 inline KvCacheShape kv_cache_shape(int B, int T, int limit, int past, int NH, int NKV, int HS, int window,
                                    const int* pasts = nullptr) {
     if (past < 0 || T > limit - past) {
@@ -67,8 +69,8 @@ inline void kv_cache_append_cpu(floatX* cache, const floatX* qkv, const KvCacheS
         }
 }
 
-// One query of one head. It is shown keys and values in tiles, keeps the largest score so far and the sums
-// relative to it, and shrinks the sums when a larger score turns up.
+// One query of one head. It receives keys and values in tiles, keeps the largest score so far and sums
+// relative to it, and rescales the sums when a larger score turns up.
 struct CachedQuery {
     static constexpr int tile = 64;
     alignas(64) float q[max_head_size], sum[max_head_size];
@@ -102,19 +104,20 @@ struct CachedQuery {
         }
     }
 
-    // Zeros where no position was shown.
+    // Writes zeros if there were no positions.
     void finish(floatX* att, int HS) const {
         for (int c = 0; c < HS; c++) att[c] = floatX(total == 0 ? 0 : sum[c] / total);
     }
 };
 
-// Heads that share keys and values, up to this many, are done together: the cache is read once for them.
+// Heads that share keys and values are processed together, up to this many, so that the cache is read once
+// for them.
 constexpr int heads_together = 4;
 
 inline void kv_cache_attention_cpu(floatX* att, const floatX* qkv, const floatX* cache,
                                    const KvCacheShape& s) {
     const AttentionShape& a = s.attention;
-    int parts = ceil_div(a.group(), heads_together);  // heads that share a key are divided into so many
+    int parts = ceil_div(a.group(), heads_together);  // number of parts of the heads that share a key
 #pragma omp parallel for collapse(3) schedule(dynamic)
     for (int b = 0; b < a.B; b++)
         for (int part = 0; part < a.NKV * parts; part++)
@@ -144,7 +147,7 @@ inline void kv_cache_attention_cpu(floatX* att, const floatX* qkv, const floatX*
 
 constexpr int kv_cache_block = 256;
 
-// One row per block of the grid's x, W neighbouring elements per thread.
+// One block per row of qkv, W neighboring elements per thread.
 template <int W>
 __global__ void kv_cache_append_kernel(floatX* cache, const floatX* qkv, KvCacheShape s) {
     const AttentionShape& a = s.attention;
@@ -156,7 +159,7 @@ __global__ void kv_cache_append_kernel(floatX* cache, const floatX* qkv, KvCache
     for (size_t c = threadIdx.x * W; c < s.row(); c += blockDim.x * W) store(to + c, load<W>(from + c));
 }
 
-// A lane's elements of a head: vectors of W, those of neighbouring lanes side by side.
+// Elements of a head that a lane holds, as vectors of W; neighboring lanes hold neighboring vectors.
 constexpr int lane_elements = 8;
 
 template <int W>
@@ -166,8 +169,8 @@ struct HeadSlice {
 
     __device__ static int column(int lane, int lanes, int vector) { return (vector * lanes + lane) * W; }
 
-    // Loads a lane's part of a head of HS elements that `lanes` lanes share; zeros past its end, or if there
-    // is none.
+    // Loads a lane's part of a head of HS elements that `lanes` lanes share; zeros past its end, or if not
+    // `there`.
     __device__ void load_from(const floatX* head, bool there, int lane, int lanes, int HS) {
         for (int i = 0; i < vectors; i++) {
             int c = column(lane, lanes, i);
@@ -178,8 +181,8 @@ struct HeadSlice {
     __device__ float operator[](int i) const { return float(at[i / W][i % W]); }
 };
 
-// Grid (T, NH, B). A key is read by a team of `lanes` neighbouring lanes, a power of two; the block's teams
-// take the positions in turn, some at a time so that their loads are under way together.
+// Grid (T, NH, B). A team of `lanes` neighboring lanes, a power of two, reads a key; the block's teams take
+// turns at the positions, several at a time so that their loads overlap.
 template <int W>
 __global__ void __launch_bounds__(kv_cache_block)
     kv_cache_attention_kernel(floatX* att, const floatX* qkv, const floatX* cache, KvCacheShape s,
@@ -221,8 +224,8 @@ __global__ void __launch_bounds__(kv_cache_block)
         }
     }
 
-    // The teams' sums, made relative to the largest score of all, are added: first those of a warp, then the
-    // warps'.
+    // Rescales the teams' sums to the largest score of all and adds them, first within each warp, then over
+    // the warps.
     float shrink = expf(largest - block_max(largest));
     total = block_sum(lane == 0 ? total * shrink : 0.0f);
     for (int i = 0; i < lane_elements; i++) {
@@ -263,8 +266,8 @@ inline void kv_cache_append(floatX* cache,      // (B, limit, 2, NKV, HS)
 }
 
 // The query at position past + t sees the positions 0 .. past + t of the cache, or the last `window` of them
-// (0: no limit). Of qkv only the queries are read: call kv_cache_append first. Any T works, but from about 64
-// on, and past 0, attention_forward is faster.
+// (0: no limit). Only the queries of qkv are read, so call kv_cache_append first. Any T works, but
+// attention_forward is faster if past is 0 and T is about 64 or more.
 inline void kv_cache_attention(floatX* att,          // (B, T, NH, HS)
                                const floatX* qkv,    // (B, T, NH + 2*NKV, HS)
                                const floatX* cache,  // (B, limit, 2, NKV, HS)

@@ -1,14 +1,14 @@
 /*
 LAMB (You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", 2020): AdamW's
-update, of which each matrix takes a step in proportion to its own norm.
+update, scaled so that the step of each matrix is proportional to its own norm.
 
     u = m_hat / (sqrt(v_hat) + eps) + weight_decay w           m_hat and v_hat as AdamW has them
     w = w - learning_rate ratio u,   ratio = |w| / |u|
 
 The norms are over a section: queries, keys and values are matrices of their own here, as are the gates and
-the values of SwiGLU. The ratio is 1 of biases and norms, which never decay, and where either norm is 0.
+the values of SwiGLU. The ratio is 1 for biases and norms, which never decay, and where either norm is 0.
 
-A step has two passes: the first writes u over the gradient, so it takes no more memory than AdamW; between
+A step has two passes: the first writes u over the gradient, so it needs no more memory than AdamW; between
 them the squares of w and u are summed over all ranks.
 */
 #pragma once
@@ -22,7 +22,7 @@ HOST_DEVICE inline float trust_ratio(float weight_squares, float update_squares)
     return weight_squares > 0 && update_squares > 0 ? sqrtf(weight_squares) / sqrtf(update_squares) : 1.0f;
 }
 
-// Makes u of the gradient.
+// Computes u from the gradient.
 struct LambUpdate {
     static constexpr int slots = 2;
     static constexpr bool steps = false;
@@ -63,7 +63,7 @@ struct LambStep {
     HOST_DEVICE float operator()(float w, float update, float) const { return fmaf(-rate, update, w); }
 };
 
-// A step of LAMB, with settings and slots of AdamW.
+// Returns a step of LAMB, with AdamW's settings and slots.
 inline Optimizer lamb_optimizer(const AdamW& hyper, uint64_t seed) {
     Rounding rounding = {hyper.stochastic_rounding, hyper.step, seed};
     auto update = [=](const OptimizerPart& part, const OptimizerArrays&) {

@@ -1,11 +1,12 @@
 /*
-What a program asks of a card, written down instead of done. While a thread has a Ledger, its launches, copies
-and fills, events and messages become its entries, in order, and nothing runs: so a step can be priced for a
-card that is not there, by the very code that trains. Arrays, streams and events that are made meanwhile are
-imagined: they have addresses at which nothing can be mapped, so that a slip crashes.
+A record of the work that a program would give to a card, made instead of doing that work. While a thread has
+a Ledger, its launches, copies and fills, events and messages become entries, in order, and nothing runs: so a
+step can be priced for a card that is not present, by the very code that trains. Arrays, streams and events
+that are made meanwhile are imaginary: they have addresses at which nothing can be mapped, so that an
+accidental access crashes.
 
-Each launcher states what its kernels cost on a card, whatever device this program is built for: the bytes of
-memory that they read and write, each tensor as often as they pass over it, and their FLOPs. Single numbers,
+Each launcher states what its kernels cost on a card, regardless of the device this program is built for: the
+bytes of memory that they read and write, counting each pass over a tensor, and their FLOPs. Single numbers,
 and fills of them, are left out.
 */
 #pragma once
@@ -20,17 +21,17 @@ and fills of them, are left out.
 #include <utility>
 #include <vector>
 
-// D (rows, columns) as sums over `sums` products each.
+// D (rows, columns), each element a sum of `sums` products.
 struct ProductShape {
     double rows = 0, columns = 0, sums = 0;
-    bool fp8 = false, fast_sums = false;  // 8-bit operands; sums as Product (kernels/cublas.cuh) has them
-    bool gelu = false;                    // its epilogue is GELU, or the gradient of that
+    bool fp8 = false, fast_sums = false;  // 8-bit operands; fast_sums: see Product (kernels/cublas.cuh)
+    bool gelu = false;                    // its epilogue is GELU or its gradient
     double flops() const { return 2 * rows * columns * sums; }
 };
 
 // Attention over heads of one size. Scores that are computed and then masked do not count.
 struct AttentionWork {
-    double flops = 0, mean_keys = 0;  // keys seen by a query
+    double flops = 0, mean_keys = 0;  // keys that a query sees
     int head_size = 0;
     bool forward = true;
 };
@@ -39,8 +40,8 @@ struct LaunchCost {
     double read = 0, written = 0;  // bytes
     ProductShape product = {};
     AttentionWork attention = {};
-    int launches = 1;  // kernels
-    // The card does it; or, with offload, its host does, or the link between both.
+    int launches = 1;  // number of kernels
+    // The part that does the work: the card or, with offload, its host or the link between them.
     enum Place { card, host, host_link } place = card;
 
     LaunchCost plus(double more_read, double more_written) const {
@@ -51,25 +52,25 @@ struct LaunchCost {
     double flops() const { return attention.flops + product.flops(); }
 };
 
-// Launchers ask this about the card that a ledger is for.
+// Properties of the card that a ledger is for, as launchers need them.
 struct LedgerCard {
     size_t element_bytes;  // a parameter's or an activation's
     int capability = 90;   // see capability_of; 0: the host
 
     bool is_hopper() const { return capability / 10 == 9; }
     bool has_wgmma() const { return element_bytes == 2 && is_hopper(); }
-    // Elsewhere cuBLASLt starts a second, slow kernel for GELU (see EpilogueRow).
+    // On other cards, cuBLASLt starts a second, slow kernel for GELU (see EpilogueRow).
     bool has_gelu_in_products() const { return is_hopper(); }
 };
 
-// A group of ranks, known by its number among the groups of the mesh: `ranks` of them, `stride` apart, from
-// `first` on.
+// A group of ranks, identified by its number among the groups of the mesh: `ranks` of them, `stride` apart,
+// from `first` on.
 struct GroupOfRanks {
     int number = 0, first = 0, stride = 1, ranks = 1;
-    int side_by_side = 0;  // the number of such pairs, for a pair of ranks of two stages; else 0
-    int blocks = 0;        // thread blocks that move its messages, for such a pair; 0: as many as it takes
+    int side_by_side = 0;  // a pair of ranks of two stages: the number of such pairs; else 0
+    int blocks = 0;        // such a pair: thread blocks that move its messages; 0: no limit
 
-    // Two of its ranks, by their places in it.
+    // Returns the group of two of its ranks, given by their indices in it.
     GroupOfRanks pair(int one, int other) const {
         auto [low, high] = std::minmax(one, other);
         return {number, first + low * stride, (high - low) * stride, 2, 1};
@@ -85,43 +86,44 @@ struct GroupOfRanks {
 struct GroupCall {
     int operation, purpose;
     GroupOfRanks group;
-    double bytes;        // the parts of all ranks together; of sums, broadcasts and messages, a rank's
-    int number_bytes;    // the size of one number in it
-    bool joins = false;  // it begins together with the call before it, and so has no latency of its own
+    double bytes;        // all ranks' parts together; for sums, broadcasts and messages, one rank's
+    int number_bytes;    // bytes of one element
+    bool joins = false;  // begins together with the call before it, so adds no latency
 };
 
-// Multiprocessors of the card that what this thread launches leaves to kernels of communication, which run
-// beside it. A product of as many blocks as there are multiprocessors would have to wait for the last of them
-// until those end.
+// The number of multiprocessors that launches of this thread leave to communication kernels, which run
+// concurrently. A product with one block per multiprocessor would have to wait until those end before its
+// last blocks could run.
 inline thread_local int spared_multiprocessors = 0;
 
 struct LedgerEntry {
     enum Kind { launch, record, hold, call, repeat, step } kind;
     const void* stream;
-    int section = 0;                 // its place in the ledger's list
-    const char* launcher = nullptr;  // launch: the function of kernels/; null: a fill or a copy by the driver
+    int section = 0;                 // index in the ledger's list
+    const char* launcher = nullptr;  // launch: function in kernels/; null: a fill or copy by the driver
     LaunchCost cost = {};            // launch
-    int spared = 0;                  // launch: multiprocessors
-    double seconds = 0;              // launch: if above 0 it takes so long, whatever its cost is
+    int spared = 0;                  // launch: spared multiprocessors
+    double seconds = 0;              // launch: if above 0, its duration, regardless of its cost
     const void* event = nullptr;     // record, hold
     GroupCall call_of = {};          // call
     size_t begin = 0, end = 0;       // repeat: the range of entries to repeat
 };
 
 class Ledger;
-// This thread's ledger. Null: what the thread launches runs.
+// This thread's ledger. Null: launches run.
 inline thread_local Ledger* ledger = nullptr;
 
-// The ledger of the thread that makes it, for as long as it lives.
+// The ledger of the thread that constructs it, until it is destroyed.
 class Ledger {
 public:
-    // A part of a pass: the work on one unit (comm/parameters.h), or between units, whose unit is -1. What is
-    // done beside the passes has a work of -1.
+    // A part of a pass: the work on one unit (comm/parameters.h), or between units (unit -1). Outside of
+    // passes, work is -1.
     struct Section {
-        int task, work, micro_batch, unit;  // number and kind (PipelineWork) of the pass, what it is over
+        int task, work, micro_batch, unit;  // the pass's number, kind (PipelineWork) and micro-batch; unit
     };
 
-    // Costs that depend on data: a sequence has T positions, and tokens are different ones of V words.
+    // T and V are for costs that depend on data: a sequence has T positions, and tokens are distinct ones of
+    // V words.
     explicit Ledger(const LedgerCard& card, int T = 1, int V = INT_MAX)
         : card(card), T(T), V(V), before_(std::exchange(ledger, this)) {}
     ~Ledger() { ledger = before_; }
@@ -129,7 +131,7 @@ public:
 
     const LedgerCard card;
     const int T, V;
-    size_t together_from = SIZE_MAX;  // the entry from which on calls begin together
+    size_t together_from = SIZE_MAX;  // calls after this many entries begin together
     std::vector<LedgerEntry> entries;
     std::vector<Section> sections = {beside_passes};
 
@@ -156,9 +158,9 @@ public:
         sections.back().unit = unit;
     }
     void end_passes() { sections.push_back(beside_passes); }
-    // The stream has come to the end of a step, or to the beginning of the first.
+    // Marks the end of a step on the stream, or the beginning of the first.
     void end_step(const void* stream) { add({.kind = LedgerEntry::step, .stream = stream}); }
-    // Writes down work() when its key is new, and later that the same entries are repeated.
+    // Records work() if its key is new; otherwise records a repeat of its entries.
     template <typename Work>
     void once(std::string key, Work&& work) {
         for (int number : left_behind.get ? left_behind.get() : std::vector<int>())
@@ -175,13 +177,13 @@ public:
         known.end = entries.size();
         if (left_behind.get) known.leaves = left_behind.get();
     }
-    // The state that work leaves behind for other work, such as units that are gathered already.
+    // The state that work leaves for later work, such as which units are gathered already.
     struct {
         std::function<std::vector<int>()> get;
         std::function<void(const std::vector<int>&)> set;
     } left_behind;
 
-    // Visits all entries, and repeated ones each time.
+    // Visits all entries, repeated ones each time they occur.
     template <typename Visit>
     void each(Visit&& visit) const {
         for (const LedgerEntry& entry : entries) {
@@ -192,9 +194,9 @@ public:
     }
     void forget() { entries.clear(), sections = {beside_passes}, known_.clear(); }
 
-    // Returns an address for an array of this size, or for a stream or an event. Arrays of floatX have a
-    // range of addresses to themselves, because in an fp32 build floatX is float; and so have those of the
-    // host.
+    // Returns an address for an array of this size, or for a stream or an event. Arrays of floatX have an
+    // address range of their own, because in an fp32 build their type is also float; and so have arrays of
+    // the host.
     template <typename T>
     T imagine(size_t bytes = 1, bool is_floatX = false, bool on_host = false) {
         uintptr_t &next = next_[is_floatX][on_host], at = next;
@@ -213,7 +215,7 @@ private:
         size_t begin = 0, end = 0;  // entries
         std::vector<int> leaves = {};
     };
-    std::map<std::string, Known> known_;  // work that has a key
+    std::map<std::string, Known> known_;  // work by its key
 };
 
 inline bool is_imagined(const void* thing) {
@@ -224,7 +226,7 @@ inline LaunchCost::Place holder_of(const void* thing) {
     return (uintptr_t)thing & Ledger::host_bit ? LaunchCost::host : LaunchCost::card;
 }
 
-// Bytes on the card of an array of these sizes, or 0 where it is null.
+// Returns the bytes on the card of an array of these sizes, or 0 if it is null.
 template <typename T, typename... Sizes>
 double array_bytes(const T* array, Sizes... sizes) {
     bool of_floatX = is_imagined(array) && (uintptr_t)array & Ledger::floatX_bit;

@@ -1,15 +1,15 @@
 /*
-The linear layer, where nearly all the time of training goes:
+The linear layer, which takes nearly all the time of training:
 
     forward      out (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC)
     backward     dinp (N, C) = dout (N, OC) weight
-                 dweight += dout^T inp, or = where it is the first to write it
+                 dweight += dout^T inp, or = for the first that writes it
                  dbias += column sums of dout
 
 The backward pass needs inp and weight. The products are left to the vendor's library, cuBLASLt or oneDNN,
-with sums in fp32 on both. What can be done while numbers are in registers (+=, bias, GELU, its gradient,
-column sums) rides along as an epilogue, or is left to a kernel behind the product where that is faster
-(column_sums.cuh has that of column sums).
+with sums in fp32 on both. Work on numbers that are still in registers (+=, bias, GELU, its gradient, column
+sums) is done in an epilogue, or by a separate kernel after the product where that is faster (column_sums.cuh
+has the one for column sums).
 */
 #pragma once
 
@@ -33,7 +33,7 @@ column sums) rides along as an epilogue, or is left to a kernel behind the produ
 // ----------------------------------------------------------------------------
 // CPU
 
-// It is made by a primitive rather than dnnl_sgemm for the bias, and because that is faster when C is long.
+// Uses a primitive rather than dnnl_sgemm, which has no bias and is slower when C is large.
 inline void matmul_forward_cpu(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias,
                                int N, int C, int OC, bool accumulate) {
     if (cpu_products_in_bf16)
@@ -65,7 +65,7 @@ inline void matmul_backward_weight_cpu(float* dweight, const floatX* dout, const
 // ----------------------------------------------------------------------------
 // products with their epilogues
 
-// By the library, if it can. It has no += for dbias.
+// Runs a product with its epilogue in the library. The library has no += for dbias.
 inline cublasStatus_t multiply_fused(const Product& product, const ProductPlan& plan,
                                      const Algorithm& algorithm, const Operands& operands,
                                      cudaStream_t stream) {
@@ -75,7 +75,7 @@ inline cublasStatus_t multiply_fused(const Product& product, const ProductPlan& 
     return status;
 }
 
-// The product that the library is asked for if a kernel behind it does the rest.
+// Returns the product to ask the library for if a kernel after it does the rest.
 inline std::pair<Product, Operands> product_in_front(Product product, Operands operands) {
     if (product.epilogue == Epilogue::bias_gelu) operands.d = operands.pre_gelu;
     product.epilogue = epilogue_row(product.epilogue).in_front;
@@ -108,7 +108,7 @@ inline void multiply(const Product& product, const Operands& operands, cudaStrea
 // ----------------------------------------------------------------------------
 // launchers
 
-// d (rows, columns) of the rows of a, and the columns of b, of `sums` numbers each.
+// The cost of d (rows, columns), whose elements are sums of `sums` products of a row of a and a column of b.
 template <typename D, typename A, typename B>
 LaunchCost product_cost(const D* d, const A* a, const B* b, double rows, double columns, double sums,
                         bool accumulate, bool fast_sums = false) {
@@ -118,12 +118,13 @@ LaunchCost product_cost(const D* d, const A* a, const B* b, double rows, double 
             .product = {rows, columns, sums, sizeof(A) == 1, fast_sums}};
 }
 
-// cuBLASLt has this form as an epilogue, for rows of some widths.
+// Returns whether cuBLASLt has this form as an epilogue for rows of this width.
 constexpr bool gelu_may_ride(Gelu form, int width, size_t element_bytes) {
     return form == Gelu::tanh && width % 8 == 0 && element_bytes == 2;
 }
 
-// A product with GELU or its gradient, which reads or writes `size` bytes more: an epilogue, or a kernel.
+// The cost of a product with GELU or its gradient, which reads or writes `size` bytes more: as an epilogue,
+// or as a kernel.
 inline std::vector<LaunchCost> gelu_costs(LaunchCost product, double size, bool gradient) {
     if (!ledger->card.has_gelu_in_products())
         return {product, {.read = gradient ? 2 * size : size, .written = size}};
@@ -148,10 +149,10 @@ inline void matmul_forward(floatX* out,           // (N, OC)
                        {.a = weight, .b = inp, .d = out, .bias = bias}, stream));
 }
 
-// out = gelu(pre). As an epilogue of the product, it is made of pre before pre is rounded to floatX.
+// Computes out = gelu(pre). An epilogue applies it to pre before that is rounded to floatX.
 inline void matmul_gelu_forward(Gelu form,
                                 floatX* out,           // (N, OC)
-                                floatX* pre,           // (N, OC): what gelu_backward needs
+                                floatX* pre,           // (N, OC): for gelu_backward
                                 const floatX* inp,     // (N, C)
                                 const floatX* weight,  // (OC, C)
                                 const floatX* bias,    // (OC), or null
@@ -177,8 +178,8 @@ inline void matmul_backward_input(floatX* dinp,          // (N, C)
                        {.a = weight, .b = dout, .d = dinp}, stream));
 }
 
-// For inp = gelu(pre): dpre = gelu'(pre) times the gradient of inp. As an epilogue of the product, it is
-// made of that gradient before it is rounded to floatX.
+// For inp = gelu(pre): dpre = gelu'(pre) times the gradient of inp. An epilogue computes it before that
+// gradient is rounded to floatX.
 inline void matmul_backward_gelu(Gelu form,
                                  floatX* dpre,          // (N, C)
                                  const floatX* pre,     // (N, C)
@@ -196,13 +197,13 @@ inline void matmul_backward_gelu(Gelu form,
                        {.a = weight, .b = dout, .d = dpre, .pre_gelu = (void*)pre}, stream));
 }
 
-// Makes the gradient of the weight, and adds to that of the bias unless dbias is null.
+// Computes the gradient of the weight, and adds to that of the bias unless dbias is null.
 inline void matmul_backward_weight(float* dweight,      // (OC, C) += if it accumulates, else =
                                    const floatX* dout,  // (N, OC)
                                    const floatX* inp,   // (N, C)
                                    int N, int C, int OC, cudaStream_t stream,
                                    float* dbias = nullptr,    // (OC) +=
-                                   float* scratch = nullptr,  // (matmul_backward_bias_scratch(OC)) for it
+                                   float* scratch = nullptr,  // (matmul_backward_bias_scratch(OC)), if dbias
                                    bool accumulate = true) {
     auto costs = [&] {
         std::vector<LaunchCost> costs = {product_cost(dweight, dout, inp, OC, C, N, accumulate)};
@@ -222,7 +223,7 @@ inline void matmul_backward_weight(float* dweight,      // (OC, C) += if it accu
                        stream));
 }
 
-// Bytes of the device that products of a stream use at most, beside their operands.
+// Returns the most device memory, in bytes, that products on a stream use in addition to their operands.
 inline size_t matmul_workspace() {
 #ifdef DEVICE_CPU
     return 0;
@@ -232,7 +233,7 @@ inline size_t matmul_workspace() {
 #endif
 }
 
-// Products, while this lives, run beside kernels of others that hold as many multiprocessors of the GPU.
+// While this lives, products leave `count` multiprocessors to other kernels that run concurrently.
 struct SparedMultiprocessors {
     explicit SparedMultiprocessors(int count) : before(std::exchange(spared_multiprocessors, count)) {}
     ~SparedMultiprocessors() { spared_multiprocessors = before; }
@@ -243,14 +244,15 @@ struct SparedMultiprocessors {
 // ----------------------------------------------------------------------------
 // speed of the device
 
-// Seconds that the rate is measured for, five times. A GPU takes a while to reach its clock.
+// Seconds that each of five measurements of the rate lasts. A GPU needs a while to reach its clock.
 constexpr double rate_seconds = has_own_memory ? 0.02 : 0.006;
 
-// FLOP/s of a product of two (size, size) matrices: what this device can do, to compare training with.
+// Returns the FLOP/s of a product of two (size, size) matrices, as a yardstick for training.
 inline double gemm_rate(int size, cudaStream_t stream) {
     SparedMultiprocessors none(0);
     size_t elements = (size_t)size * size;
-    // Normal numbers: constant ones would use less power, and run at a higher clock. They may repeat.
+    // Normally distributed numbers: constant ones would use less power and run at a higher clock. They may
+    // repeat.
     std::vector<floatX> numbers(std::min(elements, size_t(1) << 16));
     uint64_t key = random_key(0, "gemm rate");
     for (size_t i = 0; i < numbers.size(); i++) numbers[i] = floatX(random_normal(key, i));
@@ -280,7 +282,7 @@ inline double gemm_rate(int size, cudaStream_t stream) {
     return 2.0 * size * size * size / times[times.size() / 2];
 }
 
-// The GEMM rate of this device, from the largest product that takes a reasonable time and fits in
+// Returns the GEMM rate of this device, from the largest product that takes a reasonable time and fits in
 // `available` bytes.
 inline double measured_gemm_rate(size_t available, cudaStream_t stream) {
     double rate = 0;

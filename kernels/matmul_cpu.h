@@ -1,11 +1,11 @@
 /*
-Matrix products on a CPU, by oneDNN, for the linear layers of kernels/matmul.cuh: in fp32, or of operands that
-are rounded to bf16, which is about twice as fast on processors with dot products or matrix units for that.
-Sums and results are fp32 either way.
+Matrix products on a CPU, by oneDNN, for the linear layers of kernels/matmul.cuh: in fp32, or with operands
+rounded to bf16, which is about twice as fast on processors with dot products or matrix units for that. Sums
+and results are fp32 either way.
 
-Operands stay fp32 in memory. A product in bf16 is made block by block, so that the rounded copies are small
-and are read from the cache. That of a right block serves all left blocks that it meets, and is laid out as
-oneDNN's loops like to read it:
+Operands stay fp32 in memory. A product in bf16 is computed block by block, so that the rounded copies are
+small and stay in the cache. The copy of a right block serves all left blocks that it is multiplied with, and
+has the layout that oneDNN's loops prefer:
 
     for each block of columns n, and each of the inner dimension k
         round right[k, n]
@@ -13,7 +13,7 @@ oneDNN's loops like to read it:
             round left[m, k]
             out[m, n] += left[m, k] right[k, n]
 
-Blocks depend on nothing but the sizes, and so do the bits of a result.
+The blocks depend only on the sizes, so a product gives the same bits every time.
 */
 #pragma once
 
@@ -26,7 +26,7 @@ Blocks depend on nothing but the sizes, and so do the bits of a result.
 #include "kernels/bf16_bits.h"     // float_to_bf16
 #include "kernels/tile_product.h"  // Elements, cpu_products_in_bf16
 
-// oneDNN says whether it has instructions for products in bf16 here. ONEDNN_MAX_CPU_ISA may take them away.
+// Returns whether oneDNN has instructions for products in bf16 here. ONEDNN_MAX_CPU_ISA may disable them.
 inline bool has_cpu_products_in_bf16() {
     auto needed = (unsigned)dnnl::cpu_isa::avx512_core_bf16;
     return ((unsigned)dnnl::get_effective_cpu_isa() & needed) == needed;
@@ -37,14 +37,14 @@ inline const dnnl::engine& cpu_engine() {
     return engine;
 }
 
-// A matrix of so many rows and columns as oneDNN is told of it.
+// Returns oneDNN's description of a matrix with these rows, columns and strides.
 inline dnnl::memory::desc matrix_desc(dnnl::memory::data_type type, int rows, int columns, int row_stride,
                                       int column_stride) {
     return {{rows, columns}, type, {row_stride, column_stride}};
 }
 
-// out = or += left right + bias, on matrices that lie where they were described. Without bias it is null.
-// Making one again is cheap: oneDNN keeps the code that it has compiled.
+// Computes out = or += left right + bias, for matrices with the given layouts. bias is null if there is none.
+// Constructing an equal one is cheap: oneDNN keeps the code that it has compiled.
 class CpuProduct {
 public:
     using Desc = dnnl::memory::desc;
@@ -87,7 +87,7 @@ private:
 // ----------------------------------------------------------------------------
 // products in bf16
 
-// The rounded copy of a block of a matrix, by rows or by columns as the matrix is.
+// The rounded copy of a block of a matrix, stored by rows or by columns like the matrix.
 class RoundedBlock {
 public:
     void round(Elements block, int rows, int columns) {
@@ -114,12 +114,13 @@ public:
     }
 
 private:
-    std::vector<uint16_t> values_;  // memory for the largest so far
+    std::vector<uint16_t> values_;  // sized for the largest block so far
     dnnl::memory::desc desc_;
 };
 
 // The rounded copy of a block as the right operand. If the matrix is stored by rows, oneDNN chooses the
-// layout. For one by columns that would cost more than it gains: their distance is often a power of two.
+// layout. For one stored by columns, reordering would cost more than it gains, because their stride is often
+// a power of two.
 class RightBlock {
 public:
     void round(Elements block, int rows, int columns) {
@@ -130,7 +131,8 @@ public:
         desc_ = {};
     }
 
-    // The layout to make a product for, and the copy in the layout that the product has taken.
+    // desc() is the layout to request for a product, and data() returns the copy in the layout that the
+    // product has chosen.
     dnnl::memory::desc desc() const {
         if (!chosen_) return by_columns_.desc();
         return {source_desc_.dims(), dnnl::memory::data_type::bf16, dnnl::memory::format_tag::any};
@@ -156,12 +158,12 @@ private:
     RoundedBlock by_columns_;
     const float* source_ = nullptr;
     dnnl::memory::desc source_desc_, desc_;
-    std::vector<Line> lines_;  // memory for the largest so far
+    std::vector<Line> lines_;  // sized for the largest block so far
 };
 
 constexpr int block_rows = 1024, block_columns = 1024, block_inner = 3072;
 
-// out (M, N) = or += left (M, K) right (K, N) + bias (N), which may be null.
+// Computes out (M, N) = or += left (M, K) right (K, N) + bias (N), which may be null.
 inline void multiply_in_bf16(float* out, Elements left, Elements right, const float* bias, int M, int N,
                              int K, bool accumulate) {
     thread_local RoundedBlock left_block;

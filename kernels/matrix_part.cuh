@@ -1,12 +1,13 @@
 /*
-Parts of a matrix, as ranks hold them, to and from the whole matrix.
+Copies parts of a matrix, as ranks hold them, to and from the whole matrix.
 
-A part is a run of elements of a box: of some columns of all rows, row by row. Element i of the part is
+A part is a run of elements of a box, which consists of some columns of all rows, row by row. Element i of the
+part is
 
     e = begin + i,   row = e / columns,   column = first column + e % columns
 
-The whole matrix may lie transposed. Parts are floatX; to and from the fp32 arrays of an optimizer they are
-converted on their own.
+The whole matrix may be stored transposed. Parts are floatX; conversion to and from the fp32 arrays of an
+optimizer is separate.
 */
 #pragma once
 
@@ -15,14 +16,14 @@ converted on their own.
 
 #include "kernels/common.cuh"
 
-// The place of a part in a matrix of (rows, cols).
+// The position of a part in a matrix of (rows, cols).
 struct MatrixPart {
     size_t rows, cols;
-    size_t column, columns;  // the box's first column, and how many it has
-    size_t begin, count;     // elements of the box
-    bool transposed;         // the whole matrix lies as (cols, rows)
+    size_t column, columns;  // the box's first column, and its number of columns
+    size_t begin, count;     // range of elements of the box
+    bool transposed;         // the whole matrix is stored as (cols, rows)
 
-    // Finds an element of the box in the whole matrix.
+    // Returns the offset of an element of the box in the whole matrix.
     HOST_DEVICE size_t place(size_t row, size_t of_row) const {
         size_t col = column + of_row;
         return transposed ? col * rows + row : row * cols + col;
@@ -58,15 +59,15 @@ void convert_cpu(To* out, const From* inp, size_t n, const float* scale) {
 
 constexpr unsigned part_block = 256;
 
-// Each row of the box has blocks of its own: to find an element's row by division would take longer than to
-// move it.
+// Each row of the box has blocks of its own, because finding the row of an element by division would take
+// longer than moving it.
 template <PartCopy direction>
 __global__ void copy_part_kernel(floatX* matrix, floatX* part, MatrixPart at, size_t first_row,
                                  unsigned blocks_of_row) {
     size_t row = first_row + blockIdx.x / blocks_of_row;
     size_t of_row = (size_t)(blockIdx.x % blocks_of_row) * blockDim.x + threadIdx.x;
     size_t i = row * at.columns + of_row - at.begin;
-    if (of_row >= at.columns || i >= at.count) return;  // i is huge before the part
+    if (of_row >= at.columns || i >= at.count) return;  // before the part, i wraps around to a huge number
     floatX &whole = matrix[at.place(row, of_row)], &own = part[i];
     (direction == PartCopy::into_matrix ? whole : own) = direction == PartCopy::into_matrix ? own : whole;
 }
@@ -91,7 +92,7 @@ __global__ void convert_kernel(To* out, const From* inp, size_t n, const float* 
 // ----------------------------------------------------------------------------
 // launchers
 
-// part (count) to its places in matrix, or back.
+// Copies part (count) to its positions in the matrix, or back.
 template <PartCopy direction>
 void copy_part(floatX* matrix, floatX* part, const MatrixPart& at, cudaStream_t stream) {
     if (at.count == 0) return;
@@ -100,7 +101,8 @@ void copy_part(floatX* matrix, floatX* part, const MatrixPart& at, cudaStream_t 
         copy_part_cpu<direction>(matrix, part, at), launch_copy_part<direction>(matrix, part, at, stream));
 }
 
-// out = inp, (n) each, in the type of out; but nothing if there is a scale (1) and it is NaN.
+// Copies inp (n) to out (n), converted to the type of out. Does nothing if there is a scale (1) and it is
+// NaN.
 template <typename To, typename From>
 void convert(To* out, const From* inp, size_t n, cudaStream_t stream, const float* scale = nullptr) {
     if (n == 0) return;

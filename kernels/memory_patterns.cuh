@@ -1,12 +1,12 @@
 /*
-Patterns that find broken memory: a pass writes one to all words of a range, and the next looks for words that
-have changed. Each pattern is there for a kind of fault (Abadir & Reghbati, "Functional testing of
+Patterns that find broken memory: one pass writes a pattern to all words of a range, and the next looks for
+words that have changed. Each pattern targets a kind of fault (Abadir & Reghbati, "Functional testing of
 semiconductor random access memories", 1983):
 
-    walking      word i has bit (i + turn) mod 64 alone: bits that stick, or take on their neighbours' value.
-                 In 64 turns each bit of each word is set once.
-    address      word i has the number i: two addresses that are the same word, for what is written last stays
-    complement   of either: each bit is then seen both ways
+    walking      word i has only bit (i + turn) mod 64 set: finds bits that are stuck or copy a neighbor's
+                 value. In 64 turns each bit of each word is set once.
+    address      word i is i: finds two addresses of the same word, which keeps only the last value written
+    complement   inverts either, so that each bit is tested both ways
 */
 #pragma once
 
@@ -26,9 +26,9 @@ struct MemoryPattern {
     }
 };
 
-// The wrong words of a range. One that nothing is added to has none.
+// A summary of the wrong words in a range. The default is that of no wrong words.
 struct WrongWords {
-    unsigned long long count = 0, first = ~0ull;  // the least number of one
+    unsigned long long count = 0, first = ~0ull;  // first: lowest index of a wrong word
     unsigned long long bits = 0;                  // bits that have the wrong value in some word
 };
 
@@ -68,7 +68,7 @@ __global__ void write_pattern_kernel(uint64_t* words, size_t n, MemoryPattern pa
     }
 }
 
-// Words that are wrong are few, so their atomics cost nothing. Their order changes nothing either.
+// Wrong words are few, so their atomics cost nothing. The order of the atomics changes nothing either.
 __global__ void check_pattern_kernel(WrongWords* wrong, const uint64_t* words, size_t n,
                                      MemoryPattern pattern) {
     size_t step = (size_t)gridDim.x * blockDim.x;
@@ -95,13 +95,13 @@ inline unsigned pattern_blocks(size_t n) {
 // ----------------------------------------------------------------------------
 // launchers
 
-// n: even, of words that begin at a multiple of 16 bytes.
+// n must be even, and words aligned to 16 bytes.
 inline void write_pattern(uint64_t* words /* (n) */, size_t n, MemoryPattern pattern, cudaStream_t stream) {
     ON_DEVICE(stream, (LaunchCost{.written = array_bytes(words, n)}), write_pattern_cpu(words, n, pattern),
               launch(write_pattern_kernel, pattern_blocks(n), pattern_block, 0, stream, words, n, pattern));
 }
 
-// Adds to *wrong the words that are not as write_pattern() left them.
+// Adds to *wrong the words that differ from the pattern that write_pattern() wrote.
 inline void check_pattern(WrongWords* wrong /* (1) */, const uint64_t* words /* (n) */, size_t n,
                           MemoryPattern pattern, cudaStream_t stream) {
     ON_DEVICE(

@@ -3,16 +3,16 @@ Muon (Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 
 updates (Liu et al., "Muon is scalable for LLM training", 2025). For each matrix (rows, cols) of a block:
 
     m = m + (1 - momentum) (g - m)                           Nesterov:  u = g + momentum (m - g)
-    o = the nearest matrix to u with orthonormal rows or columns, about
+    o = approximately the nearest matrix to u with orthonormal rows or columns
     w = w (1 - learning_rate weight_decay) - learning_rate 0.2 sqrt(max(rows, cols)) o
 
-The elements of an AdamW update have a root mean square of 0.2 or so, and those of an orthogonal matrix
-1 / sqrt(max(rows, cols)): so a learning rate that suits AdamW suits Muon too. Embeddings, the head, norms and
+The elements of an AdamW update have a root mean square of about 0.2, those of an orthogonal matrix one of 1 /
+sqrt(max(rows, cols)), so a learning rate that suits AdamW suits Muon too. Embeddings, the head, norms and
 biases are stepped by AdamW. Queries, keys and values are matrices of their own, and so are gates and values.
 
-Newton-Schulz steps, X = a X + (b A + c A^2) X with A = X X^T, push all singular values towards 1 by products
-alone. With these coefficients five of them bring every value that is not tiny into 0.65 .. 1.2, which is as
-good as exact and takes fewer steps.
+Newton-Schulz steps, X = a X + (b A + c A^2) X with A = X X^T, push all singular values towards 1 using only
+matrix products. With these coefficients, five of them bring every value that is not tiny into 0.65 .. 1.2,
+which works as well as exact orthogonality and takes fewer steps.
 */
 #pragma once
 
@@ -27,7 +27,7 @@ good as exact and takes fewer steps.
 #include "kernels/optimizer_pass.cuh"
 
 struct Muon {
-    AdamW adamw;      // steps the other tensors; its learning rate and decay are Muon's too
+    AdamW adamw;      // steps the other tensors; Muon uses its learning rate and decay too
     double momentum;  // for the matrices
 };
 
@@ -69,21 +69,21 @@ HOST_DEVICE inline float newton_schulz_sum(float x, float product) {
     return fmaf(newton_schulz_a, x, product);
 }
 
-// Products are fastest where matrices begin on 256 bytes.
+// Rounds up to 256 bytes: products are fastest on matrices with that alignment.
 constexpr size_t whole_lines(size_t elements, size_t element_bytes = sizeof(floatX)) {
     return round_up(elements, 256 / element_bytes);
 }
 
-// The scratch of orthogonalise(), in elements of element_bytes each: the product of the polynomial and the
-// matrix, two matrices (rows, rows), and in fp32 the sum of squares and its partial sums.
+// Returns the scratch of orthogonalise(), in elements of element_bytes each: the product of the polynomial
+// and the matrix, two matrices (rows, rows), and in fp32 the sum of squares and its partial sums.
 inline size_t orthogonalise_scratch(size_t rows, size_t cols, size_t element_bytes) {
     size_t n = rows * cols, in_float = sizeof(float) / element_bytes;
     return whole_lines(n, element_bytes) + 2 * whole_lines(rows * rows, element_bytes) +
            in_float * (1 + sum_squares_scratch(n));
 }
 
-// Replaces a matrix (rows, cols) by about the nearest one whose rows are orthonormal; rows <= cols, for else
-// there is none.
+// Replaces a matrix (rows, cols) by approximately the nearest one whose rows are orthonormal, which exists
+// only for rows <= cols.
 inline void orthogonalise(floatX* matrix, int rows, int cols, floatX* scratch, cudaStream_t stream) {
     size_t n = (size_t)rows * cols, square = (size_t)rows * rows;
     floatX *product = scratch, *gram = product + whole_lines(n), *polynomial = gram + whole_lines(square);
@@ -92,7 +92,7 @@ inline void orthogonalise(floatX* matrix, int rows, int cols, floatX* scratch, c
     divide_by_norm(matrix, squares, n, stream);
     for (int step = 0; step < newton_schulz_steps; step++) {
         matmul_forward(gram, matrix, matrix, nullptr, rows, cols, rows, stream);
-        matmul_forward(polynomial, gram, gram, nullptr, rows, rows, rows, stream);  // it is symmetric
+        matmul_forward(polynomial, gram, gram, nullptr, rows, rows, rows, stream);  // gram is symmetric
         elementwise<newton_schulz_polynomial>(polynomial, nullptr, square, stream, gram, polynomial);
         matmul_backward_input(product, polynomial, matrix, rows, cols, rows, stream);
         elementwise<newton_schulz_sum>(matrix, nullptr, n, stream, matrix, product);
@@ -102,7 +102,7 @@ inline void orthogonalise(floatX* matrix, int rows, int cols, floatX* scratch, c
 // ----------------------------------------------------------------------------
 // the optimizer
 
-// Makes u of the gradient.
+// Computes u from the gradient.
 struct MuonUpdate {
     static constexpr int slots = 1;
     static constexpr bool steps = false;
@@ -141,7 +141,7 @@ struct MuonStep {
     }
 };
 
-// The parts of matrices of blocks, or the others.
+// Returns the parts that belong to matrices of blocks, or the other parts.
 inline std::vector<OptimizerPart> muon_parts(const std::vector<OptimizerPart>& parts, bool matrices) {
     std::vector<OptimizerPart> some;
     for (const OptimizerPart& part : parts) {
@@ -150,7 +150,8 @@ inline std::vector<OptimizerPart> muon_parts(const std::vector<OptimizerPart>& p
     return some;
 }
 
-// Runs one pass over the matrices of blocks, and another, if there is one, over the rest.
+// Returns a pass that runs `matrices` over the matrices of blocks and `others`, if there is one, over the
+// rest.
 inline OptimizerPass muon_pass(const OptimizerPass& matrices, const OptimizerPass& others = {}) {
     auto each = [=](const OptimizerPass::Parts& parts, auto&& run) {
         run(matrices, muon_parts(parts, true));
@@ -170,7 +171,7 @@ inline OptimizerPass muon_pass(const OptimizerPass& matrices, const OptimizerPas
                 }};
 }
 
-// A step of Muon. Its slots are AdamW's; of matrices of blocks, m alone.
+// Returns a step of Muon. Its slots are AdamW's; matrices of blocks use only m.
 inline Optimizer muon_optimizer(const Muon& hyper, uint64_t seed) {
     Rounding rounding = {hyper.adamw.stochastic_rounding, hyper.adamw.step, seed};
     auto update = [=](const OptimizerPart&, const OptimizerArrays&) { return MuonUpdate(hyper); };

@@ -1,21 +1,22 @@
 /*
 The gate of n-gram memory (Cheng et al., "Conditional Memory via Scalable Lookup", 2026, arXiv:2601.07372).
-The n-grams that end with a token look up rows of a table, a matrix makes a key and a value of them, and the
-token's hidden state, the query, decides how much of the value is added to the residual stream:
+The n-grams that end with a token look up rows of a table, a matrix turns these into a key and a value, and
+the token's hidden state, the query, decides how much of the value is added to the residual stream:
 
     score = average over c of query[c] * key[c] * rstd * sqrt(C),   rstd = 1 / sqrt(average of key[c]^2 + eps)
     out   = sigmoid(score) * value
 
-So the score is the product of query and key, each normalised by RMSNorm, over sqrt(C). The query's norm has a
-weight, and one for the key's would only multiply it. query is (N, C), and a row of kv is [key | value], (N,
-2C). Saved for the backward pass: score and rstd (N). With gate = sigmoid(score), xhat = key * rstd:
+So the score is the product of query and key, each normalized by RMSNorm, over sqrt(C). The query's norm has a
+weight; one for the key's norm would be redundant, because the two would only be multiplied. query is (N, C),
+and a row of kv is [key | value], (N, 2C). Saved for the backward pass: score and rstd (N). With gate =
+sigmoid(score), xhat = key * rstd:
 
     dvalue = gate * dout
     dscore = gate (1 - gate) * sum of dout * value
     dquery = dscore / sqrt(C) * xhat
     dkey   = dscore / sqrt(C) * rstd * (query - xhat * score / sqrt(C))
 
-The last line is RMSNorm's gradient, in which the average of query * xhat is known: score / sqrt(C).
+The last line is RMSNorm's gradient, in which the average of query * xhat is already known: score / sqrt(C).
 */
 #pragma once
 
@@ -24,7 +25,7 @@ The last line is RMSNorm's gradient, in which the average of query * xhat is kno
 #include "kernels/common.cuh"
 #include "kernels/fast_math.cuh"
 
-// Factors of the gradient, for the row of a token.
+// The factors of the gradient for one token's row.
 struct NgramGateSlope {
     float gate, key, rstd;
     float mean;  // average of query * xhat
@@ -80,7 +81,7 @@ inline void ngram_gate_backward_cpu(floatX* dquery, floatX* dkv, const floatX* d
 }
 
 // ----------------------------------------------------------------------------
-// CUDA kernels: a block for each row, a thread for W neighbours of it at a time
+// CUDA kernels: one block per row; a thread handles W neighbors at a time
 
 #ifndef DEVICE_CPU
 

@@ -16,14 +16,14 @@ dxhat = dout * weight, the backward pass is
     dweight += sum over rows of dout * xhat
     dbias   += sum over rows of dout
 
-where rmsnorm does without average(dxhat) and dbias. dinp accumulates because it is the gradient of the
-residual stream, which reaches it along the skip connection too. The layer before, whose output the stream has
-taken up, has that gradient as well: the sums of its columns are the gradient of that layer's bias. The
-backward pass makes them of what it has in registers, so that nobody needs to read dinp for them again.
+where rmsnorm omits average(dxhat) and dbias. dinp accumulates because it is the gradient of the residual
+stream, to which the skip connection also contributes. dinp is also the gradient of the output of the layer
+before, which was added to the stream: the sums of its columns are the gradient of that layer's bias. The
+backward pass computes them from registers, which saves reading dinp again.
 
-The variance is computed from the centred row, in a second pass: E[x^2] - E[x]^2 would cancel when the mean is
-large. On a GPU each row is read from memory once: the forward pass keeps it in shared memory, the backward
-pass in registers, or in the first-level cache where it is too long for them. The sums over rows are made in
+The variance is computed from the centered row, in a second pass: E[x^2] - E[x]^2 would cancel when the mean
+is large. On a GPU each row is read from memory once: the forward pass keeps it in shared memory, the backward
+pass in registers, or in the first-level cache if it is too long for them. The sums over rows are computed in
 two stages, partial sums of fixed sets of rows and then their sum, so they do not depend on the number of
 threads or multiprocessors.
 */
@@ -48,17 +48,17 @@ HOST_DEVICE inline bool subtracts_mean(Norm norm) {
     __builtin_unreachable();
 }
 
-// Blocks that an H100 runs at once: each of its 132 multiprocessors has the registers for two, so that one
-// loads while the other adds up, or where rows are long for one.
+// The number of blocks that an H100 runs at once: each of its 132 multiprocessors has registers for two, so
+// that one loads while the other adds up, or for only one if rows are long.
 inline int norm_blocks_of_turn(int C) {
     return C <= 4096 ? 264 : 132;
 }
 
-// Sets of rows with a partial sum of their own, at most; a block does one. Other cards run 216 to 340 blocks
-// at once, and any of them fewer beside communication. So blocks for one turn on one card would take two
-// turns on another, the second nearly empty. There are enough for several turns, of which the last matters
-// little. Where rows are long, it is the partial sums that matter: all of them together take 32 MiB, or are
-// those of a turn.
+// The maximum number of blocks, each of which computes the partial sum of a set of rows. Other cards run 216
+// to 340 blocks at once, and any of them fewer beside communication, so exactly one wave of blocks on one
+// card would be two waves on another, the second nearly empty. There are enough for several waves, so that
+// the last matters little. If rows are long, the partial sums dominate: in total they are limited to 32 MiB,
+// or to one wave's.
 inline int norm_partials(int C) {
     constexpr size_t most = 1056, bytes = (size_t)32 << 20;
     return (int)std::clamp(bytes / (3 * sizeof(float) * C), (size_t)norm_blocks_of_turn(C), most);
@@ -66,9 +66,9 @@ inline int norm_partials(int C) {
 
 constexpr int norm_threads = 1024;  // the most in a block
 
-// The backward pass shares N rows of so many vectors out to blocks, each with a partial sum. A block has
-// `rows` of them at a time, and `threads` for each. Partial sums of fewer than eight rows would take as long
-// as the rows, so few rows are shared out to an H100's blocks of one turn.
+// How the backward pass distributes N rows of `vectors` vectors to `count` blocks, each with a partial sum. A
+// block handles `rows` rows at a time, with `threads` threads each. A partial sum of fewer than eight rows
+// would take as long as the rows, so when there are few rows, they go to only one wave of an H100's blocks.
 struct NormBackwardBlocks {
     int threads, rows, count;
 
@@ -78,7 +78,7 @@ struct NormBackwardBlocks {
           count(even_share(ceil_div(N, rows), std::clamp(N / 8, norm_blocks_of_turn(C), norm_partials(C)))) {}
 };
 
-// Floats of scratch that norm_backward needs, whatever N is.
+// Returns the floats of scratch that norm_backward needs for any N.
 inline size_t norm_backward_scratch(int C) {
     return (size_t)norm_partials(C) * 3 * C;
 }
@@ -127,7 +127,8 @@ inline void norm_forward_cpu(Norm norm, floatX* residual, floatX* out, float* me
     }
 }
 
-// Rows that share a partial sum on the CPU: at most 128 sets, and none so small that adding them would cost.
+// The number of rows that share a partial sum on the CPU: at most 128 sets, and none so small that adding
+// them up would be expensive.
 inline int rows_per_partial_cpu(int N) {
     return std::max(16, ceil_div(N, 128));
 }
@@ -173,13 +174,13 @@ inline void norm_backward_cpu(Norm norm, floatX* dinp, float* dweight, float* db
 // CUDA kernels
 #ifndef DEVICE_CPU
 
-// The sum over the blockDim.x threads of a row. They are a warp, or else all threads of the block.
+// Returns the sum over the blockDim.x threads of a row, which are a warp or else all threads of the block.
 __device__ inline float row_sum(float value) {
     return blockDim.x == warp_size ? warp_sum(value) : block_sum(value);
 }
 
-// The threads of a row (blockDim.x) come back to the same columns in every pass, and find in shared memory
-// what they left there.
+// The threads of a row (blockDim.x) handle the same columns in every pass, so each finds in shared memory
+// what it left there itself.
 template <int W>
 __global__ void norm_forward_kernel(Norm norm, floatX* residual, floatX* out, float* mean, float* rstd,
                                     const floatX* inp1, const floatX* inp2, const floatX* weight,
@@ -221,8 +222,8 @@ __global__ void norm_forward_kernel(Norm norm, floatX* residual, floatX* out, fl
     element.keep(amax);
 }
 
-// Two sums over the blockDim.x threads of a row. All threads of the block take part, `turn` being 0 and 1 in
-// turn, so that one barrier a time is enough.
+// Returns two sums over the blockDim.x threads of a row. All threads of the block take part, and `turn`
+// alternates between 0 and 1, so that one barrier per call is enough.
 struct TwoSums {
     float first, second;
 };
@@ -241,23 +242,23 @@ __device__ inline TwoSums row_sums(TwoSums sums, int turn) {
     return sums;
 }
 
-constexpr int norm_sums_gap = 4;  // threads for which there would be room behind each group, see vector_plane
+constexpr int norm_sums_gap = 4;  // padding after each group, in threads, see vector_plane
 
-// A block does blockDim.y rows at a time and writes one partial sum (planes, C) of all it does. A thread owns
-// the same columns of all its rows. If these are one vector (`once`), they and their sums stay in registers.
-// Longer rows, of which a block does one at a time, are read again for the gradient, from the first-level
-// cache, and their sums lie in shared memory, as vector_plane has them.
+// A block processes blockDim.y rows at a time and writes one partial sum (planes, C) of all its rows. A
+// thread owns the same columns of all its rows. If these are one vector (`once`), they and their sums stay in
+// registers. Longer rows, which a block processes one at a time, are read a second time for the gradient,
+// from the first-level cache, and their sums are in shared memory, laid out by vector_plane.
 //
-// dinp_column_sums: the kernel also sums the columns of dinp. No registers are left for these sums. They lie
-// in shared memory after the others, in groups of four elements for each thread. Where rows are too long for
-// that, they lie where the block writes its partial sum at the end.
+// dinp_column_sums: the kernel also sums the columns of dinp. No registers are left for these sums, so they
+// are in shared memory after the others, in groups of four elements for each thread. If rows are too long for
+// that, they are in the memory to which the block writes its partial sum at the end.
 template <int W, bool once, bool dinp_column_sums>
 __global__ void __launch_bounds__(norm_threads)
     norm_backward_kernel(Norm norm, floatX* dinp, float* partials, float* amax, const floatX* dout,
                          const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                          int C) {
     constexpr int planes = dinp_column_sums ? 3 : 2, part = W < 4 ? W : 4, gap = norm_sums_gap;
-    // Registers are short: the places of sums are found out again where they are used.
+    // Registers are scarce, so the addresses of sums are recomputed where they are used.
     float* sums = dynamic_shared<float>();  // (blockDim.y, 2, W, plane)
     auto plane_of = [&] { return vector_plane<W>(pinned(C) / W); };
     auto own_of = [&](int plane) { return sums + pinned(threadIdx.y) * 2 * W * plane; };
@@ -283,7 +284,8 @@ __global__ void __launch_bounds__(norm_threads)
             own[(W + i) * plane + c / W] = dbias[i];
         }
     };
-    // Adds to the sums of dinp, or begins them. The thread's number is found out again each time.
+    // Adds to the sums of dinp, or with `begin` zeroes them. The thread's index is recomputed each time, to
+    // save a register.
     auto sum_dinp = [&](int c, bool begin) {
         for (int i = 0; i < W; i += part) {
             int thread = pinned(threadIdx.y) * blockDim.x + threadIdx.x, all = blockDim.y * blockDim.x;
@@ -373,8 +375,8 @@ __global__ void __launch_bounds__(norm_threads)
 // ----------------------------------------------------------------------------
 // launchers
 
-// residual = inp1 + inp2, rounded to floatX, and out = norm(residual): bit for bit what the addition followed
-// by norm_forward gives, so that either can stand in for the other when activations are recomputed.
+// Computes residual = inp1 + inp2, rounded to floatX, and out = norm(residual). The bits are those of an
+// addition followed by norm_forward, so that either can replace the other when activations are recomputed.
 inline void residual_norm_forward(Norm norm,
                                   floatX* residual,      // (N, C), may be inp1
                                   floatX* out,           // (N, C), may be inp1 or inp2
@@ -431,7 +433,7 @@ inline void norm_backward(Norm norm,
                           const float* rstd,     // (N)
                           int N, int C, cudaStream_t stream,
                           float* amax = nullptr,                // (1) of dinp
-                          float* dinp_column_sums = nullptr) {  // (C) become the sums of the columns of dinp
+                          float* dinp_column_sums = nullptr) {  // (C) receives the column sums of dinp
     auto cost = [&]() -> LaunchCost {
         int vectors = C % (16 / (int)element_bytes()) ? C : C * (int)element_bytes() / 16;
         double partial = array_bytes(scratch, NormBackwardBlocks(N, C, vectors).count, C),

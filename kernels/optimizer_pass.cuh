@@ -5,14 +5,14 @@ One pass of an optimizer over parts of tensors, element by element:
     prepares   g = formula(w, g, scale, slots...)
 
 A formula is a small struct with that function; it changes the slots in place. Every array is (n), and float
-but for the parameters, which are floatX. In bf16, w is too coarse to be stepped in place: most updates are
-less than half its last digit. So it is either kept in float beside the parameters (master), or rounded up or
-down at random so that its mean is exact (stochastic rounding). A NaN scale changes nothing at all.
+except for the parameters, which are floatX. In bf16, w is too coarse to be stepped in place: most updates are
+less than half of its last digit. So it is either kept in float beside the parameters (master), or rounded up
+or down at random so that its mean is exact (stochastic rounding). A NaN scale leaves everything unchanged.
 
-A unit of many tensors takes one launch. Its parts may be any parts of tensors, and may lie on the device or
-on the host: the result is the same bit for bit. So random numbers are counted from the start of a tensor, and
-formulas write out which products and sums are rounded once, as fmaf: compilers fuse what they are left to
-fuse, each in its own way.
+A unit of many tensors takes one launch. Its parts may be any parts of tensors, and may be on the device or on
+the host: the result is the same bit for bit. For this, random numbers are indexed from the start of a tensor,
+and formulas use fmaf for a product and a sum that are rounded once, because compilers would otherwise fuse
+them each in its own way.
 */
 #pragma once
 
@@ -31,25 +31,25 @@ fuse, each in its own way.
 #include "kernels/ragged.cuh"
 #include "kernels/random.cuh"
 
-// How new weights become parameters.
+// How new weights are rounded to parameters.
 struct Rounding {
     bool stochastic;
-    int step;       // random numbers are new in each,
-    uint64_t seed;  // and in each run
+    int step;       // random numbers differ between steps
+    uint64_t seed;  // and between runs
 };
 
 // A formula, for the elements of one part, has these members:
 //
 //     a default constructor: formulas lie in tables
-//     static constexpr int slots          how many the function takes, the optimizer's first ones
-//     static constexpr bool steps         it returns the new weight, or else the update
+//     static constexpr int slots          number of slots that it takes: the optimizer's first ones
+//     static constexpr bool steps         the function returns the new weight, else the update
 //     static constexpr bool reads_weight  the result depends on the weight
-//     at_work()                           the formula once it has read what it needs from memory
+//     at_work()                           returns the formula with its inputs loaded from memory
 //     float operator()(float w, float g, float scale, float& slot...) const
 
-// The random numbers of elements i .. i + 3 of a tensor in this step. philox gives all four at once if i
-// is a multiple of 4; else they are the end of one four and the beginning of the next. They are moved into
-// place by steps of 2 and 1, because a GPU has no registers that can be indexed.
+// Returns the random numbers of elements i .. i + 3 of a tensor in this step. If i is a multiple of 4, they
+// are one result of philox; otherwise they are the end of one and the beginning of the next. They are shifted
+// into place by 2 and by 1, because GPU registers cannot be indexed.
 HOST_DEVICE inline Random4 rounding_random(uint64_t key, size_t i, int step) {
     Random4 low = philox(key, i / 4, step);
     if (i % 4 == 0) return low;
@@ -62,15 +62,15 @@ HOST_DEVICE inline Random4 rounding_random(uint64_t key, size_t i, int step) {
     return low;
 }
 
-// w as a parameter. Stochastic rounding takes one of the two neighbours in bf16, the nearer one more
-// often: the 16 bits that bf16 drops are a fraction, and adding a random fraction carries with just that
-// probability.
+// Returns w rounded to a parameter. Stochastic rounding chooses one of the two neighbors in bf16, the nearer
+// one more often: the 16 bits that bf16 drops are a fraction, and adding a random fraction carries with
+// exactly that probability.
 HOST_DEVICE inline floatX round_weight(float w, [[maybe_unused]] bool stochastic,
                                        [[maybe_unused]] uint32_t random) {
     if constexpr (std::is_same_v<floatX, float>) {
         return w;
     } else {
-        bool finite = fabsf(w) <= FLT_MAX;  // the low bits of NaN are no fraction
+        bool finite = fabsf(w) <= FLT_MAX;  // in NaN and Inf, the low bits are not a fraction
         if (!stochastic || !finite) return floatX(w);
         return floatX(std::bit_cast<float>((std::bit_cast<uint32_t>(w) + (random >> 16)) & 0xffff0000u));
     }
@@ -82,7 +82,7 @@ HOST_DEVICE inline floatX round_weight(float w, [[maybe_unused]] bool stochastic
 template <bool has_master, bool stochastic, typename Formula>
 void optimizer_part_cpu(const OptimizerArrays& arrays, const OptimizerPart& part, const Formula& formula,
                         const Rounding& rounding) {
-    constexpr size_t piece = 4096;  // random numbers are drawn for so many at once
+    constexpr size_t piece = 4096;  // elements that random numbers are drawn for at once
     constexpr auto each_slot = std::make_index_sequence<Formula::slots>();
     uint64_t key = random_key(rounding.seed, part.name);
     floatX* params = arrays.params + part.at;
@@ -118,7 +118,7 @@ void optimizer_part_cpu(const OptimizerArrays& arrays, const OptimizerPart& part
     }
 }
 
-// formula_of(part, arrays) gives the formula of a part.
+// formula_of(part, arrays) returns the formula of a part.
 template <typename FormulaOf>
 void optimizer_pass_on_host(const OptimizerArrays& arrays, const std::vector<OptimizerPart>& parts,
                             const FormulaOf& formula_of, const Rounding& rounding) {
@@ -142,7 +142,7 @@ constexpr unsigned optimizer_block = 256;  // threads, of W elements each
 template <typename Formula>
 struct OptimizerWork {
     size_t at, count, first;
-    uint64_t key;  // the key of its random numbers
+    uint64_t key;  // for random numbers
     Formula formula;
 };
 constexpr int optimizer_parts = 32;  // the most in a launch
@@ -159,7 +159,7 @@ optimizer_pass_kernel(OptimizerArrays arrays, bool stochastic, int step, RaggedV
     float scale = *arrays.scale;
     each_ragged_vector<W>(thread, part.count, vectors.from(part.at).skip, [&](auto width, size_t i) {
         size_t at = part.at + i;
-        Vec<float, width> slots[Formula::slots + 1], ws;  // the one more is for formulas without any
+        Vec<float, width> slots[Formula::slots + 1], ws;  // + 1 because some formulas have none
         for (int k = 0; k < Formula::slots; k++) slots[k] = load<width>(arrays.slots[k] + at);
         auto gs = load<width>(arrays.grads + at);
         Vec<floatX, width> ps;
@@ -170,7 +170,7 @@ optimizer_pass_kernel(OptimizerArrays arrays, bool stochastic, int step, RaggedV
         Random4 random = {};
         if (Formula::steps && stochastic && !std::is_same_v<floatX, float>)
             random = rounding_random(part.key, part.first + i, step);
-        if (std::isnan(scale)) return;  // seen when the loads are under way
+        if (std::isnan(scale)) return;  // tested only now, while the loads are in flight
         for (int j = 0; j < width; j++) {
             if constexpr (!has_master) ws[j] = float(ps[j]);
             float result = [&]<size_t... k>(std::index_sequence<k...>) {
@@ -236,7 +236,7 @@ void launch_optimizer_pass(const OptimizerArrays& arrays, const std::vector<Opti
 // ----------------------------------------------------------------------------
 // launchers
 
-// The cost of a pass. Without parts nothing is launched.
+// Returns the cost of a pass. Without parts nothing is launched.
 template <typename Formula>
 std::vector<LaunchCost> optimizer_cost(const OptimizerArrays& arrays,
                                        const std::vector<OptimizerPart>& parts) {
@@ -251,7 +251,8 @@ std::vector<LaunchCost> optimizer_cost(const OptimizerArrays& arrays,
              .place = holder_of(arrays.grads)}};
 }
 
-// formula_of(part, arrays) gives the formula of a part: pointers in it are to memory where the arrays are.
+// formula_of(part, arrays) returns the formula of a part. Its pointers must be to the same memory (device or
+// host) as the arrays.
 template <typename FormulaOf>
 void optimizer_pass(const OptimizerArrays& arrays, const std::vector<OptimizerPart>& parts,
                     const FormulaOf& formula_of, const Rounding& rounding, cudaStream_t stream) {
@@ -260,7 +261,7 @@ void optimizer_pass(const OptimizerArrays& arrays, const std::vector<OptimizerPa
               launch_optimizer_pass(arrays, parts, formula_of, rounding, stream));
 }
 
-// The pass of a formula, for an Optimizer.
+// Returns the pass of a formula, for an Optimizer.
 template <typename FormulaOf>
 OptimizerPass make_pass(const FormulaOf& formula_of, const Rounding& rounding) {
     return {.on_device =

@@ -1,7 +1,8 @@
 /*
-A look at an array on a device, for reading or debugging a step: a line with its size, its largest element and
-how many are not finite, then its corners. On a CPU too a stream works later than it is given work, so that a
-printf beside the calls of a block shows what was there before. This waits for the stream instead:
+Prints an array on a device, for reading or debugging a step: a line with its size, its largest element and
+the number of elements that are not finite, then its corners. Even on a CPU, streams run work later than they
+are given it, so a printf between the calls of a block would show old contents. This function waits for the
+stream first:
 
     print_tensor("norm1", a.norm1, d.N, d.C, g.stream);
 
@@ -9,7 +10,7 @@ printf beside the calls of a block shows what was there before. This waits for t
          0.10313   -0.412708     1.20816   ...     0.71209   -0.101443   -0.221543
       ...
 
-A graph that is captured has no numbers yet: train with --cuda-graphs off.
+While a graph is captured, there are no numbers yet: train with --cuda-graphs off.
 */
 #pragma once
 
@@ -22,7 +23,7 @@ A graph that is captured has no numbers yet: train with --cuda-graphs off.
 #include "kernels/common.cuh"
 #include "kernels/streams.cuh"
 
-// data (rows, columns), of floats, floatX or ints, on the device.
+// Returns the text for data (rows, columns) on the device: floats, floatX or ints.
 template <typename T>
 std::string tensor_text(const char* name, const T* data, int rows, int columns, cudaStream_t stream) {
     std::vector<T> host((size_t)rows * columns);

@@ -1,17 +1,17 @@
 /*
-The fastest algorithm for each product of a model, by the clock:
+Finds the fastest algorithm for each product of a model, by timing:
 
     noted = note_products(step)          every kind of product in it, with operands
     tuned = time_products(noted, stream)
 
-Products are timed where the step has left their operands: on real numbers at real addresses, and where they
-are added to what is there, with that. Only what they write must be of no use any more, as activations and
-gradients are before a step begins. The caches are cold, and the candidates take turns, so that a card that
-grows warm does so for all of them; the median of several rounds counts.
+Products are timed on the operands that the step has left in memory: on real numbers at real addresses, and if
+they accumulate, on the real destination. The only condition is that their outputs are no longer needed, as is
+true of activations and gradients before a step begins. The caches are cold, and the candidates take turns, so
+that a card that warms up does so for all of them; the median of several rounds counts.
 
-The candidates are what the library proposes, in little memory and in more; where a kernel can do the
-epilogue, one more is the best product without it and that kernel behind it. What would be taken untimed
-stays, unless another is faster by more than the clock's noise.
+The candidates are what the library proposes, with little workspace and with more. If a separate kernel can do
+the epilogue, another candidate is the best product without it, followed by that kernel. The choice that would
+be made without timing stays, unless another is faster by more than the clock's noise.
 */
 #pragma once
 
@@ -25,7 +25,7 @@ stays, unless another is faster by more than the clock's noise.
 #include "kernels/matmul.cuh"
 
 constexpr int timing_rounds = 5;
-constexpr double clearly_faster = 0.99;  // the most of another's time
+constexpr double clearly_faster = 0.99;  // at most this fraction of the other's time
 
 using NotedProducts = std::map<ProductKind, Operands>;
 
@@ -40,16 +40,16 @@ NotedProducts note_products(Step&& step) {
 
 struct TunedProduct {
     std::string kind, algorithm;   // see AlgorithmChoices
-    double seconds, seconds_once;  // times of this algorithm, and of the one that was taken before
+    double seconds, seconds_once;  // seconds: of this algorithm; seconds_once: of the one used before
     bool changed;
 };
 
-// Times work on a stream, with caches that hold none of its operands.
+// Times work on a stream, while its operands are not in the caches.
 class ColdClock {
 public:
     explicit ColdClock(cudaStream_t stream)
         : stream_(stream), timer_(stream), bytes_(2 * (size_t)device_properties().l2CacheSize) {
-        // If the run has left no room, a part of the cache must do.
+        // If the run has left too little memory, only a part of the cache is flushed.
         cudaError_t error;
         while ((error = cudaMalloc(&other_memory_, bytes_)) == cudaErrorMemoryAllocation && bytes_ > 1)
             bytes_ /= 2;
@@ -59,8 +59,9 @@ public:
     ColdClock(const ColdClock&) = delete;
     ColdClock& operator=(const ColdClock&) = delete;
 
-    // work() gives it to the stream; false: it could not, which takes for ever. While the card fills its
-    // caches with something else, the host is ahead of it, so that starting the work takes no time.
+    // Returns the time of what work() puts on the stream, or INFINITY if work() returns false because it
+    // could not. While the card fills its caches with something else, the host runs ahead, so that the time
+    // excludes launching.
     double seconds(const std::function<bool()>& work) {
         zero_async((char*)other_memory_, bytes_, stream_);
         timer_.start();
@@ -70,10 +71,10 @@ public:
         return started ? seconds : INFINITY;
     }
 
-    // The median of each.
+    // Returns the median time of each candidate.
     std::vector<double> compare(const std::vector<std::function<bool()>>& candidates) {
         std::vector<std::vector<double>> times(candidates.size());
-        for (const auto& candidate : candidates) seconds(candidate);  // libraries load their code
+        for (const auto& candidate : candidates) seconds(candidate);  // warm-up: libraries load their code
         for (int round = 0; round < timing_rounds; round++) {
             for (size_t i = 0; i < candidates.size(); i++) times[i].push_back(seconds(candidates[i]));
         }
@@ -92,7 +93,7 @@ private:
     void* other_memory_;
 };
 
-// The candidates that the library proposes come first, and behind them some that may use more memory.
+// Returns the candidates that the library proposes, followed by some that may use more memory.
 inline std::vector<Algorithm> candidate_algorithms(const ProductKind& kind, const ProductPlan& plan) {
     std::vector<Algorithm> candidates;
     int most = most_candidates;
@@ -134,7 +135,7 @@ inline TunedProduct tune_product(const ProductKind& kind, const Operands& operan
             best != usual};
 }
 
-// Times those kinds of noted products for which nothing is chosen yet.
+// Times the kinds of noted products for which no algorithm is chosen yet.
 inline std::vector<TunedProduct> time_products(NotedProducts products, cudaStream_t stream) {
     std::erase_if(products, [](auto& noted) { return find_plan(noted.first.product, noted.second).chosen; });
     for (auto& [kind, operands] : NotedProducts(products)) {
@@ -143,7 +144,7 @@ inline std::vector<TunedProduct> time_products(NotedProducts products, cudaStrea
     }
     ColdClock clock(stream);
     std::vector<TunedProduct> tuned;
-    for (bool unfused : {false, true}) {  // first what may be in front of others
+    for (bool unfused : {false, true}) {  // first the products that unfused ones may begin with
         for (auto& [kind, operands] : products) {
             if (can_be_unfused(kind.product.epilogue) == unfused && !find_plan(kind.product, operands).chosen)
                 tuned.push_back(tune_product(kind, operands, clock, stream));

@@ -1,10 +1,10 @@
 /*
-The PTX instructions that have no CUDA C++ spelling, or none that is as short, one thin wrapper each:
+The PTX instructions that have no CUDA C++ spelling, or none that is as short, with one thin wrapper each:
 tensor-core products, the matrix loads that feed them, asynchronous copies to shared memory, sums in global
-memory, and some arithmetic. All need compute capability 8.0; none need more.
+memory, and some arithmetic. Compute capability 8.0 is enough for all of them.
 
 Fragments (PTX ISA, "Matrix Fragments for mma.m16n8k16"). With group = lane / 4 and pair = lane % 4, a
-register holds two bf16 of neighbouring columns, the lower column in the lower half:
+register holds two bf16 of adjacent columns, the lower column in the lower half:
 
     A (16 x 16, row major)   a[0]: row group,     columns 2 pair, 2 pair + 1
                              a[1]: row group + 8, the same columns
@@ -15,16 +15,16 @@ register holds two bf16 of neighbouring columns, the lower column in the lower h
     D (16 x 8, float)        d[0], d[1]: row group,     columns 2 pair, 2 pair + 1
                              d[2], d[3]: row group + 8, the same columns
 
-ldmatrix reads 8 x 8 matrices of 16-bit elements. Lane 8 m + r gives the address of row r (16 bytes, 16-byte
+ldmatrix reads 8 x 8 matrices of 16-bit elements. Lane 8 m + r passes the address of row r (16 bytes, 16-byte
 aligned) of matrix m, and register m of each lane receives columns 2 pair and 2 pair + 1 of row group. So x4
 on the four quarters of a row-major tile, in the order top left, bottom left, top right, bottom right, fills
 A; x2 on rows that are columns of B fills B; and the _trans forms, which transpose each 8 x 8 matrix, do the
-same from memory that is laid out the other way.
+same from memory with the opposite layout.
 */
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#ifndef KERNELS_PTX_CUH  // a runtime that is not NVIDIA's brings these functions with it
+#ifndef KERNELS_PTX_CUH  // a runtime other than NVIDIA's defines these functions itself
 #define KERNELS_PTX_CUH
 
 #include <cstdint>
@@ -36,8 +36,8 @@ __device__ T* dynamic_shared() {
     return reinterpret_cast<T*>(dynamic_shared_bytes);
 }
 
-// Returns the number, about which the compiler then knows nothing: values computed from it inside a loop are
-// not kept in registers from one round to the next.
+// Returns the number, of which the compiler then knows nothing: it cannot keep values computed from it inside
+// a loop in registers from one iteration to the next.
 __device__ inline int pinned(int number) {
     asm volatile("" : "+r"(number));
     return number;
@@ -89,7 +89,7 @@ __device__ inline void ldmatrix_x2_trans(uint32_t (&out)[2], const void* row) {
 }
 
 // ----------------------------------------------------------------------------
-// stores to global memory that stay whole: 16 or 8 bytes, as aligned as they are wide
+// stores to global memory that the compiler cannot split: 16 or 8 bytes, aligned to their size
 
 __device__ inline void store_global(void* to, uint4 words) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y),
@@ -102,9 +102,9 @@ __device__ inline void store_global(void* to, uint2 words) {
 }
 
 // ----------------------------------------------------------------------------
-// sums in global memory, and turns of blocks
+// sums in global memory, and counters by which blocks take turns
 
-// *sum += value, without asking for the old value.
+// *sum += value, without returning the old value.
 __device__ inline void add_global(float* sum, float value) {
     asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(sum), "f"(value) : "memory");
 }
@@ -116,9 +116,9 @@ __device__ inline unsigned counter_now(const unsigned* counter) {
     return now;
 }
 
-// Waits until a counter has this value. What the thread that set it to that did before, or saw done, comes
-// before what this thread does from here on; and so do both, over the barriers on either side, for the other
-// threads of the two blocks. `seen` is what counter_now said a while ago.
+// Waits until a counter has this value. Everything that the thread which set it with counter_set did or saw
+// before then happens before what this thread does from here on; with barriers on either side, this extends
+// to the other threads of both blocks. `seen` is an earlier result of counter_now.
 __device__ inline void counter_wait(const unsigned* counter, unsigned value, unsigned seen) {
     while (seen != value) seen = counter_now(counter);
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
@@ -135,14 +135,14 @@ __device__ inline void counter_set(unsigned* counter, unsigned value) {
 // ----------------------------------------------------------------------------
 // asynchronous copies from global to shared memory
 
-// Starts a copy of 16 bytes (both addresses 16-byte aligned). The bytes may be read by this thread after
-// cp_async_wait, and by the other threads of the block after a __syncthreads that follows it.
+// Starts a copy of 16 bytes (both addresses 16-byte aligned). This thread may read the bytes after
+// cp_async_wait, and the other threads of the block after a __syncthreads that follows it.
 __device__ inline void cp_async_16(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global)
                  : "memory");
 }
 
-// Copies if `valid`; otherwise it writes 16 zero bytes and does not read `global`.
+// Copies if `valid`; otherwise writes 16 zero bytes and does not read `global`.
 __device__ inline void cp_async_16(void* shared, const void* global, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
                  "r"(valid ? 16 : 0)
@@ -154,14 +154,14 @@ __device__ inline void cp_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Waits until at most the `pending` youngest groups of this thread are still under way.
+// Waits until at most the `pending` most recent groups of this thread are still in flight.
 template <int pending>
 __device__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
 // ----------------------------------------------------------------------------
-// arithmetic: one instruction each, to 2 ulp; what would be denormal is 0
+// arithmetic: one instruction each, to 2 ulp; denormals are flushed to 0
 
 __device__ inline float exp2_approx(float x) {
     float result;
@@ -175,7 +175,7 @@ __device__ inline float inverse_approx(float x) {
     return result;
 }
 
-// Two numbers rounded to bf16, as fragments hold them.
+// Returns two numbers rounded to bf16, as fragments hold them.
 __device__ inline uint32_t bf16_pair(float low, float high) {
     __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return __bfloat16_as_ushort(pair.x) | (uint32_t)__bfloat16_as_ushort(pair.y) << 16;
@@ -184,7 +184,7 @@ __device__ inline uint32_t bf16_pair(float low, float high) {
 // ----------------------------------------------------------------------------
 // caches
 
-// Begins to bring what is at this address of global memory to the second-level cache.
+// Starts fetching the line at this address of global memory into the second-level cache.
 __device__ inline void prefetch_to_l2(const void* global) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }

@@ -1,40 +1,41 @@
 /*
-The PTX instructions of Hopper (compute capability 9.0a) that have no CUDA C++ spelling, one thin wrapper
-each: tensor-core products by four warps, copies of whole tiles by the copy engine, and the barriers that such
-copies and the roles of a block wait for.
+The PTX instructions of Hopper (compute capability 9.0a) that have no CUDA C++ spelling, with one thin wrapper
+each: tensor-core products by four warps, copies of whole tiles by the copy engine, and the barriers for such
+copies and for the roles of a block.
 
 A warpgroup is four consecutive warps, the first a multiple of four. wgmma multiplies A (64, 16) by B (16, N)
-and adds to D (64, N), whose row 16 w + r lies in warp w as row r does in mma.m16n8k16 (see ptx.cuh): of each
-8 columns n, d[4 n] and d[4 n + 1] are columns 2 pair and 2 pair + 1 of row group, d[4 n + 2] and d[4 n + 3]
-those of row group + 8. A from registers is cut in the same way into the four registers of a 16 x 16 fragment.
+and adds to D (64, N). Warp w holds row 16 w + r of D as mma.m16n8k16 holds row r (see ptx.cuh): of the n-th 8
+columns, d[4 n] and d[4 n + 1] are columns 2 pair and 2 pair + 1 of row group, d[4 n + 2] and d[4 n + 3] those
+of row group + 8. A, if in registers, is divided in the same way, into the four registers of a 16 x 16
+fragment.
 
-From shared memory a matrix comes by a descriptor. Its rows are cut into pieces of one swizzle width (32, 64
-or 128 bytes), and eight rows of such pieces, one below the other, are an atom, which begins at a multiple of
-its size. "Rows" run along k (Major::k) or along m or n (Major::mn). Inside an atom the 16-byte units of each
-128 bytes are exchanged: bits 4 up of an address are combined by exclusive or with bits 7 up (as many as the
-width has), as the copy engine also does when it stores a tile with that swizzle.
+A matrix in shared memory is passed as a descriptor. Its rows are cut into pieces of one swizzle width (32, 64
+or 128 bytes), and eight rows of such pieces, one below the other, are an atom, which is aligned to its size.
+"Rows" run along k (Major::k) or along m or n (Major::mn). Inside an atom the 16-byte units of each 128 bytes
+are permuted: address bits from 4 up are XORed with those from 7 up (1, 2 or 3 bits for a width of 32, 64 or
+128 bytes). The copy engine does the same when it stores a tile with that swizzle.
 
     Major::k    atoms of 8 rows m (or n): `stride` bytes from one to the next; a step along k moves the start
-                inside of the first row. `leading` is not used.
+                within the first row. `leading` is not used.
     Major::mn   atoms of 8 rows k: `stride` bytes to the next 8 values of k, `leading` bytes to the next piece
                 along m (or n).
 
 Products are asynchronous: between wgmma and the wgmma_wait that covers it, neither D nor the registers of A
-may be touched, nor shared memory overwritten. wgmma_fence stands before the first product on registers that
-were touched since. Shared memory that ordinary stores wrote needs fence_async, by each thread that wrote, and
+may be touched, nor shared memory overwritten. wgmma_fence must precede the first product on registers that
+were touched since. Shared memory written by ordinary stores needs fence_async, by each thread that wrote, and
 then a barrier before a product or a copy reads it.
 */
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#ifndef KERNELS_PTX_HOPPER_CUH  // a runtime that is not NVIDIA's brings these functions with it
+#ifndef KERNELS_PTX_HOPPER_CUH  // a runtime other than NVIDIA's defines these functions itself
 #define KERNELS_PTX_HOPPER_CUH
 
 #include <cstdint>
 
 #include "kernels/ptx.cuh"
 
-// Tells whether this is compiled for a GPU that has the instructions. A kernel that uses them is one branch
+// True if this is compiled for a GPU that has the instructions. A kernel that uses them does so in one branch
 // of `if constexpr (is_hopper)`, and traps in the other.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 constexpr bool is_hopper = true;
@@ -61,7 +62,7 @@ __device__ inline uint64_t matrix_descriptor(const void* start, Swizzle swizzle,
            (uint64_t)(stride >> 4) << 32 | (uint64_t)swizzle << 62;
 }
 
-// The descriptor of the matrix `bytes` further on.
+// Returns the descriptor of the matrix `bytes` further on.
 __device__ inline uint64_t advance(uint64_t descriptor, int bytes) {
     return descriptor + (bytes >> 4);
 }
@@ -75,15 +76,15 @@ __device__ inline void wgmma_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Waits until at most the `pending` youngest groups are still under way.
+// Waits until at most the `pending` most recent groups are still in flight.
 template <int pending>
 __device__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// Keeps the compiler from moving work across this place: what was computed into the registers has been, and
-// uses of them come later. It stands before a product takes registers, after the wait that gives them back,
-// and after work that is to be done while products run. No instruction.
+// Keeps the compiler from moving work across this point: the registers have been computed before it, and are
+// used after it. Needed before a product that uses registers, after the wait that releases them, and after
+// work that is to be done while products run. Emits no instruction.
 template <int count>
 __device__ void pin(float (&registers)[count]) {
 #pragma unroll
@@ -113,7 +114,7 @@ __device__ void pin(float (&registers)[count]) {
                  : WGMMA_FLOATS_##count                                                                      \
                  : __VA_ARGS__, "r"((int)keep))
 
-// d = a @ b, plus d where `keep`: bf16 products, float sums, by all threads of the warpgroup.
+// d = a @ b, plus d if `keep`: bf16 products, float sums, by all threads of the warpgroup.
 template <Major a_major, Major b_major, int count>
 __device__ void wgmma(float (&d)[count], uint64_t a, uint64_t b, bool keep) {
     constexpr int ta = a_major == Major::mn, tb = b_major == Major::mn;
@@ -151,8 +152,8 @@ __device__ void wgmma(float (&d)[count], const uint32_t (&a)[4], uint64_t b, boo
 // ----------------------------------------------------------------------------
 // barriers
 
-// An mbarrier lies in shared memory. A phase of it ends when `arrivals` threads have arrived and all bytes
-// that were announced have been copied; then the next phase begins.
+// An mbarrier is in shared memory. A phase of it ends when `arrivals` threads have arrived and all bytes that
+// were announced have been copied; then the next phase begins.
 using Mbarrier = uint64_t;
 
 __device__ inline void mbarrier_init(Mbarrier* barrier, int arrivals) {
@@ -160,8 +161,8 @@ __device__ inline void mbarrier_init(Mbarrier* barrier, int arrivals) {
                  : "memory");
 }
 
-// Makes the barriers that this thread initialised known to the copy engine. A __syncthreads follows, for the
-// other threads.
+// Makes the barriers that this thread initialized visible to the copy engine. The other threads need a
+// __syncthreads after it.
 __device__ inline void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -177,8 +178,8 @@ __device__ inline void mbarrier_arrive_expect(Mbarrier* barrier, int bytes) {
                  : "memory");
 }
 
-// Waits for the end of a phase: 0 for the first, third, ... and 1 for the others. Waiting for phase 1 of a
-// new barrier returns at once.
+// Waits for the end of a phase, given by its parity: 0 for the first, third, ... and 1 for the others.
+// Waiting for phase 1 of a new barrier returns at once.
 __device__ inline void mbarrier_wait(Mbarrier* barrier, int phase) {
     asm volatile("{\n.reg .pred done;\n"
                  "again:\n"
@@ -188,8 +189,8 @@ __device__ inline void mbarrier_wait(Mbarrier* barrier, int phase) {
                  : "memory");
 }
 
-// Barrier `id` (1 to 15; 0 is that of __syncthreads) of `threads` threads, a multiple of 32: those that wait
-// in it and those that only arrive.
+// Barrier `id` (1 to 15; __syncthreads uses 0) of `threads` threads, a multiple of 32, counting those that
+// wait at it and those that only arrive.
 __device__ inline void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -203,13 +204,13 @@ __device__ inline void fence_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Orders what bulk copies and what ordinary instructions of this thread, before and after, do to global
-// memory.
+// Orders the accesses to global memory by bulk copies and by ordinary instructions of this thread, before and
+// after.
 __device__ inline void fence_async_global() {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-// A warpgroup gives registers up, or takes what others gave up: from here on each of its threads has
+// A warpgroup gives up registers, or takes some that others gave up: from here on each of its threads has
 // `registers`.
 template <int registers>
 __device__ void give_registers_up() {
@@ -229,7 +230,7 @@ __device__ inline void prefetch_tensor_map(const CUtensorMap& map) {
 }
 
 // Copies the map's box that begins at element (x, y, z, w) of its tensor, x running fastest, to `to` (a
-// multiple of 128 bytes), zeros for what lies outside of the tensor; the bytes count at `barrier`.
+// multiple of 128 bytes), with zeros for elements outside the tensor; the bytes count at `barrier`.
 __device__ inline void copy_box(void* to, const CUtensorMap& map, int x, int y, int z, int w,
                                 Mbarrier* barrier) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -238,7 +239,7 @@ __device__ inline void copy_box(void* to, const CUtensorMap& map, int x, int y, 
                  : "memory");
 }
 
-// Copies of consecutive bytes; addresses and sizes are multiples of 16.
+// Copy consecutive bytes; addresses and sizes are multiples of 16.
 __device__ inline void bulk_load(void* to_shared, const void* from, int bytes, Mbarrier* barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -260,8 +261,8 @@ __device__ inline void bulk_add(float* to, const float* from_shared, int bytes) 
                  : "memory");
 }
 
-// Stores and additions of this thread, as with cp_async_commit and cp_async_wait: until the source has been
-// read, or until the results are in memory.
+// These are to this thread's bulk stores and additions what cp_async_commit and cp_async_wait are to copies:
+// bulk_wait_read waits until the source has been read, bulk_wait until the results are in memory.
 __device__ inline void bulk_commit() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }

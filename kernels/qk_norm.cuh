@@ -1,20 +1,20 @@
 /*
-RMSNorm of every query head and every key head, and the rotary embedding that follows (rope.cuh): heads are
-read and written once for both (Dehghani et al., "Scaling Vision
-Transformers to 22 Billion Parameters", 2023; used by Qwen3 and Gemma 3). It bounds the attention logits.
+RMSNorm of every query head and every key head (Dehghani et al., "Scaling Vision Transformers to 22 Billion
+Parameters", 2023; used by Qwen3 and Gemma 3), which bounds the attention logits. It is fused with the rotary
+embedding that follows (rope.cuh), so that heads are read and written once for both.
 
 A row of qkv is [NH query heads | NKV key heads | NKV value heads], each HS wide. Each of the first two kinds
 has one weight (HS), shared by its heads:
 
     out = inp * rstd * weight         rstd = 1/sqrt(average of the squares of the head + eps)
 
-Then heads are turned; value heads are copied. Saved for the backward pass: inp and rstd (N, NH + NKV). With
-xhat = inp * rstd, dout turned back, and dxhat = dout * weight:
+Then heads are rotated; value heads are copied. Saved for the backward pass: inp and rstd (N, NH + NKV). With
+xhat = inp * rstd, dout rotated back, and dxhat = dout * weight:
 
     dinp     = rstd * (dxhat - xhat * average(dxhat * xhat))        (value heads: dout)
     dweight += sum over rows and heads of dout * xhat
 
-A head is short, so on a GPU a part of a warp does it: as many lanes as it has vectors.
+A head is short, so on a GPU only a part of a warp handles it: one lane for each of its vectors.
 */
 #pragma once
 
@@ -26,7 +26,7 @@ A head is short, so on a GPU a part of a warp does it: as many lanes as it has v
 
 constexpr int qk_norm_partials = 512;
 
-// Floats of scratch that qk_norm_backward needs, whatever N is.
+// Returns the floats of scratch that qk_norm_backward needs for any N.
 inline size_t qk_norm_backward_scratch(int HS) {
     return (size_t)qk_norm_partials * 2 * HS;
 }
@@ -102,13 +102,13 @@ inline void qk_norm_backward_cpu(floatX* dinp, float* dqweight, float* dkweight,
 // CUDA kernels
 #ifndef DEVICE_CPU
 
-// The lanes that do a head: a power of two of them.
+// Returns the number of lanes that handle a head: a power of two.
 inline int qk_norm_lanes(int vectors) {
     return std::min((int)std::bit_ceil((unsigned)vectors), warp_size);
 }
 
-// A block does a row. All its threads go through as many heads, whether they are there or not, because the
-// lanes of a warp add up together.
+// One block per row. All its threads run the same number of iterations, even if there are no heads left for
+// some, because the lanes of a warp add up together.
 template <int W>
 __global__ void qk_norm_forward_kernel(floatX* out, float* rstd, const floatX* inp, const floatX* qweight,
                                        const floatX* kweight, Rotation rope, int lanes, QkvRows rows,
@@ -144,10 +144,10 @@ __global__ void qk_norm_forward_kernel(floatX* out, float* rstd, const floatX* i
     }
 }
 
-// A block does every gridDim.x-th row. Each thread owns the same columns of all its heads, and keeps their
-// sums for both weights in shared memory, side by side with those of other threads. At the end the block adds
-// those of its groups of lanes and writes one partial sum (2, HS). dinp may be dout: what a thread has turned
-// back waits in shared memory until its group has read all of the head.
+// A block handles every gridDim.x-th row. Each thread owns the same columns of all its heads, and keeps their
+// sums for both weights in shared memory, interleaved with those of other threads. At the end the block adds
+// the sums of its groups of lanes and writes one partial sum (2, HS). dinp may be dout: the rotated-back
+// gradients of a thread stay in shared memory until its group has read all of the head.
 template <int W>
 __global__ void qk_norm_backward_kernel(floatX* dinp, float* partials, const floatX* dout, const floatX* inp,
                                         const float* rstd, const floatX* qweight, const floatX* kweight,

@@ -1,7 +1,7 @@
 /*
 Element-wise kernels on any part of an array. A part that ranks cut out of a tensor may begin and end in the
-middle of a vector. If all arrays do so at the same place, the whole vectors between are still moved whole,
-and only the first and the last thread go element by element; if they do not, every thread takes one element.
+middle of a vector. If it does so at the same offset in all arrays, the vectors between are still moved whole,
+and only the first and the last thread work element by element; otherwise every thread handles one element.
 */
 #pragma once
 
@@ -9,13 +9,14 @@ and only the first and the last thread go element by element; if they do not, ev
 
 #ifndef DEVICE_CPU
 
-// How a kernel of n elements is laid out: thread t takes elements t * width - skip up to the next thread's.
+// How a kernel of n elements is laid out: thread t handles elements from t * width - skip up to the next
+// thread's.
 struct RaggedVectors {
     int width;  // a power of two
     int skip;   // elements of the first vector that lie before the arrays
 
     size_t threads(size_t n) const { return ceil_div(n + skip, (size_t)width); }
-    // The vectors of the arrays' elements from `at` on.
+    // Returns the layout for the arrays' elements from `at` on.
     HOST_DEVICE RaggedVectors from(size_t at) const { return {width, (int)((skip + at) & (width - 1))}; }
 };
 
@@ -26,7 +27,7 @@ int elements_into_vector(const T* pointer) {
     return (int)((uintptr_t)pointer / sizeof(T) % ragged_width);
 }
 
-// For element-wise work on all these arrays.
+// Returns the layout for element-wise work on all these arrays.
 template <typename T, typename... Others>
 RaggedVectors ragged_vectors(const T* array, const Others*... others) {
     int skip = elements_into_vector(array);
@@ -43,8 +44,8 @@ void with_ragged_width(RaggedVectors vectors, F&& f) {
         f(std::integral_constant<int, 1>{});
 }
 
-// In a kernel: calls f(width, i) for the elements i .. i + width - 1 of a thread, whole if they all exist,
-// else one by one.
+// In a kernel: calls f(width, i) for the elements i .. i + W - 1 of a thread, at once with width W if they
+// all exist, else one by one with width 1.
 template <int W, typename F>
 __device__ void each_ragged_vector(size_t thread, size_t n, int skip, F&& f) {
     ptrdiff_t first = (ptrdiff_t)thread * W - skip;

@@ -1,7 +1,7 @@
 /*
 Random numbers as a function of (key, counter): Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel
-random numbers: as easy as 1, 2, 3" (SC 2011). There is no state, so a number does not depend on which rank,
-thread or step of a loop asks for it: the n-th number of a tensor is the same for every layout of the work.
+random numbers: as easy as 1, 2, 3" (SC 2011). There is no state, so a number does not depend on the rank,
+thread or iteration that asks for it: the n-th number of a tensor is the same for every layout of the work.
 */
 #pragma once
 
@@ -15,7 +15,7 @@ struct Random4 {
     uint32_t at[4];
 };
 
-// The counter has 128 bits, for numbers that are counted in two ways, such as by element and by step.
+// The counter has 128 bits, for numbers with two indices, such as element and step.
 HOST_DEVICE inline Random4 philox(uint64_t key, uint64_t counter, uint64_t counter_high = 0) {
     uint32_t x[4] = {(uint32_t)counter, (uint32_t)(counter >> 32), (uint32_t)counter_high,
                      (uint32_t)(counter_high >> 32)};
@@ -36,8 +36,8 @@ inline uint64_t name_hash(std::string_view name) {
     return hash;
 }
 
-// The key of a named purpose ("wte", "data order") under a run's seed: the hash of the name, mixed with the
-// seed.
+// Returns the key of a named purpose ("wte", "data order") under a run's seed: the hash of the name, mixed
+// with the seed.
 inline uint64_t random_key(uint64_t seed, uint64_t hash) {
     Random4 mixed = philox(seed, hash);
     return (uint64_t)mixed.at[0] << 32 | mixed.at[1];
@@ -46,12 +46,12 @@ inline uint64_t random_key(uint64_t seed, std::string_view name) {
     return random_key(seed, name_hash(name));
 }
 
-// Uniform in [0, 1), with 24 bits.
+// Returns a uniform number in [0, 1), with 24 bits.
 HOST_DEVICE inline float random_uniform(uint32_t bits) {
     return (float)(bits >> 8) * 0x1p-24f;
 }
 
-// The i-th number of a stream of standard normal numbers (Box-Muller; two from each 64 random bits).
+// Returns the i-th number of a stream of standard normal numbers (Box-Muller; two from each 64 random bits).
 inline float random_normal(uint64_t key, uint64_t i) {
     Random4 random = philox(key, i / 4);
     int pair = (int)(i % 4) / 2 * 2;
@@ -61,7 +61,7 @@ inline float random_normal(uint64_t key, uint64_t i) {
     return (float)(radius * (i % 2 ? std::sin(angle) : std::cos(angle)));
 }
 
-// The i-th number of a stream of uniform numbers in [-1, 1).
+// Returns the i-th number of a stream of uniform numbers in [-1, 1).
 inline float random_symmetric(uint64_t key, uint64_t i) {
     return 2 * random_uniform(philox(key, i / 4).at[i % 4]) - 1;
 }

@@ -2,15 +2,15 @@
 Rotary position embedding: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding" (2021).
 
 In each query and key head, elements i and i + R/2 of the first R are a pair (the "rotate half" convention of
-Hugging Face models; the paper pairs 2i and 2i + 1). At position p they are turned by p * theta^(-2i/R):
+Hugging Face models; the paper pairs 2i and 2i + 1). At position p they are rotated by p * theta^(-2i/R):
 
     out[i]       = inp[i] * cos - inp[i + R/2] * sin
     out[i + R/2] = inp[i] * sin + inp[i + R/2] * cos
 
 A row of qkv is [NH query heads | NKV key heads | NKV value heads], each HS wide; value heads, and elements
-from R on, stay as they are. A rotation is undone by the opposite one, so it runs in place, saves nothing, and
-its backward pass is the same function with the angles negated. The angles come from a table, because large
-ones need double precision; row n reads those of positions[n].
+from R on, are not changed. The opposite rotation undoes a rotation, so it runs in place, saves nothing, and
+its backward pass is the same function with the angles negated. The angles are read from a table, because
+large ones need double precision; row n uses those of positions[n].
 */
 #pragma once
 
@@ -21,16 +21,17 @@ ones need double precision; row n reads those of positions[n].
 #include "kernels/common.cuh"
 #include "kernels/amax.cuh"
 
-// The frequency scaling of Llama 3.1, by which a model trained on original_context tokens reads longer texts
-// ("llama3" in Hugging Face configs): waves longer than original_context / low_frequency are slowed down by
-// `factor`, those shorter than original_context / high_frequency are kept, and those between interpolated.
-// Factor 1: no scaling. An original context of 1, which all waves are longer than, is linear scaling.
+// The frequency scaling of Llama 3.1, with which a model trained on original_context tokens reads longer
+// texts ("llama3" in Hugging Face configs): waves longer than original_context / low_frequency are slowed
+// down by `factor`, those shorter than original_context / high_frequency are kept, and those between are
+// interpolated. Factor 1: no scaling. An original context of 1, which is shorter than all waves, gives linear
+// scaling.
 struct RopeScaling {
     float factor = 1, low_frequency = 1, high_frequency = 4;
     int original_context = 8192;
 };
 
-// The angle per position of pair i, in radians.
+// Returns the angle per position of pair i, in radians.
 inline double rope_frequency(int i, int R, double theta, const RopeScaling& scaling) {
     double frequency = std::pow(theta, -2.0 * i / R);
     double waves = scaling.original_context * frequency / 6.283185307179586;  // in the original context
@@ -39,7 +40,7 @@ inline double rope_frequency(int i, int R, double theta, const RopeScaling& scal
     return frequency * (kept + (1 - kept) / scaling.factor);
 }
 
-// Cosine and sine of every angle, computed in double precision.
+// Computes cosine and sine of every angle, in double precision.
 inline void rope_table(float* table,  // host (T, R/2, 2)
                        int T, int R, float theta, RopeScaling scaling) {
 #pragma omp parallel for
@@ -62,7 +63,7 @@ struct QkvRows {
     HOST_DEVICE size_t offset(size_t row, int h) const { return (row * heads() + h) * HS; }
 };
 
-// The angles by which heads are turned. R 0: they are not.
+// The angles by which heads are rotated. R 0: they are not.
 struct Rotation {
     const float* table = nullptr;    // (T, R/2, 2) from rope_table
     const int* positions = nullptr;  // (N) below T
@@ -98,8 +99,8 @@ inline void rope_cpu(floatX* qkv, Rotation rotation, float direction, QkvRows ro
 // CUDA kernels
 #ifndef DEVICE_CPU
 
-// Elements c .. c + W - 1 of a head, turned, for c below R. element(c) gives those of the head as it was; W
-// divides R / 2. direction as above.
+// Returns elements c .. c + W - 1 of a head, rotated, for c below R. element(c) returns those of the original
+// head; W divides R / 2. direction: as above.
 template <int W, typename F>
 __device__ Vec<floatX, W> turned(int c, int R, const float* angles, float direction, F&& element) {
     bool second = c >= R / 2;
@@ -113,7 +114,7 @@ __device__ Vec<floatX, W> turned(int c, int R, const float* angles, float direct
     return x;
 }
 
-// A block does one row, so that its heads share the angles. A thread turns W neighbouring pairs at a time.
+// One block per row, so that its heads share the angles. A thread rotates W adjacent pairs at a time.
 template <int W>
 __global__ void rope_kernel(floatX* qkv, float* amax, Rotation rotation, float direction, QkvRows rows) {
     int R = rotation.R;
@@ -150,7 +151,7 @@ __global__ void rope_kernel(floatX* qkv, float* amax, Rotation rotation, float d
 // ----------------------------------------------------------------------------
 // launchers
 
-// Bytes of the angles and positions of N rows.
+// Returns the bytes read for N rows: the table of angles, once, and the positions.
 inline double rotation_bytes(const Rotation& rotation, int N) {
     return array_bytes(rotation.table, ledger->T, rotation.R) + array_bytes(rotation.positions, N);
 }
@@ -179,9 +180,8 @@ inline void rope_forward(floatX* qkv /* (N, (NH + 2 NKV) * HS) */, Rotation rota
     rope(qkv, rotation, 1.0f, rows, stream);
 }
 
-// In place: the gradient of the rotated heads becomes that of the heads before rotation.
+// In place: replaces the gradient of the rotated heads by that of the heads before rotation.
 inline void rope_backward(floatX* dqkv /* (N, (NH + 2 NKV) * HS) */, Rotation rotation, QkvRows rows,
-                          cudaStream_t stream,
-                          float* amax = nullptr /* (1) of dqkv, with what is not rotated */) {
+                          cudaStream_t stream, float* amax = nullptr /* (1) of all dqkv, rotated or not */) {
     rope(dqkv, rotation, -1.0f, rows, stream, amax);
 }

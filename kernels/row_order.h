@@ -1,6 +1,6 @@
 /*
-The order in which the backward pass of the embedding goes through the rows of a batch: by their token, and by
-their position. The host sorts them once per batch; kernels/embedding.cuh says what for.
+The order in which the backward pass of the embedding visits the rows of a batch: by token, and by position.
+The host sorts them once per batch; see kernels/embedding.cuh for the reason.
 */
 #pragma once
 
@@ -9,7 +9,7 @@ their position. The host sorts them once per batch; kernels/embedding.cuh says w
 #include <utility>
 #include <vector>
 
-// Sorts 0 .. N-1 by key(n) >= 0, and those of the same key by n. A radix sort, one byte of the key at a time.
+// Sorts 0 .. N-1 by key(n) >= 0, and equal keys by n. A radix sort, one byte of the key at a time.
 template <typename Key>
 void sort_by(int* order /* (N) */, int N, Key&& key) {
     std::vector<int> other(N);

@@ -1,6 +1,6 @@
 /*
-Streams; the work on them that is no kernel, which is copies and fills; and events, by which streams wait for
-each other, and the host for them. The model asks CUDA for these here alone.
+Streams; the work on them other than kernels, which is copies and fills; and events, on which streams and the
+host wait. The model makes CUDA calls for these only in this file.
 */
 #pragma once
 
@@ -19,7 +19,7 @@ each other, and the host for them. The model asks CUDA for these here alone.
 // ----------------------------------------------------------------------------
 // streams
 
-// A new stream. first: where it competes with others for a GPU, it goes first.
+// Returns a new stream. first: it has priority over others that compete for the GPU.
 inline cudaStream_t new_stream(bool first = false) {
     if (ledger) return ledger->imagine<cudaStream_t>();
     int least, greatest;
@@ -34,12 +34,12 @@ inline void synchronize(cudaStream_t stream) {
     if (!ledger) cudaCheck(cudaStreamSynchronize(stream));
 }
 
-// For destructors: waits, and throws nothing.
+// For destructors: waits, and ignores errors.
 inline void drain(cudaStream_t stream) {
     if (!is_imagined(stream)) cudaStreamSynchronize(stream);
 }
 
-// Ends the stream when its work is done.
+// Destroys the stream after its work is done.
 inline void end_stream(cudaStream_t stream) {
     drain(stream);
     if (!is_imagined(stream)) cudaStreamDestroy(stream);
@@ -48,7 +48,7 @@ inline void end_stream(cudaStream_t stream) {
 // ----------------------------------------------------------------------------
 // copies and fills
 //
-// They return when the stream has been given the work. The memory must stay until it is done.
+// They return once the work is on the stream. The memory must stay valid until the work is done.
 
 // Copies `count` elements between any two places on the device and on the host.
 template <typename T>
@@ -67,20 +67,20 @@ void zero_async(T* data, size_t count, cudaStream_t stream) {
     cudaCheck(cudaMemsetAsync(data, 0, count * sizeof(T), stream));
 }
 
-// Host memory to the device, in the order of the stream, and waits. A plain cudaMemcpy can return before the
-// bytes have arrived, and streams that do not block do not wait for the stream that it uses.
+// Copies host memory to the device, in stream order, and waits. A plain cudaMemcpy can return before the
+// bytes have arrived, and non-blocking streams do not wait for the stream that it uses.
 template <typename T>
 void copy_to_device(T* to, const T* from, size_t count, cudaStream_t stream) {
     copy_async(to, from, count, stream);
     synchronize(stream);
 }
 
-// Columns of a matrix to those of another, on the device: `columns` elements of each of `rows` rows, whose
-// beginnings are `from_width` apart, to where they are `to_width` apart.
+// Copies columns of a matrix to those of another, on the device: `columns` elements of each of `rows` rows,
+// which begin `from_width` apart in one and `to_width` apart in the other.
 template <typename T>
 void copy_columns(T* to, size_t to_width, const T* from, size_t from_width, size_t columns, size_t rows,
                   cudaStream_t stream) {
-    // CUDA has a limit for widths, and looks at those of one row too, which nothing needs.
+    // CUDA limits the pitches even of a single row, which does not use them.
     if (rows == 1) to_width = from_width = columns;
     if (ledger)
         return ledger->launched(
@@ -91,10 +91,10 @@ void copy_columns(T* to, size_t to_width, const T* from, size_t from_width, size
 }
 
 // ----------------------------------------------------------------------------
-// work of the host
+// work on the host
 
-// Does it when the stream comes here, where the caller may be at the next step already. It may not call CUDA.
-// threads: OpenMP's; 0: as OpenMP chooses.
+// Runs work() on the host when the stream reaches it; the caller may be at the next step already. work() must
+// not call CUDA. threads: number of OpenMP threads; 0: as OpenMP chooses.
 inline void host_work(cudaStream_t stream, int threads, std::function<void()> work) {
     struct Task {
         int threads;
@@ -103,7 +103,7 @@ inline void host_work(cudaStream_t stream, int threads, std::function<void()> wo
     auto run = [](void* data) {
         std::unique_ptr<Task> task((Task*)data);
 #ifdef _OPENMP
-        // a thread of CUDA's or of a stream's: it does not know what others were told
+        // this thread belongs to CUDA or to a stream and has its own OpenMP setting
         if (task->threads) omp_set_num_threads(task->threads);
 #endif
         task->work();
@@ -114,10 +114,10 @@ inline void host_work(cudaStream_t stream, int threads, std::function<void()> wo
 // ----------------------------------------------------------------------------
 // events
 
-// A place in the work of a stream: the last one at which it was recorded.
+// A point in a stream's work: the last one at which it was recorded.
 class Event {
 public:
-    // It is for order alone, and measures no time.
+    // For ordering only: it measures no time.
     Event() : Event(cudaEventDisableTiming) {}
     explicit Event(unsigned flags) {
         if (ledger)
@@ -135,24 +135,24 @@ public:
         if (ledger) return ledger->add({.kind = LedgerEntry::record, .stream = stream, .event = event_});
         cudaCheck(cudaEventRecord(event_, stream));
     }
-    // The stream's next work waits until that place has come. One that was never recorded is over.
+    // Makes the stream's next work wait for that point. An event that was never recorded counts as reached.
     void hold(cudaStream_t stream) const {
         if (ledger) return ledger->add({.kind = LedgerEntry::hold, .stream = stream, .event = event_});
         cudaCheck(cudaStreamWaitEvent(stream, event_, 0));
     }
-    // Work given to `after` from now on waits for the work given to `before` until now.
+    // Makes work put on `after` from now on wait for the work put on `before` until now.
     void order(cudaStream_t before, cudaStream_t after) const {
         if (before == after) return;
         record(before);
         hold(after);
     }
-    // The host waits likewise.
+    // Makes the host wait for that point.
     void wait() const {
         if (!ledger) cudaCheck(cudaEventSynchronize(event_));
     }
     cudaError_t query() const { return ledger ? cudaSuccess : cudaEventQuery(event_); }
 
-    // Between two places that have come, of events that measure time.
+    // Returns the time between two points that have been reached, of events that measure time.
     double seconds_since(const Event& start) const {
         float milliseconds = 0;
         cudaCheck(cudaEventElapsedTime(&milliseconds, start.event_, event_));
@@ -163,7 +163,7 @@ private:
     cudaEvent_t event_ = nullptr;
 };
 
-// Times the work that a stream is given between two calls.
+// Times the work that is put on a stream between start() and stop().
 class StreamTimer {
 public:
     explicit StreamTimer(cudaStream_t stream) : stream_(stream) {}

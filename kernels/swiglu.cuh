@@ -3,8 +3,8 @@ SwiGLU (Shazeer, "GLU variants improve transformer", 2020): a gated activation.
 
     out[n, f] = silu(gate) * up,   silu(x) = x sigmoid(x),   gate = inp[n, f], up = inp[n, F + f]
 
-inp is (N, 2F): one matrix product makes both halves of a row. out is (N, F). The backward pass needs inp,
-from which it can also make `out` again where that was not kept.
+inp is (N, 2F): one matrix product computes both halves of a row. out is (N, F). The backward pass needs inp,
+from which it can also recompute `out` if that was not kept.
 */
 #pragma once
 
@@ -20,7 +20,7 @@ struct SwigluSlope {
     float gate, up;
 };
 
-// The derivatives of swiglu by its two arguments.
+// Returns the derivatives of swiglu by its two arguments.
 HOST_DEVICE inline SwigluSlope swiglu_slope(float gate, float up) {
     float s = fast_sigmoid(gate);
     return {up * s * (1 + gate * (1 - s)), gate * s};
@@ -60,7 +60,7 @@ inline void swiglu_backward_cpu(floatX* dinp, floatX* out, float* amax, const fl
 }
 
 // ----------------------------------------------------------------------------
-// CUDA kernels: a row of blocks for each row of inp, a thread for W neighbours of the row
+// CUDA kernels: one row of blocks per row of inp; a thread handles W neighbors
 
 #ifndef DEVICE_CPU
 
@@ -110,7 +110,7 @@ __global__ void swiglu_backward_kernel(floatX* dinp, floatX* out, float* amax, c
 // ----------------------------------------------------------------------------
 // launchers
 
-// amax: (1) becomes the amax of out, or null; likewise for the gradient.
+// amax: (1) receives the amax of out, or in the backward pass of dinp; may be null.
 inline void swiglu_forward(floatX* out /* (N, F) */, const floatX* inp /* (N, 2F) */, int N, int F,
                            cudaStream_t stream, float* amax = nullptr) {
     ON_DEVICE(stream, (LaunchCost{.read = array_bytes(inp, N, 2, F), .written = array_bytes(out, N, F)}),
@@ -125,7 +125,7 @@ inline void swiglu_forward(floatX* out /* (N, F) */, const floatX* inp /* (N, 2F
               });
 }
 
-// out: becomes what swiglu_forward() makes of inp, to the bit, or is null.
+// out: receives the same bits as from swiglu_forward(), or is null.
 inline void swiglu_backward(floatX* dinp /* (N, 2F), may be inp */, const floatX* dout /* (N, F) */,
                             const floatX* inp /* (N, 2F) */, int N, int F, cudaStream_t stream,
                             float* amax = nullptr, floatX* out = nullptr /* (N, F), may be dout */) {

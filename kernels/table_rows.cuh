@@ -1,17 +1,17 @@
 /*
-Rows of a table, of which a step reads and changes few: they are fetched by their numbers, and stepped by
+Rows of a table of which a step reads and changes only a few: they are fetched by their index, and stepped by
 row-wise AdaGrad (Duchi et al., "Adaptive subgradient methods", 2011; one sum for a row, as in Naumov et al.,
 "Deep learning recommendation model", 2019). With g = scale * grad:
 
     squares[r] += average over w of g[w]^2
     row[r, w]  -= learning_rate * g[w] / (sqrt(squares[r]) + eps)
 
-A row that no gradient has come to has squares of 0. Its values are not looked at: it is what its key says,
-uniform up to the deviation. So a table that is all zeros is a new one, and takes no memory where the system
-gives pages out when they are written to. In bf16, rows are rounded up or down at random
-(kernels/optimizer_pass.cuh), for most steps of an AdaGrad are less than half of the last digit.
+A row that has had no gradient yet has squares of 0. Its stored values are ignored: they are computed from the
+key, uniform between -deviation and deviation. So a table that is all zeros is a new one, and uses no memory
+if the system allocates pages on the first write. In bf16, rows are rounded up or down at random
+(kernels/optimizer_pass.cuh), because most steps of AdaGrad are less than half of the last digit.
 
-The table may lie on the device or on the host: the result is the same to the bit. A warp adds up a row, and
+The table may be on the device or on the host: the result is the same to the bit. A warp adds up a row, and
 the host adds in the same order.
 */
 #pragma once
@@ -26,14 +26,14 @@ struct TableRows {
     floatX* values;  // (rows, W)
     float* squares;  // (rows)
     int W;
-    uint64_t key;     // draws random numbers: initial values, and rounding in each step from 1 on
-    float deviation;  // initial values are uniform up to this on either side
-    uint64_t first = 0, stride = 1;  // row r is number first + r * stride of the whole table
+    uint64_t key;                    // for random numbers: initial values, and rounding in steps from 1 on
+    float deviation;                 // initial values are uniform between minus and plus this
+    uint64_t first = 0, stride = 1;  // row r is row first + r * stride of the whole table
 
-    // The random bits of a number of a row; step 0: of its initial value.
+    // Returns the random bits for element w of a row in a step; step 0: for its initial value.
     HOST_DEVICE uint32_t random(uint64_t row, int w, int step) const {
         uint64_t element = (first + row * stride) * W + w;
-        Random4 four = philox(key, element / 4, step);  // chosen from, for registers cannot be indexed
+        Random4 four = philox(key, element / 4, step);  // selected from: registers cannot be indexed
         uint32_t even = element & 2 ? four.at[2] : four.at[0], odd = element & 2 ? four.at[3] : four.at[1];
         return element & 1 ? odd : even;
     }
@@ -47,12 +47,12 @@ struct AdaGrad {
     int step;  // counts from 1
 };
 
-// A row in a step.
+// The step of a row.
 struct RowStep {
-    float squares;  // the new ones
-    float size;     // multiplies g; 0: nothing changes
+    float squares;  // the new value
+    float size;     // factor of g; 0: nothing changes
 
-    // sum: of g^2 over the row
+    // sum: g^2 summed over the row
     HOST_DEVICE RowStep(float before, float sum, int W, const AdaGrad& a)
         : squares(before + sum / W), size(0) {
         if (sum > 0 && squares > 0) size = a.learning_rate / (sqrtf(squares) + a.eps);
@@ -83,7 +83,7 @@ inline void put_rows_cpu(const TableRows& table, const uint64_t* rows, const flo
     }
 }
 
-// chosen (count): which of the rows are stepped; null: the first ones.
+// chosen (count): indices of the rows to step; null: the first ones.
 inline void step_rows_cpu(const TableRows& table, const uint64_t* rows, const float* grads, int count,
                           const float* scale, const AdaGrad& a, const int* chosen = nullptr) {
     constexpr int lanes = 32;
@@ -116,13 +116,13 @@ inline void step_rows_cpu(const TableRows& table, const uint64_t* rows, const fl
 
 constexpr int table_block = 256;
 
-// Threads for neighbours of a row, and rows one below the other.
+// Returns the shape of a block: x threads along a row, y rows.
 inline dim3 threads_of_rows(int vectors) {
     int threads = std::min(vectors, table_block);
     return dim3(threads, table_block / threads);
 }
 
-// A thread for W neighbours of a row at a time.
+// A thread handles W neighbors in a row at a time.
 template <int W>
 __global__ void fetch_rows_kernel(floatX* out, TableRows table, const uint64_t* rows, int count) {
     int i = (int)(blockIdx.x * blockDim.y + threadIdx.y);
@@ -148,7 +148,7 @@ __global__ void put_rows_kernel(TableRows table, const uint64_t* rows, const flo
     if (threadIdx.x == 0) table.squares[rows[i]] = squares[i];
 }
 
-// A warp for each row, which no other has.
+// One warp per row; no two rows are the same.
 __global__ void step_rows_kernel(TableRows table, const uint64_t* rows, const float* grads, int count,
                                  const float* scale_at, AdaGrad a) {
     int i = (int)(blockIdx.x * (blockDim.x / warp_size) + threadIdx.x / warp_size),
@@ -177,7 +177,7 @@ __global__ void step_rows_kernel(TableRows table, const uint64_t* rows, const fl
 // launchers
 
 inline void fetch_rows(floatX* out,                                   // (count, W)
-                       const TableRows& table, const uint64_t* rows,  // (count) numbers
+                       const TableRows& table, const uint64_t* rows,  // (count) row indices
                        int count, cudaStream_t stream) {
     auto cost = [&]() -> LaunchCost {
         double bytes = array_bytes(out, count, table.W);
@@ -195,7 +195,7 @@ inline void fetch_rows(floatX* out,                                   // (count,
 }
 
 // Steps nothing if the scale (1) is NaN.
-inline void step_rows(const TableRows& table, const uint64_t* rows,  // (count) different numbers
+inline void step_rows(const TableRows& table, const uint64_t* rows,  // (count) distinct indices
                       const float* grads,                            // (count, W)
                       int count, const float* scale, const AdaGrad& adagrad, cudaStream_t stream) {
     auto cost = [&]() -> LaunchCost {
@@ -211,7 +211,7 @@ inline void step_rows(const TableRows& table, const uint64_t* rows,  // (count) 
                      stream, table, rows, grads, count, scale, adagrad));
 }
 
-// Sets rows to these values, and their sums of squares.
+// Sets rows, and their sums of squares, to these values.
 inline void put_rows(const TableRows& table, const uint64_t* rows,  // (count)
                      const floatX* values,                          // (count, W)
                      const float* squares,                          // (count)

@@ -1,5 +1,5 @@
 /*
-Tensor maps: what the copy engine of Hopper must know of a tensor in global memory to copy boxes of it.
+Tensor maps describe a tensor in global memory to the copy engine of Hopper, which copies boxes of it.
 */
 #pragma once
 
@@ -7,15 +7,16 @@ Tensor maps: what the copy engine of Hopper must know of a tensor in global memo
 
 #include "kernels/common.cuh"
 
-// A tensor of four dimensions, the first consecutive in memory and the others `stride` elements apart, and
-// the box that one copy moves, as wide as a swizzle.
+// A tensor of four dimensions, the first contiguous in memory and the others `stride` elements apart, and the
+// box that one copy moves, whose width is that of a swizzle.
 struct TensorMapShape {
     int size[4];
     size_t stride[3];
     int box[4];
 };
 
-// The driver makes the map. It is asked for by name, so that the program starts where there is no driver.
+// The driver makes the map. Its function is looked up by name, so that the program also starts on machines
+// without a driver.
 inline CUtensorMap tensor_map(const __nv_bfloat16* tensor, const TensorMapShape& shape) {
     using Encode =
         CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,

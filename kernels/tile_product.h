@@ -1,10 +1,11 @@
 /*
 Products of matrices small enough to stay in the cache, in plain loops over vectors: the building block of
-attention on the CPU. A block of the result stays in registers while the whole inner dimension passes.
+attention on the CPU. A block of the result stays in registers for the whole inner dimension.
 
-Processors with dot products of bf16 take two steps of the inner dimension at once: both operands are rounded
-into pairs of neighbours along it, a vector of pairs of the right one is multiplied by one pair of the left
-one, and the sums are fp32. Rounding a tile costs little, for each of its numbers serves a row or column.
+On processors with bf16 dot products, two steps of the inner dimension are taken at once: both operands are
+rounded into pairs of neighbors along it, a vector of pairs of the right operand is multiplied by one pair of
+the left one, and the sums are fp32. Rounding a tile costs little, because each of its numbers is used for a
+whole row or column.
 */
 #pragma once
 
@@ -15,10 +16,10 @@ one, and the sums are fp32. Rounding a tile costs little, for each of its number
 #include <algorithm>
 #include <cstdint>
 
-// Products on the CPU are made of operands in bf16 from now on, where this is set (kernels/matmul_cpu.h).
+// If set, products on the CPU use operands rounded to bf16 from now on (kernels/matmul_cpu.h).
 inline bool cpu_products_in_bf16 = false;
 
-// Floats in a vector register, and how many registers a product holds sums in.
+// The number of floats in a vector register, and of registers in which a product holds sums.
 #if defined __AVX512F__
 constexpr int vector_lanes = 16, sum_registers = 16;
 #elif defined __AVX__
@@ -36,7 +37,7 @@ struct Elements {
     Elements transposed() const { return {data, column, row}; }
 };
 
-// The first `vectors` vectors of columns of c (M, N) = or += a (M, K) b (K, N).
+// Computes the first `vectors` vectors of columns of c (M, N) = or += a (M, K) b (K, N).
 template <int vectors>
 inline void tile_product_columns(float* c, int ldc, Elements a, const float* b, int ldb, int M, int K,
                                  bool accumulate) {
@@ -72,7 +73,7 @@ struct TileOfPairs {
     static constexpr int most = 64 * 256;  // elements
 
     alignas(64) uint32_t at[most / 2];
-    int row, column;  // the distances of neighbours in m and in k
+    int row, column;  // strides of m and of k
 
     // Rounds an operand whose inner dimension is contiguous: (lines, K).
     WITH_BF16 void round_along(const float* from, int stride, int lines, int K) {
@@ -85,10 +86,11 @@ struct TileOfPairs {
             }
     }
 
-    // Rounds one whose inner dimension is across its lines: (K, columns), with columns a multiple of 16.
+    // Rounds an operand whose inner dimension is across its lines: (K, columns), with columns a multiple of
+    // 16.
     WITH_BF16 void round_across(const float* from, int stride, int K, int columns) {
         column = columns, row = 1;
-        // the even lines' numbers are in the lower half of a vector, and the odd lines' in the upper one
+        // the lower half of a vector holds the even line's numbers, and the upper half the odd line's
         __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
         __m512i in_pairs =
             _mm512_or_si512(lanes, _mm512_slli_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(16)), 16));
@@ -102,7 +104,7 @@ struct TileOfPairs {
     }
 };
 
-// 16 * vectors columns of c = or += a b.
+// Computes 16 * vectors columns of c = or += a b.
 template <int vectors>
 WITH_BF16 inline void tile_product_columns_in_bf16(float* c, int ldc, const TileOfPairs& a, const uint32_t* b,
                                                    int ldb, int M, int pairs, bool accumulate) {
@@ -142,8 +144,8 @@ WITH_BF16 inline void tile_product_in_bf16(float* c, int ldc, Elements a, const 
 }
 #endif
 
-// c (M, N) = or += a (M, K) b (K, N). M and N are multiples of 16, and no operand has more than 64 x 256
-// elements.
+// Computes c (M, N) = or += a (M, K) b (K, N). M and N are multiples of 16, and no operand has more than 64 x
+// 256 elements.
 inline void tile_product(float* c, int ldc, Elements a, const float* b, int ldb, int M, int N, int K,
                          bool accumulate) {
 #ifdef __x86_64__

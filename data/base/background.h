@@ -1,5 +1,5 @@
 /*
-One task at a time beside the thread that asks for it.
+Runs tasks in the background, one at a time, on a thread other than the caller's.
 */
 #pragma once
 
@@ -10,7 +10,8 @@ One task at a time beside the thread that asks for it.
 
 class Background {
 public:
-    // The task before must be finished. Where the system has no thread left, the task is done at once.
+    // The previous task must be finished. If the system cannot create a thread, the task runs here, before
+    // start() returns.
     void start(std::function<void()> task) {
         try {
             result_ = std::async(std::launch::async, task);
@@ -21,16 +22,16 @@ public:
         }
     }
 
-    // Tells whether finish() would return at once.
+    // Returns whether finish() would return at once.
     bool is_done() const {
         return !result_.valid() || result_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
     }
 
-    // Waits for the task, if there is one, and throws what it threw.
+    // Waits for the task, if there is one, and rethrows its exception.
     void finish() {
         if (result_.valid()) result_.get();
     }
 
 private:
-    std::future<void> result_;  // which waits where it ends
+    std::future<void> result_;  // its destructor waits for the task
 };

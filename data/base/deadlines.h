@@ -1,7 +1,7 @@
 /*
-What the threads of a process are at that may never end: they wait for other processes, for a disk, or for
-room in the queue of a device. Each is noted for as long as it takes, so that somebody else can see how long
-that is (comm/watchdog.h): the thread itself may be stuck in a call that does not return.
+Notes every activity of a thread that may never end: waiting for other processes, for a disk, or for room in
+the queue of a device. Each is noted while it lasts, so that another thread can see how long it has taken
+(comm/watchdog.h): the thread itself may be stuck in a call that does not return.
 */
 #pragma once
 
@@ -17,11 +17,11 @@ that is (comm/watchdog.h): the thread itself may be stuck in a call that does no
 
 #include "data/base/figures.h"  // seconds_now
 
-// Seconds that one of these may take; 0: as long as it likes.
+// Seconds that one activity may take; 0: no limit.
 inline std::atomic<double> time_limit = 600;
 
-// Locks a mutex that a stuck thread may hold. Returns false if that took longer than `seconds`.
-// A timed mutex would do the same, but ThreadSanitizer does not see that it is locked.
+// Locks a mutex that a stuck thread may hold. Returns false if that takes longer than `seconds`. A timed
+// mutex would do the same, but ThreadSanitizer does not see that it is locked.
 template <typename Mutex>
 bool lock_within(double seconds, Mutex& mutex) {
     for (double end = seconds_now() + seconds; !mutex.try_lock(); usleep(1000))
@@ -29,7 +29,7 @@ bool lock_within(double seconds, Mutex& mutex) {
     return true;
 }
 
-// The part of the program that a thread is in, for messages.
+// The part of the program that a thread is executing, for messages.
 class Phase {
 public:
     explicit Phase(const char* name) : outer_(current()) { set(name); }
@@ -42,7 +42,7 @@ public:
         static thread_local const char* phase = "start";
         return phase;
     }
-    // The phase of the thread that the program began with.
+    // The phase of the thread that the program started with.
     static const char* of_process() { return of_first_thread_; }
 
 private:
@@ -58,8 +58,8 @@ private:
 
 enum class Activity {
     waits,    // for other processes
-    works,    // for them among others, on a file
-    launches  // gives its device work, which other processes may take part in
+    works,    // on a file; other processes may be waiting for that
+    launches  // enqueues work on its device, possibly a collective with other processes
 };
 
 struct BusyState {
@@ -70,7 +70,7 @@ struct BusyState {
     double seconds() const { return seconds_now() - since; }
 };
 
-// For as long as it exists, its thread is at something.
+// Notes, while it exists, what its thread is busy with.
 class BusyScope {
 public:
     BusyScope(Activity activity, std::string what) {
@@ -84,13 +84,13 @@ public:
     BusyScope(const BusyScope&) = delete;
     BusyScope& operator=(const BusyScope&) = delete;
 
-    // Time is counted anew: something has been done.
+    // Restarts the clock: some of the work is done.
     void progress() {
         std::lock_guard lock(mutex_);
         place_->since = seconds_now();
     }
 
-    // The occupations of all threads.
+    // The current activities of all threads.
     static std::vector<BusyState> all() {
         std::lock_guard lock(mutex_);
         return {all_.begin(), all_.end()};
@@ -110,8 +110,9 @@ struct WorksOn : BusyScope {
     explicit WorksOn(std::string what) : BusyScope(Activity::works, std::move(what)) {}
 };
 
-// A device holds only so many launches: whoever gives it one more waits inside that call, and for ever if the
-// work before it never ends. Within another one of the same thread it is that one's progress.
+// A device queues a limited number of launches: a thread that launches one more waits inside that call, and
+// forever if the work queued before it never ends. A guard nested in another of the same thread counts as
+// progress of the outer one.
 class LaunchGuard {
 public:
     LaunchGuard() {
@@ -126,7 +127,7 @@ public:
     LaunchGuard(const LaunchGuard&) = delete;
     LaunchGuard& operator=(const LaunchGuard&) = delete;
 
-    // The calling thread has given some of it.
+    // The calling thread has launched some of the work.
     static void tick() {
         if (current_) current_->progress();
     }

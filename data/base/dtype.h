@@ -1,5 +1,5 @@
 /*
-The types in which parameters are stored, here and in files of others; and of whole numbers beside them.
+Data types of stored parameters, in this program's files and in those of others, and of integers beside them.
 */
 #pragma once
 
@@ -21,7 +21,7 @@ inline uint64_t dtype_size(Dtype dtype) {
     return bytes[(int)dtype];
 }
 
-// Numbers of a type of parameters that lie anywhere, as floats.
+// Converts parameters to floats. `from` need not be aligned.
 inline void to_floats(Dtype dtype, const void* from, uint64_t count, float* to) {
     if (dtype == Dtype::fp32) {
         memcpy(to, from, count * sizeof(float));
@@ -34,7 +34,7 @@ inline void to_floats(Dtype dtype, const void* from, uint64_t count, float* to) 
     }
 }
 
-// Converts back, and rounds if the type is narrower.
+// Converts floats back, rounding if the type is narrower. `to` need not be aligned.
 inline void from_floats(Dtype dtype, const float* from, uint64_t count, void* to) {
     if (dtype == Dtype::fp32) {
         memcpy(to, from, count * sizeof(float));
@@ -46,14 +46,15 @@ inline void from_floats(Dtype dtype, const float* from, uint64_t count, void* to
     }
 }
 
-// Floating-point numbers as files of others hold them, widened to float.
+// Floating-point formats in files of other programs; they are converted to float.
 enum class FloatFormat { f16, bf16, f32, f64 };
 
 inline uint64_t float_bytes(FloatFormat format) {
     return format == FloatFormat::f64 ? 8 : format == FloatFormat::f32 ? 4 : 2;
 }
 
-// IEEE 754 binary16: a sign, 5 bits of exponent with a bias of 15, 10 of fraction. Every value is a float's.
+// IEEE 754 binary16: a sign bit, 5 exponent bits with a bias of 15, 10 fraction bits. Float represents every
+// value exactly.
 inline float half_to_float(uint16_t half) {
     uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 0x3ff;
     if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000 | fraction << 13);  // infinite, or NaN
@@ -62,7 +63,7 @@ inline float half_to_float(uint16_t half) {
     return sign ? -tiny : tiny;
 }
 
-// Widens n numbers that lie anywhere; a double is rounded.
+// Converts n numbers to float; doubles are rounded. `from` need not be aligned.
 inline void widen(FloatFormat format, const char* from, uint64_t n, float* to) {
     auto each = [&]<typename Stored>(Stored, auto&& convert) {
         for (uint64_t i = 0; i < n; i++) {

@@ -1,5 +1,5 @@
 /*
-Errors of those who read and write files; how all errors are thrown is in kernels/error.h.
+Errors of code that reads and writes files; kernels/error.h defines how all errors are thrown.
 */
 #pragma once
 
@@ -9,8 +9,8 @@ Errors of those who read and write files; how all errors are thrown is in kernel
 
 #include "kernels/error.h"  // Error, fail, text, note_error
 
-// There is no room: on a disk, where somebody may make some at any time; in the quota of a user, who can
-// delete files; or in a file, whose size is limited.
+// The resource that ran out: disk space, which anyone may free at any time; the user's quota, for which the
+// user can delete files; or the size limit of a file.
 enum class Lack { none, disk, quota, file_size };
 
 struct DiskFull : Error {
@@ -18,13 +18,13 @@ struct DiskFull : Error {
     Lack lack;
 };
 
-// Returns what to say of an exception.
+// Returns the message to print for an exception.
 inline std::string message_of(const std::exception& error) {
     bool memory = dynamic_cast<const std::bad_alloc*>(&error);
     return memory ? "out of memory; free some or choose smaller sizes" : error.what();
 }
 
-// Returns what the program exits with because of it.
+// Returns the exit code of the program for an exception.
 inline int exit_code_of(const std::exception& error) {
     auto* known = dynamic_cast<const Error*>(&error);
     return known ? known->exit_code : exit_bad_input;

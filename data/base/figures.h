@@ -1,5 +1,5 @@
 /*
-Numbers and times as people read them, and the clock behind them.
+Numbers and times in human-readable form, and the clocks that they are read from.
 */
 #pragma once
 
@@ -14,13 +14,13 @@ Numbers and times as people read them, and the clock behind them.
 
 #include "data/base/error.h"
 
-// The value at this place, from 0, of values in order.
+// The value at index `at` of the sorted values.
 inline double value_at(std::vector<double> values, size_t at) {
     std::ranges::nth_element(values, values.begin() + (std::ptrdiff_t)at);
     return values[at];
 }
 
-// The mean of the two in the middle, where there are two; 0 of no values.
+// The mean of the middle two if the count is even; 0 if there are no values.
 inline double median_of(const std::vector<double>& values) {
     size_t n = values.size();
     return n == 0 ? 0 : (value_at(values, n / 2) + value_at(values, (n - 1) / 2)) / 2;
@@ -48,7 +48,7 @@ inline std::string rough_duration(double seconds) {
     return text("%ld d %ld h", hours / 24, hours % 24);
 }
 
-// Since the beginning of 1970.
+// Time since the beginning of 1970.
 inline int64_t unix_nanoseconds() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(
                std::chrono::system_clock::now().time_since_epoch())
@@ -58,7 +58,7 @@ inline double unix_seconds() {
     return (double)unix_nanoseconds() / 1e9;
 }
 
-// Now, as 2026-01-31T23:59:59.123Z.
+// The current time, as 2026-01-31T23:59:59.123Z.
 inline std::string utc_time() {
     const int64_t milliseconds = unix_nanoseconds() / 1'000'000;
     const time_t seconds = milliseconds / 1000;
@@ -77,12 +77,12 @@ inline std::string human(double value) {
     return text(value < 10 && i ? "%.2f%s" : value < 100 && i ? "%.1f%s" : "%.0f%s", value, suffix[i]);
 }
 
-// Seconds of a clock that only goes forward.
+// Seconds on a monotonic clock.
 inline double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// A NaN without a sign, which would say nothing.
+// Replaces any NaN by one without a sign: the sign has no meaning, and would be printed.
 inline float plain_nan(float value) {
     return std::isnan(value) ? NAN : value;
 }

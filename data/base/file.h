@@ -1,10 +1,10 @@
 /*
 Files that are read whole and files that are written whole. A MappedFile is a read-only view of a regular file
-of any size. A NewFile appears under its name complete and safely on disk, or not at all: it is written beside
-its place as NAME.partial, and renamed at the end.
+of any size. A NewFile appears under its name complete and durable, or not at all: it is written in the same
+folder as NAME.partial, and renamed at the end.
 
-Other users who can write a folder can plant links, FIFOs and devices in it, under names that the program is
-going to write. It refuses to write through them. A folder may itself be a link, except in a run directory.
+Other users who can write to a folder can plant links, FIFOs and devices in it, under names that the program
+is going to write. It refuses to write through them. A folder may itself be a link, except in a run directory.
 */
 #pragma once
 
@@ -82,7 +82,7 @@ private:
     int descriptor_;
 };
 
-// open(2) and rename(2), noted while they last, for a file system that hangs may do so in either.
+// open(2) and rename(2), noted while they last: a hanging file system may block in either.
 inline FileHandle open_file(const std::string& path, int flags) {
     WorksOn work("opening " + path);
     return FileHandle(open(path.c_str(), flags | O_CLOEXEC, 0666));
@@ -92,8 +92,8 @@ inline int rename_file(const std::string& from, const std::string& to) {
     return rename(from.c_str(), to.c_str());
 }
 
-// Opens a regular file to write it. Without one (errno has the reason) the handle is empty; anything else
-// under its name is refused.
+// Opens a regular file for writing. If that fails, the handle is empty and errno has the reason; anything
+// else under its name is refused.
 inline FileHandle open_to_write(const std::string& path, int flags) {
     FileHandle file = open_file(path, flags | O_NOFOLLOW | O_NONBLOCK);
     int reason = errno;
@@ -106,7 +106,7 @@ inline FileHandle open_to_write(const std::string& path, int flags) {
     return file;
 }
 
-// Opens a regular file for reading. Anything else is refused; a pipe is not waited for.
+// Opens a regular file for reading. Refuses anything else, and does not wait for the other end of a pipe.
 inline FileHandle open_regular(const std::string& path, struct stat* status) {
     FileHandle file = open_file(path, O_RDONLY | O_NONBLOCK);
     if (!file) fail_with_errno(path, "open it");
@@ -116,7 +116,7 @@ inline FileHandle open_regular(const std::string& path, struct stat* status) {
     return file;
 }
 
-// Reads bytes [offset, offset + bytes) of a file. False: it ends before that.
+// Reads bytes [offset, offset + bytes) of a file. Returns false if the file ends before that.
 inline bool read_at(const FileHandle& file, const std::string& path, uint64_t offset, void* to,
                     size_t bytes) {
     WorksOn work("reading " + path);
@@ -135,7 +135,7 @@ inline void refuse_lfs_pointer(const FileHandle& file, const std::string& path) 
     if (pread(file.get(), begin, sizeof begin, 0) > 0) refuse_lfs_pointer({begin, sizeof begin}, path);
 }
 
-// All of a small file. One of more than `most` bytes is refused as what the caller says that it is not.
+// Returns the content of a small file. Refuses one of more than `most` bytes, with the message `refusal`.
 inline std::string read_whole(const std::string& path, uint64_t most, const char* refusal) {
     struct stat status;
     FileHandle file = open_regular(path, &status);
@@ -159,21 +159,22 @@ inline void write_at(const FileHandle& file, const std::string& path, uint64_t o
     }
 }
 
-// Writes a small file in place, which may be there; several processes may write the same.
+// Writes a small file in place, over an existing one if there is one; several processes may write the same
+// content.
 inline void write_over(const std::string& path, std::string_view content) {
     FileHandle file = open_to_write(path, O_WRONLY | O_CREAT | O_TRUNC);
     if (!file) fail_with_errno(path, "create it");
     write_at(file, path, 0, content.data(), content.size());
 }
 
-// Locks a file without waiting. False: another process has locked it. Where the file system has no locks, the
-// answer is true.
+// Locks a file without waiting. Returns false if another process has locked it, and true if the file system
+// does not support locks.
 inline bool try_lock(const FileHandle& file) {
     return flock(file.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }
 
-// Makes a file whose lock says that this process has something to itself, and locks it. Where another one
-// does, it fails with this message.
+// Creates a lock file, whose lock says that this process has exclusive use of something, and locks it. If
+// another process holds the lock, fails with the message `refusal`.
 inline FileHandle take_lock(const std::string& path, const std::string& refusal) {
     FileHandle file = open_to_write(path, O_RDWR | O_CREAT);
     if (!file) fail_with_errno(path, "create it");
@@ -181,18 +182,18 @@ inline FileHandle take_lock(const std::string& path, const std::string& refusal)
     return file;
 }
 
-// Tells whether another process holds a file locked, on any machine. It tries, so at this moment nobody else
-// can lock it.
+// Returns whether another process, on any machine, has locked a file. It tries the lock itself, so at this
+// moment no other process can take it.
 inline bool is_locked(const std::string& path) {
     FileHandle file = open_file(path, O_RDWR);
     return file && !try_lock(file);
 }
 
-// Brings writes to the file, or the names in the folder, to disk.
+// Flushes writes to the file, or the names in the folder, to disk.
 inline void sync_file(const FileHandle& file, const std::string& path) {
     WorksOn work("bringing to disk " + path);
     while (fsync(file.get()) != 0) {
-        if (errno == EINVAL) return;  // some file systems cannot do that to a folder, and need not
+        if (errno == EINVAL) return;  // some file systems cannot sync a folder, and need not
         if (errno != EINTR) fail_with_errno(path, "write it");
     }
 }
@@ -206,8 +207,8 @@ inline void sync_folder(const std::string& folder) {
 // ----------------------------------------------------------------------------
 // standard streams
 
-// Gives those that are closed to /dev/null, so that no file of ours takes their place. A file that may not
-// grow further (ulimit -f) is an error of write(), and no signal.
+// Opens closed standard streams on /dev/null, so that no file of ours gets their descriptors. Ignores
+// SIGXFSZ: then a file that reaches its size limit (ulimit -f) is an error of write(), not a signal.
 inline void open_standard_streams() {
     std::signal(SIGXFSZ, SIG_IGN);
     int descriptor;
@@ -216,7 +217,7 @@ inline void open_standard_streams() {
     close(descriptor);
 }
 
-// Throws if printed text did not get through.
+// Throws if text on standard output could not be written.
 inline void check_standard_output() {
     if (fflush(stdout) != 0 || ferror(stdout))
         fail("standard output: not all could be written; check the disk or the program that it goes to");
@@ -225,8 +226,8 @@ inline void check_standard_output() {
 // ----------------------------------------------------------------------------
 // reading
 
-// A page of a mapped file that is gone (the file was cut short, or its disk failed) cannot be reported by the
-// read that meets it: a signal leads out of read_mapped(), or ends the program.
+// A read of a mapped page that is lost (the file was truncated, or its disk failed) cannot return an error,
+// but raises SIGBUS: the handler jumps out of read_mapped(), or ends the program.
 inline thread_local sigjmp_buf* mapped_reader = nullptr;
 
 inline void leave_lost_page(int) {
@@ -237,8 +238,8 @@ inline void leave_lost_page(int) {
     _exit(exit_failed_part);
 }
 
-// Runs read(), which reads from a mapped file and must own nothing meanwhile. Throws FailedPart if the file
-// is no longer what it was: it may come back.
+// Runs read(), which reads from a mapped file and must not own anything meanwhile: no destructor runs if it
+// is left. Throws FailedPart if a page of the file is lost, because the file may come back.
 template <typename Read>
 void read_mapped(const std::string& path, Read&& read) {
     struct Restored {
@@ -287,19 +288,19 @@ private:
 // ----------------------------------------------------------------------------
 // writing
 
-// Bytes that are free in the folder of a file; UINT64_MAX where that is not known, so that writing will tell.
+// Bytes free in the folder of a file; UINT64_MAX if unknown, so that writing will find out.
 inline uint64_t free_space(const std::string& path) {
     WorksOn work("looking for space at " + path);
     std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
     struct statvfs status;
     while (statvfs(folder.c_str(), &status) != 0) {
         if (errno != ENOENT || !folder.has_relative_path()) return UINT64_MAX;
-        folder = folder.parent_path();  // its parent may still have to be made
+        folder = folder.parent_path();  // the folder may still have to be created
     }
     return (uint64_t)status.f_bavail * status.f_frsize;
 }
 
-// Refuses a file that is larger than what is free in its folder: better before hours of work than after.
+// Refuses a file that is larger than the free space in its folder: better before hours of work than after.
 inline void check_space(const std::string& path, uint64_t needed) {
     uint64_t free_bytes = free_space(path);
     if (free_bytes >= needed) return;
@@ -311,8 +312,8 @@ inline void check_space(const std::string& path, uint64_t needed) {
 
 class NewFile {
 public:
-    // Removes a file that an interrupted run left, but refuses where a process is still writing one. Then
-    // creates a new file, so no other process has it open.
+    // Removes a file that an interrupted run left, unless a process is still writing it, which is refused.
+    // Then creates a new file, so no other process has it open.
     explicit NewFile(std::string path) : path_(std::move(path)), partial_(path_ + ".partial") {
         FileHandle left = open_to_write(partial_, O_WRONLY);
         if (left) {
@@ -339,25 +340,25 @@ public:
         size_ += bytes;
     }
 
-    // Writes over what is there.
+    // Overwrites bytes at an offset, without moving the position of write().
     void write_at(uint64_t offset, const void* data, size_t bytes) {
         ::write_at(file_, path_, offset, data, bytes);
     }
 
-    // Makes it this long; what is not written is zero.
+    // Sets the size; bytes that are not written are zero.
     void resize(uint64_t bytes) {
         WorksOn work("writing " + path_);
         if (ftruncate(file_.get(), (off_t)bytes) != 0) fail_with_errno(path_, "write it");
     }
 
-    // All of it is on disk after this; nothing more can be written.
+    // Brings all of it to disk; nothing more can be written.
     void finish() {
         if (!file_) return;
         sync_file(file_, path_);
         if (file_.close() != 0) fail_with_errno(path_, "write it");
     }
 
-    // Gives the file its name, durably.
+    // Renames the file to its final name, durably.
     void commit() {
         finish();
         if (rename_file(partial_, path_) != 0) fail_with_errno(path_, "give the new file this name");
@@ -370,7 +371,8 @@ public:
     const std::string& path() const { return path_; }
 
 private:
-    // Locks it. Between open() and flock() another process may have removed it or given it its final name.
+    // Locks the file. Between open() and flock() another process may have removed it or given it its final
+    // name.
     void take(const FileHandle& file) const {
         struct stat opened, named;
         bool locked = try_lock(file);
@@ -394,14 +396,14 @@ inline void write_whole(const std::string& path, std::string_view content) {
     file.commit();
 }
 
-// Text of a file; "-" is the standard input.
+// Returns the text of a file; "-" is standard input.
 inline std::string read_text(const std::string& path) {
     if (path == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
     MappedFile file(path);
     return std::string(file.data(), file.size());
 }
 
-// Refuses a folder that another user made, who could have left anything there. A missing folder passes.
+// Refuses a folder that another user made, who could have left anything in it. A missing folder passes.
 inline void check_own_folder(const std::string& path) {
     struct stat status;
     if (lstat(path.c_str(), &status) != 0) return;
@@ -409,7 +411,7 @@ inline void check_own_folder(const std::string& path) {
         fail("%s: is no folder of yours, as far as its owner tells; name another place", path.c_str());
 }
 
-// Makes a folder and those above it. Returns whether it is new.
+// Creates a folder and its missing parents. Returns whether it is new.
 inline bool make_folder(const std::string& path, const std::string& remedy = "check the path") {
     WorksOn work("making " + path);
     std::error_code error;
@@ -419,8 +421,8 @@ inline bool make_folder(const std::string& path, const std::string& remedy = "ch
     return made;
 }
 
-// Refuses what is no folder in a place where a run directory has one, and a link to a folder too, for what is
-// in it is written and removed. A missing one passes.
+// Refuses anything but a folder where a run directory has one. Refuses even a link to a folder, because files
+// in it are written and removed. A missing folder passes.
 inline void check_folder_of_run(const std::string& path) {
     struct stat status;
     if (lstat(path.c_str(), &status) == 0 && !S_ISDIR(status.st_mode))

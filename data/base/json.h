@@ -1,6 +1,6 @@
 /*
-JSON from files that others wrote: parsed with a bound on nesting, and read by name with the type and the
-range checked, so that a bad value is a message and not a crash.
+JSON from files of other programs: parsed with a bound on nesting, and read by name with type and range
+checked, so that a bad value is a message and not a crash.
 */
 #pragma once
 
@@ -17,7 +17,7 @@ range checked, so that a bad value is a message and not a crash.
 #include "data/base/error.h"
 #include "data/base/strings.h"
 
-// The place behind a literal that begins at `at` with its quote, or the end of the text.
+// The position after a string literal whose opening quote is at `at`, or the end of the text.
 inline size_t behind_literal(std::string_view json, size_t at) {
     for (at++; at < json.size(); at++) {
         if (json[at] == '"') return at + 1;
@@ -26,7 +26,7 @@ inline size_t behind_literal(std::string_view json, size_t at) {
     return json.size();
 }
 
-// How deep brackets are nested in a text that may be JSON.
+// The deepest nesting of brackets in a text that may be JSON.
 inline int64_t json_depth(std::string_view source) {
     int64_t depth = 0, deepest = 0;
     for (size_t at = 0; at < source.size();) {
@@ -38,12 +38,12 @@ inline int64_t json_depth(std::string_view source) {
     return deepest;
 }
 
-// How deep JSON of others may be nested: the library copies, compares and writes a value by functions that
-// call themselves. The depth is looked at beforehand and not by a callback of the library's parser: with one,
-// it looks through all that came before in an object or a list when an object in it ends.
+// Deepest nesting accepted in JSON of other programs: the library copies, compares and writes a value
+// recursively. The depth is checked beforehand and not by a callback of the library's parser: with one, the
+// library scans all previous elements of an object or a list each time an object in it ends.
 constexpr int deepest_json = 32;
 
-// A discarded value where the text is no JSON, or is nested too deep.
+// Returns a discarded value if the text is not JSON, or is nested too deep.
 inline nlohmann::json try_json(std::string_view source) {
     if (json_depth(source) > deepest_json) return nlohmann::json::value_t::discarded;
     return nlohmann::json::parse(source, nullptr, false);
@@ -70,7 +70,7 @@ inline std::string json_text(const nlohmann::json& value) {
     return printable(value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
 }
 
-// Calls visit(object, place) for each line of a text but blank ones. place: "FILE:LINE", for messages.
+// Calls visit(object, place) for each non-blank line of a text. place: "FILE:LINE", for messages.
 template <typename Visit>
 void each_json_object(std::string_view content, const std::string& file, Visit&& visit) {
     for (size_t number = 1; !content.empty(); number++) {
@@ -84,12 +84,12 @@ void each_json_object(std::string_view content, const std::string& file, Visit&&
     }
 }
 
-// A value as a line of a file. Bytes that are no UTF-8 are replaced.
+// Returns a value as one line of a file. Bytes that are not UTF-8 are replaced.
 inline std::string json_line(const nlohmann::ordered_json& value) {
     return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-// A JSON number that must be whole and in range.
+// Returns a JSON number, which must be an integer in range.
 inline int64_t json_integer(const nlohmann::json& value, int64_t low, int64_t high, const std::string& what) {
     bool fits =
         value.is_number_unsigned() ? value.get<uint64_t>() <= (uint64_t)INT64_MAX : value.is_number_integer();
@@ -100,26 +100,27 @@ inline int64_t json_integer(const nlohmann::json& value, int64_t low, int64_t hi
     return value.get<int64_t>();
 }
 
-// A field with a whole number, from -1 on, as large as the type holds. Without it the library throws.
+// Returns an integer field, from -1 to the maximum of the type. The library throws if the field is missing.
 template <typename Integer = int>
 Integer whole_in(const nlohmann::json& record, const char* name) {
     constexpr uint64_t most = std::min<uint64_t>(std::numeric_limits<Integer>::max(), INT64_MAX);
     return (Integer)json_integer(record.at(name), -1, (int64_t)most, name);
 }
 
-// A double beyond the integers has none to become.
+// Returns the value truncated to an integer, or `otherwise` if it is too large to cast.
 inline int64_t integer_of(double value, int64_t otherwise) {
     return std::abs(value) < 9e15 ? (int64_t)value : otherwise;
 }
 
-// Tells whether each number in it can be cast to any kind of integer, which the library does without a look.
+// Returns whether every number in the value can be cast to any type of integer; the library casts without a
+// check.
 inline bool fits_integers(const nlohmann::json& value) {
     if (value.is_number_float()) return value.get<double>() > -1 && value.get<double>() < 0x1p31;
     return value.is_primitive() || std::ranges::all_of(value, fits_integers);
 }
 
-// A JSON object of a fixed form, from a file that others wrote: every field is read by name with its type and
-// range checked, and a field that nobody reads is refused, because it may mean something.
+// A JSON object of a fixed form, from a file of another program: each field is read by name with type and
+// range checked, and a field that is never read is refused, because it may mean something.
 class JsonObject {
 public:
     // `what` names the object in messages: "FILE: model".
@@ -134,7 +135,7 @@ public:
 
     std::string where(const std::string& name) const { return what_ + ": " + name; }
 
-    // Null for a field that is not there.
+    // Returns null for a missing field.
     const nlohmann::json& get(const std::string& name) {
         static const nlohmann::json null;
         read_.insert(name);
@@ -142,7 +143,7 @@ public:
         return found == value_.end() ? null : *found;
     }
 
-    // A field that is null counts as one that is not there, except where is_null() asks.
+    // A null field counts as missing, except for is_null().
     bool has(const std::string& name) { return !get(name).is_null(); }
     bool is_null(const std::string& name) { return !has(name) && value_.contains(name); }
 
@@ -165,7 +166,7 @@ public:
         return json_integer(get(name), low, high, where(name));
     }
 
-    // A number above 0 and at most `most`, also once it is a float.
+    // Returns a number above 0 and at most `most`; it must be above 0 even after rounding to float.
     double number(const std::string& name, double most) {
         const nlohmann::json& value = get(name);
         double result = value.is_number() ? value.get<double>() : NAN;
@@ -178,7 +179,7 @@ public:
         return has(name) ? number(name, most) : otherwise;
     }
 
-    // Any number of 64 bits.
+    // Any unsigned 64-bit integer.
     uint64_t bits(const std::string& name) {
         if (!get(name).is_number_unsigned()) wrong(name, "a whole number");
         return get(name).get<uint64_t>();
@@ -190,10 +191,10 @@ public:
         return value;
     }
 
-    // A field that has no effect here.
+    // Accepts a field that has no effect here.
     void ignore(const std::string& name) { get(name); }
 
-    // A field that may be there only without effect: null, false, 0, "" or empty.
+    // Accepts a field only if its value has no effect: null, false, 0, "" or empty.
     void without(const std::string& name, const char* remedy) {
         const nlohmann::json& value = get(name);
         bool no_effect = value.is_null() || value == false || value == 0 || value == "" ||

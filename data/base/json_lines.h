@@ -1,10 +1,10 @@
 /*
 JSON lines (.jsonl): each line is an object, and one of its fields holds the text of a document. Only that
-field is kept while a line is read, so a line of 100 MB costs little more memory than it has bytes.
+field is kept while a line is read, so a line of 100 MB needs little more memory than its own bytes.
 
-A line that is not one valid object with a text in the field is refused: {"text": null} as much as half a
-line, bytes that are no UTF-8, or the field twice. What Python's json.dumps writes beyond JSON is read: NaN
-and Infinity, and half a surrogate pair (\ud800), which becomes U+FFFD. Lines of white space are passed over.
+A line that is not a valid object with a string in the field is refused: so are {"text": null}, half a line,
+bytes that are not UTF-8, and a field that appears twice. Extensions that Python's json.dumps writes are
+accepted: NaN, Infinity, and lone surrogates (\ud800), which become U+FFFD. Blank lines are skipped.
 */
 #pragma once
 
@@ -22,7 +22,7 @@ and Infinity, and half a surrogate pair (\ud800), which becomes U+FFFD. Lines of
 #include "data/base/json.h"  // behind_literal
 #include "data/base/strings.h"
 
-// The callbacks of nlohmann's parser for each item that it meets in a line.
+// The callbacks of nlohmann's parser for each item in a line.
 class TextFieldReader : public nlohmann::json_sax<nlohmann::json> {
 public:
     TextFieldReader(const std::string& field, std::string& text) : field_(field), text_(text) {
@@ -75,7 +75,7 @@ private:
         depth_--;
         return true;
     }
-    // A value has come; whether it is that of the field.
+    // Handles the start of a value; returns whether it belongs to the field.
     bool take(Found what) {
         if (!wanted_) return false;
         wanted_ = false;
@@ -90,7 +90,7 @@ private:
     Found found_ = nothing;
 };
 
-// The unit of UTF-16 whose escape begins there, as in \ud83d; -1: there is none.
+// The UTF-16 unit whose escape begins at `at`, as in \ud83d; -1 if no escape is there.
 inline int escaped_unit(std::string_view json, size_t at) {
     std::string_view escape = json.substr(std::min(at, json.size()), 6);
     int unit = -1;
@@ -99,9 +99,9 @@ inline int escaped_unit(std::string_view json, size_t at) {
     return end == escape.data() + 6 && unit >= 0 ? unit : -1;
 }
 
-// Puts JSON in the place of what Python's json.dumps writes beyond it: a number for those that are none, with
-// white space on both sides, so that it joins nothing, and U+FFFD for a lone surrogate. All bytes keep their
-// numbers. Returns how many surrogates there were.
+// Replaces the non-JSON output of Python's json.dumps by JSON: NaN and infinities by a number, with white
+// space on both sides, so that it joins nothing, and lone surrogates by U+FFFD. Byte offsets do not change.
+// Returns the number of lone surrogates.
 inline uint64_t repair_json(std::string& line) {
     constexpr std::pair<std::string_view, std::string_view> numbers[] = {
         {"NaN", " 0 "}, {"-Infinity", " 0       "}, {"Infinity", " 0      "}};
@@ -129,8 +129,8 @@ inline uint64_t repair_json(std::string& line) {
     return lone;
 }
 
-// Takes the text out of a line that is not blank. Returns what is wrong with the line and what to do,
-// "REASON; REMEDY", or nothing.
+// Extracts the text from a line that is not blank. Returns what is wrong with the line and how to fix it,
+// "REASON; REMEDY", or an empty string.
 inline std::string
 read_json_line(std::string_view line, const std::string& field, std::string& document /* replaced */,
                uint64_t* lone_surrogates = nullptr /* those that became U+FFFD are added */) {

@@ -1,6 +1,6 @@
 /*
-A file of JSON lines that a run adds to. A disk that is full for a while, or gone, is no reason to lose the
-run: lines that cannot be written wait in memory, and are written when there is room again.
+A file of JSON lines that a run appends to. A disk that is full for a while, or gone, is no reason to lose the
+run: lines that cannot be written wait in memory, and are written when that is possible again.
 */
 #pragma once
 
@@ -20,9 +20,9 @@ run: lines that cannot be written wait in memory, and are written when there is 
 
 class LogFile {
 public:
-    static constexpr size_t most_waiting = 10000;  // lines; the oldest go first
+    static constexpr size_t most_waiting = 10000;  // lines; the oldest are dropped first
 
-    // Opens the file, or makes an empty one.
+    // Opens the file, or creates an empty one.
     explicit LogFile(std::string path) : path_(std::move(path)) {
         file_ = open_to_write(path_, O_WRONLY | O_CREAT | O_APPEND);
         if (!file_) fail_with_errno(path_, "create it");
@@ -30,11 +30,11 @@ public:
 
     const std::string& path() const { return path_; }
 
-    // For as long as this object lives. False if another process has done so.
+    // Locks the file for the lifetime of this object. Returns false if another process has locked it.
     bool lock() { return try_lock(file_); }
 
-    // Adds a line, which must have a "step". Returns what there is to tell, if anything: that lines begin to
-    // wait, or that they are written again.
+    // Adds a line, which must have a "step". Returns a message when lines start to wait in memory, or can be
+    // written again; otherwise an empty string.
     std::string add(nlohmann::ordered_json line) {
         waiting_.push_back(std::move(line));
         if (waiting_.size() > most_waiting) {
@@ -45,8 +45,8 @@ public:
         return attempt([&] { write_waiting(); });
     }
 
-    // Writes the lines that wait, and returns only when all that could be written is on disk. The result is
-    // that of add().
+    // Writes the waiting lines, and returns once everything written is on disk. Its result is like that of
+    // add().
     std::string sync() {
         return attempt([&] {
             write_waiting();
@@ -54,10 +54,10 @@ public:
         });
     }
 
-    // Lines that are in memory alone.
+    // The number of lines that are only in memory or were dropped from it.
     size_t waiting() const { return waiting_.size() + dropped_; }
 
-    // Adds whole lines, all of them or none. Throws what goes wrong.
+    // Appends whole lines, all of them or none. Throws on errors.
     void append(const std::string& lines) {
         WorksOn work("writing " + path_);
         struct stat status;
@@ -67,7 +67,7 @@ public:
             if (written < 0 && errno == EINTR) continue;
             if (written < 0) {
                 int reason = errno;
-                // not what another program, as eval --log, has added meanwhile
+                // only if we wrote some: this may also remove lines of another program, such as eval --log
                 [[maybe_unused]] int failed = done > 0 ? ftruncate(file_.get(), status.st_size) : 0;
                 errno = reason;
                 fail_with_errno(path_, "write it");
@@ -101,7 +101,7 @@ private:
     const std::string path_;
     FileHandle file_;
     std::deque<nlohmann::ordered_json> waiting_;
-    int64_t dropped_until_ = 0;  // step of the last line that was dropped
-    size_t dropped_ = 0;         // lines that the file does not know of
+    int64_t dropped_until_ = 0;  // step of the newest line that was dropped
+    size_t dropped_ = 0;         // dropped lines that the file does not report yet
     bool failing_ = false;
 };

@@ -1,9 +1,10 @@
 /*
-Work on a sequence of things by several threads, with the results in the order of the things. Whoever is free
-takes the next thing, so slow ones hold nobody up; how far the threads run ahead of the results is bounded.
+Processes a sequence of items in several threads, and returns results in the order of the items. A free thread
+takes the next item, so a slow item does not hold up the others; the threads run only a bounded number of
+items ahead of the results.
 
-A failure is thrown where its result would have come, so what is done before it does not depend on the
-threads.
+An exception is thrown in place of the result that it prevented, so what is done before it does not depend on
+the timing of the threads.
 */
 #pragma once
 
@@ -24,7 +25,8 @@ threads.
 template <typename Thing, typename Result>
 class OrderedWork {
 public:
-    // next: gives the next thing, or false; one thread at a time calls it. work: many do.
+    // next: sets the next item, or returns false at the end; called by one thread at a time. work: called
+    // concurrently.
     OrderedWork(std::function<bool(Thing&)> next, std::function<Result(const Thing&)> work, unsigned threads)
         : next_(std::move(next)), work_(std::move(work)), slots_(2 * std::max(1u, threads) + 2) {
         try {
@@ -38,7 +40,7 @@ public:
     OrderedWork& operator=(const OrderedWork&) = delete;
     ~OrderedWork() { stop(); }
 
-    // False when there are no more.
+    // Returns false when there are no more results.
     bool take(Result& result) {
         std::unique_lock lock(mutex_);
         Slot& slot = slots_[taken_ % slots_.size()];
@@ -111,7 +113,7 @@ private:
     std::mutex mutex_;    // guards the members that follow
     std::vector<Slot> slots_;
     uint64_t given_ = 0, taken_ = 0;
-    bool ended_ = false;  // nothing more is given
+    bool ended_ = false;  // no more items are taken
     std::condition_variable changed_;
     std::vector<std::thread> threads_;
 };

@@ -1,5 +1,5 @@
 /*
-Work that a thread of its own does again and again.
+Repeats work periodically on its own thread.
 */
 #pragma once
 
@@ -11,9 +11,9 @@ Work that a thread of its own does again and again.
 #include <thread>
 #include <utility>
 
-// Calls work() every `pause` until it is destroyed, which waits for the last call. The first one may come
-// before other members of its owner exist, unless it is the last of them. Throws std::system_error if the
-// system has no thread left.
+// Calls work() after every `pause` until it is destroyed; the destructor waits for the last call. The first
+// call may come before later members of the owner are constructed, so this should be the owner's last member.
+// Throws std::system_error if the system cannot create a thread.
 class Periodic {
 public:
     Periodic(std::chrono::milliseconds pause, std::function<void()> work)

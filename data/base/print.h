@@ -1,6 +1,6 @@
 /*
-What the program prints. Names, options and samples come out of files that others wrote, and a terminal takes
-some characters for commands: all text passes here, where those are shown by their numbers instead.
+Everything the program prints. Names, options and samples come from files of other users, and a terminal obeys
+some characters as commands: all text passes through here, where those are shown by number instead.
 */
 #pragma once
 
@@ -12,15 +12,16 @@ some characters for commands: all text passes here, where those are shown by the
 #include "data/base/error.h"
 #include "data/base/utf8.h"
 
-// Characters that drive a terminal (C0, C1, DEL), and marks that change the order in which letters are shown
-// (UAX #9).
+// Characters that control a terminal (C0, C1, DEL), and marks that change the order in which letters are
+// shown (UAX #9).
 inline bool is_control(int32_t code) {
     return code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x61c || code == 0x200e ||
            code == 0x200f || (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
 }
 
-// Text of others as it can be shown anywhere: control characters as in JSON, \u001b, though tabs and line
-// feeds may stay, and bytes that are no UTF-8 as \x9b. What programs are to read stays JSON, if it was.
+// Makes text from outside safe to show anywhere: control characters are written as in JSON, \u001b, except
+// that tabs and line feeds may stay, and bytes that are not UTF-8 as \x9b. JSON for other programs stays
+// JSON.
 inline std::string visible(std::string_view from, bool lines_stay = true) {
     std::string result;
     for (const char *at = from.data(), *end = at + from.size(); at < end;) {
@@ -46,13 +47,13 @@ inline std::string printable(std::string_view from) {
     return one_line(from.substr(0, whole_characters(from.substr(0, longest)))) + "...";
 }
 
-// To the standard output.
+// Prints to standard output.
 inline void print_text(std::string_view from) {
     const std::string shown = visible(from);
     fwrite(shown.data(), 1, shown.size(), stdout);
 }
 
-// printf of what is visible.
+// printf through visible().
 __attribute__((format(printf, 1, 2))) inline void print(const char* format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -60,12 +61,12 @@ __attribute__((format(printf, 1, 2))) inline void print(const char* format, ...)
     va_end(arguments);
 }
 
-// A message of this program, a line on standard error.
+// Prints a message of this program as one line on standard error.
 inline void print_error(std::string_view message) {
     fprintf(stderr, "train_gpt: %s\n", one_line(message).c_str());
 }
 
-// To the standard output as it is, zero bytes too: for programs alone.
+// Writes raw bytes, zero bytes too, to standard output: only for output that programs read.
 inline void print_bytes(std::string_view bytes) {
     fwrite(bytes.data(), 1, bytes.size(), stdout);
 }

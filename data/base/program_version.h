@@ -1,5 +1,5 @@
 /*
-Which program it is: for --version, and for the header of a checkpoint.
+The program's name and version, for --version and the header of a checkpoint.
 */
 #pragma once
 

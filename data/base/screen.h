@@ -1,15 +1,15 @@
 /*
-The screen: what is printed on it, and a line that stays below.
+The screen: lines printed on it, and a status line that stays below them.
 
-A program that draws a line over and over and prints others meanwhile does so from several threads. They take
-turns here: whoever prints holds a Screen::Turn, for which the line that stays is taken away, and behind which
-it is drawn again. It is drawn with the cursor at its beginning and never wraps. So one sequence, "go to the
-beginning, clear all behind", takes it away even when the terminal has become narrower and has broken it in
-two, and what others print (a launcher, the ^C of the keyboard) is not appended to it.
+Several threads redraw a status line and print other lines at the same time. They take turns: a thread that
+prints holds a Screen::Turn, which clears the status line and redraws it at the end. The line is drawn with
+the cursor left at its beginning, and never wraps. So one sequence, "return to the beginning, clear everything
+after", erases it even when the terminal has become narrower and has broken it in two, and output of other
+processes (a launcher, the ^C of the keyboard) is not appended to it.
 
-Where the output is no terminal, there is no such line, no colour, and turns do nothing but flush. mpirun
-shows its processes a terminal whatever its own output is; so what counts there is where mpirun's goes. Other
-launchers cannot be asked.
+If the output is not a terminal, there is no status line and no color, and turns only flush. mpirun gives its
+processes a terminal even if its own output goes elsewhere; so what counts there is where mpirun's output
+goes. Other launchers cannot be asked.
 */
 #pragma once
 
@@ -37,7 +37,7 @@ launchers cannot be asked.
 // ----------------------------------------------------------------------------
 // terminals of other processes
 
-// The terminal that a process of this user writes to, by its path; empty if its output goes elsewhere.
+// The path of the terminal that a process of this user writes to; empty if its output goes elsewhere.
 inline std::string terminal_of_process(pid_t process) {
     struct stat status;
     if (stat(text("/proc/%d", (int)process).c_str(), &status) != 0 || status.st_uid != getuid()) return "";
@@ -48,8 +48,8 @@ inline std::string terminal_of_process(pid_t process) {
     return path.starts_with("/dev/pts/") || virtual_console ? path : "";
 }
 
-// The terminal of the mpirun that started this process on its own machine; empty if there is none, or if it
-// changes the lines on their way there.
+// The terminal of the mpirun that started this process on the same machine; empty if there is none, or if
+// mpirun changes the lines that it passes on.
 inline std::string launcher_terminal() {
     pid_t parent = getppid();
     if (!is_mpirun(process_file(process_folder(parent), "comm"))) return "";
@@ -62,8 +62,8 @@ inline std::string launcher_terminal() {
     return terminal_of_process(parent);
 }
 
-// Tells whether a terminal shows what this process prints. mpirun gives its processes terminals of their own,
-// and what counts is where its own output goes.
+// Returns whether a terminal shows what this process prints. mpirun gives its processes terminals of their
+// own, so what counts is where its own output goes.
 inline bool is_shown_on_terminal() {
     if (!isatty(STDOUT_FILENO)) return false;
     pid_t parent = getppid();
@@ -82,8 +82,8 @@ public:
         if (kept_output_ >= 0) close(kept_output_);
     }
 
-    // Looks at where the output goes. launched: this process was started by mpirun or another launcher.
-    // quiet: nothing that is printed is shown, but warnings, which go to standard error.
+    // Finds out where the output goes. launched: this process was started by mpirun or another launcher.
+    // quiet: nothing printed is shown except warnings, which go to standard error.
     void open(bool launched, bool quiet) {
         if (quiet) return silence();
         bool is_terminal = isatty(fileno(output_));
@@ -98,7 +98,7 @@ public:
         }
     }
 
-    // The last words of a quiet run are shown.
+    // Restores standard output, so that the last lines of a quiet run are shown.
     void end_quiet() {
         if (kept_output_ < 0) return;
         fflush(stdout);
@@ -110,19 +110,19 @@ public:
     bool is_terminal() const { return terminal_ >= 0; }
     bool has_colour() const { return colour_; }
 
-    // For lines that a signal handler writes: where, and what comes before them, which takes away the line
-    // that stays, or goes behind the ^C of the keyboard.
+    // For lines that a signal handler writes: the descriptor, and a prefix that clears the status line, or
+    // moves past the ^C of the keyboard.
     int descriptor_of_signals() const { return kept_output_ >= 0 ? STDERR_FILENO : STDOUT_FILENO; }
     const char* before_signal_line() const { return before_signal_line_; }
 
-    // Columns, which may change at any time; 80 where they are not known.
+    // The width in columns, which may change at any time; 80 if unknown.
     int width() const {
         winsize size = {};
         bool known = terminal_ >= 0 && ioctl(terminal_, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
         return known ? size.ws_col : 80;
     }
 
-    // Nobody else prints while it lives, and the line that stays is away. Turns may be nested.
+    // While it lives, no other thread prints, and the status line is cleared. Turns may be nested.
     class Turn {
     public:
         explicit Turn(Screen& screen) : screen_(screen), lock_(screen.mutex_) {
@@ -140,7 +140,7 @@ public:
         std::lock_guard<std::recursive_mutex> lock_;
     };
 
-    // A warning, on a line of its own. What was said in the warning before is not said again.
+    // Prints a warning on its own line, unless it repeats the previous warning.
     void warn(const std::string& words, const char* indent = "") {
         Turn turn(*this);
         if (std::exchange(last_warning_, words) == words) return;
@@ -154,19 +154,19 @@ public:
         return colour_ ? "\033[33m" + words + "\033[0m" : words;
     }
 
-    // Keeps this line below all others. It is asked for at each drawing, and gives as much as fits into so
-    // many columns.
+    // Keeps a status line below all others. line(width) is called for each drawing, and returns at most
+    // `width` columns.
     void keep_below(Line line) {
         std::lock_guard lock(mutex_);
         if (is_terminal()) line_ = std::move(line);
         refresh();
     }
-    // Draws it as it is now.
+    // Redraws the status line with its current text.
     void refresh() {
         std::lock_guard lock(mutex_);
         if (turns_ == 0) draw();
     }
-    // It is gone.
+    // Removes the status line.
     void remove_line() {
         std::lock_guard lock(mutex_);
         clear();
@@ -174,7 +174,8 @@ public:
         line_ = nullptr;
     }
 
-    // The process ends at once, with a message on standard error. The thread that has its turn may be stuck.
+    // Clears the line for a process that ends at once, with a message on standard error. The thread that
+    // holds a turn may be stuck, so the wait for it is short.
     void give_up() {
         given_up_ = true;
         if (!lock_within(0.1, mutex_)) return;
@@ -184,7 +185,7 @@ public:
     }
 
 private:
-    // Standard output goes nowhere until end_quiet().
+    // Discards standard output until end_quiet().
     void silence() {
         fflush(stdout);
         int nowhere = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
@@ -194,7 +195,7 @@ private:
         close(nowhere);
     }
 
-    // `process` has the terminal as its own, while it is in the foreground.
+    // Draws on the terminal of `process`, but only while that is in the foreground.
     void show_on(int terminal, pid_t process) {
         terminal_ = terminal;
         process_ = process;
@@ -203,7 +204,7 @@ private:
         before_signal_line_ = away;
     }
 
-    // A job in the background does not draw into what the user does in the foreground.
+    // A background job does not draw over the user's foreground work.
     bool in_foreground() const {
         pid_t foreground = tcgetpgrp(terminal_);
         return foreground < 0 || foreground == getpgid(process_);
@@ -214,7 +215,7 @@ private:
         drawn_ = false;
     }
 
-    // In one piece, so that no other process writes in between; without wrapping meanwhile.
+    // Writes the line in one piece, so that no other process writes in between; with wrapping off meanwhile.
     void draw() {
         if (!line_ || given_up_ || !in_foreground()) return;
         std::string line = line_(width());
@@ -233,7 +234,7 @@ private:
     bool drawn_ = false;
     std::atomic<bool> given_up_ = false;
 
-    int terminal_ = -1;  // a descriptor; -1: there is none
+    int terminal_ = -1;  // a descriptor; -1: none
     pid_t process_ = 0;
     bool colour_ = false;
     std::string last_warning_;
@@ -242,4 +243,4 @@ private:
     int kept_output_ = -1;  // the real standard output during a quiet run
 };
 
-inline Screen screen;  // the one of this process
+inline Screen screen;  // the screen of this process

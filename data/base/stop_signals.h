@@ -1,7 +1,7 @@
 /*
-How a run is asked to stop early. It ends after the step that runs, with a checkpoint, however often it is
-asked: a scheduler sends its signal to the launcher and to the processes that the launcher passes it on to.
-Only a second Ctrl-C ends the program at once.
+How a run is asked to stop early. It ends after the current step, with a checkpoint, no matter how often it is
+asked: a scheduler sends its signal both to the launcher and to the processes that the launcher forwards it
+to. Only a second Ctrl-C ends the program at once.
 */
 #pragma once
 
@@ -13,18 +13,18 @@ Only a second Ctrl-C ends the program at once.
 
 #include "data/base/error.h"
 
-inline volatile sig_atomic_t stop_requested = 0;  // the signal that asked first
-// The step that is the last one if the run is asked to stop now, for the line that says so; -1: what runs is
-// no training.
+inline volatile sig_atomic_t stop_requested = 0;  // the first signal received; 0: none
+// The last step if the run is asked to stop now, for the message that says so; -1: this is not a training
+// run.
 inline volatile sig_atomic_t step_to_stop_after = -1;
-// The file that the line goes to, and the characters that clear its place on a terminal.
+// The descriptor that the message goes to, and the characters that clear its line on a terminal.
 inline volatile sig_atomic_t stop_line_to = STDOUT_FILENO;
 inline const char* volatile before_stop_line = "";
 
-// While a run waits for something that the user could do, Ctrl-C, SIGTERM or SIGUSR1 ends the wait.
+// Set while a run waits for an action of the user: then Ctrl-C, SIGTERM or SIGUSR1 only ends the wait.
 inline volatile sig_atomic_t waits_for_user = false;
 
-// A line that a signal handler can put together: it may neither allocate memory nor call printf.
+// A line built in a signal handler, which may neither allocate memory nor call printf.
 class SignalLine {
 public:
     SignalLine& operator<<(const char* words) {
@@ -53,9 +53,9 @@ inline const char* stop_signal_name(int signal) {
     return signal == SIGTERM ? "SIGTERM" : signal == SIGUSR1 ? "SIGUSR1" : "SIGHUP";
 }
 
-// Says what will happen. Only the first rank's standard output is shown.
+// Prints what will happen. Only the first rank's standard output is shown.
 inline void announce_stop(int signal) {
-    if (step_to_stop_after < 0 || signal == SIGPIPE) return;  // or nobody reads it any more
+    if (step_to_stop_after < 0 || signal == SIGPIPE) return;  // SIGPIPE: no reader is left
     SignalLine line;
     line << before_stop_line;
     if (signal != SIGINT) line << stop_signal_name(signal) << ": ";
@@ -71,10 +71,10 @@ inline void request_stop(int signal) {
         waits_for_user = false;
         return;
     }
-    int reason = errno;  // the interrupted call's
+    int reason = errno;  // errno of the interrupted call
     if (signal == SIGINT && interrupted) {
         std::signal(SIGINT, SIG_DFL);
-        raise(SIGINT);  // comes when this handler is left
+        raise(SIGINT);  // delivered when this handler returns
         return;
     }
     if (signal == SIGINT || !announced) announce_stop(signal);
@@ -91,7 +91,7 @@ inline void stop_on_signals(int descriptor = STDOUT_FILENO, const char* before_l
     if (std::signal(SIGHUP, request_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // started by nohup
 }
 
-// For work that leaves nothing to save: the first Ctrl-C asks for its end, and a second one ends the program.
+// For work that has nothing to save: the first Ctrl-C asks for its end, and a second one ends the program.
 inline void stop_on_interrupt() {
     stop_requested = 0;
     std::signal(SIGINT, [](int signal) {
@@ -100,14 +100,14 @@ inline void stop_on_interrupt() {
     });
 }
 
-// Advice for users of a launcher before the run is asked to stop; empty if there is none.
+// Returns advice for users of a launcher on how to stop the run; empty if there is none.
 inline std::string launcher_advice() {
     if (!getenv("OMPI_COMM_WORLD_SIZE") || getenv("OMPI_MCA_odls_base_sigkill_timeout")) return "";
     return "SIGUSR1 to mpirun ends the run with a checkpoint; after SIGTERM or Ctrl-C mpirun kills its\n"
            "             ranks in 2 s: with --mca odls_base_sigkill_timeout 600 it gives them time to save";
 }
 
-// For work that leaves nothing if it does not come to its end.
+// Fails if the user interrupted work that has no result unless it finishes.
 inline void check_interrupted(const char* what) {
     if (stop_requested) fail("%s: interrupted; nothing was written, start it again", what);
 }

@@ -1,6 +1,6 @@
 /*
-Lists and lines taken apart, and words for messages: alternatives, and the nearest known name to a misspelt
-one.
+Splits lists and lines, and builds phrases for messages: alternatives, and the nearest known name to a
+misspelled one.
 */
 #pragma once
 
@@ -13,7 +13,7 @@ one.
 #include "data/base/error.h"
 #include "data/base/print.h"
 
-// The name of a field of a file for such words, "input gradient": input_gradient; and the words for the name.
+// Converts words, "input gradient", to the name of a field in a file, input_gradient, and back.
 inline std::string name_of_words(std::string words) {
     std::ranges::replace(words, ' ', '_');
     return words;
@@ -23,7 +23,7 @@ inline std::string words_of_name(std::string name) {
     return name;
 }
 
-// The items of "a,b,c"; empty ones too.
+// The items of "a,b,c", including empty ones.
 inline std::vector<std::string> comma_separated(std::string_view list) {
     std::vector<std::string> items;
     for (size_t begin = 0; begin <= list.size();) {
@@ -34,13 +34,13 @@ inline std::vector<std::string> comma_separated(std::string_view list) {
     return items;
 }
 
-// Adds an item to a list, and what stands between two: "a", "a, b".
+// Appends an item to a list, with `between` before all but the first: "a", "a, b".
 inline void append_item(std::string& list, std::string_view item, std::string_view between = ", ") {
     if (!list.empty()) list += between;
     list += item;
 }
 
-// "a, b, c"; of more than `most`, "a, b and 3 more".
+// "a, b, c"; with more than `most` items, "a, b and 3 more".
 inline std::string joined(const std::vector<std::string>& words, std::string_view between = ", ",
                           size_t most = SIZE_MAX) {
     std::string result;
@@ -49,15 +49,16 @@ inline std::string joined(const std::vector<std::string>& words, std::string_vie
     return result;
 }
 
-// Takes a line from the front of a text that is not empty, and its line feed; returns it without that.
+// Removes the first line and its line feed from a text that is not empty; returns the line without the line
+// feed.
 inline std::string_view next_line(std::string_view& rest) {
     std::string_view line = rest.substr(0, rest.find('\n'));
     rest.remove_prefix(std::min(rest.size(), line.size() + 1));
     return line;
 }
 
-// The last lines that a program has written, as one: mpirun says in a paragraph, between rules, why it does
-// not start.
+// The last lines of a program's output, joined into one: mpirun explains in a paragraph, between rules, why
+// it does not start.
 inline std::string last_words(std::string_view output) {
     constexpr size_t most_lines = 6, longest = 200;
     std::vector<std::string> lines;
@@ -74,7 +75,7 @@ inline bool is_blank(std::string_view line) {
     return line.find_first_not_of(" \t\r\n") == line.npos;
 }
 
-// Git leaves such a pointer in the place of a large file, until git-lfs brings it.
+// Refuses a git-lfs pointer: git leaves one in place of a large file, until git-lfs fetches it.
 inline void refuse_lfs_pointer(std::string_view bytes, const std::string& path) {
     if (bytes.starts_with("version https://git-lfs."))
         fail("%s: only a git-lfs pointer to the file; get the file itself with `git lfs pull`", path.c_str());
@@ -95,7 +96,7 @@ inline std::string alternatives(const std::vector<std::string>& words) {
     return result;
 }
 
-// Levenshtein: insertions, deletions and substitutions that turn one word into the other.
+// Levenshtein distance: the insertions, deletions and substitutions that turn one word into the other.
 inline size_t edit_distance(std::string_view from, std::string_view to) {
     std::vector<size_t> row(to.size() + 1);
     for (size_t j = 0; j <= to.size(); j++) row[j] = j;

@@ -1,13 +1,13 @@
 /*
 Text and progress on a terminal.
 
-Text from anywhere is shown as it is and without harm: control characters, characters that cannot be seen or
-turn the direction of writing, and bytes that are no characters are written out instead. Sentences are set in
-lines as wide as the terminal.
+Text from anywhere is shown faithfully and safely: control characters, characters that are invisible or change
+the direction of writing, and bytes that are not valid characters are escaped. Sentences are wrapped to the
+width of the terminal.
 
-ProgressLine says how far long work is, and how long it will still take. It appears after a second on the
-screen that standard error is, if it is one, and goes away at the end. Of work whose size is not known it says
-how much is done.
+ProgressLine shows how far long work has come, and how long it will still take. It appears on standard error
+after a second, if that is a terminal, and is removed at the end. For work of unknown size it shows how much
+is done.
 */
 #pragma once
 
@@ -34,7 +34,8 @@ inline bool is_invisible(int32_t code) {
            (code >= 0xe0000 && code < 0xe1000);
 }
 
-// The character at `at`, and `at` moved behind it: itself, or "\n", "\x1b", "\u{202e}". A backslash stays.
+// Returns the character at `at`, as it is or escaped ("\n", "\x1b", "\u{202e}"), and advances `at`. A
+// backslash stays.
 inline std::string visible_character(const char*& at, const char* end) {
     const char* begin = at;
     int32_t code = next_code_point(at, end);
@@ -52,7 +53,7 @@ inline std::string visible_character(const char*& at, const char* end) {
     return text(code < 0x80 ? "\\x%02x" : "\\u{%x}", (unsigned)code);
 }
 
-// All of it on one line.
+// All of a text, escaped onto one line.
 inline std::string visible_text(std::string_view from) {
     std::string result;
     for (const char *at = from.data(), *end = at + from.size(); at < end;)
@@ -60,8 +61,8 @@ inline std::string visible_text(std::string_view from) {
     return result;
 }
 
-// The beginning of a text: so many lines at most, each of so many characters at most, the rest of a line left
-// out. "..." stands for what was left out. A line that ended in the text ends here too.
+// The beginning of a text: at most `lines` lines, each of at most `characters` characters. "..." marks what
+// was left out. A line that ended in the text ends here too.
 inline std::vector<std::string> visible_lines(std::string_view from, size_t lines, size_t characters) {
     std::vector<std::string> result;
     const char *at = from.data(), *end = at + from.size();
@@ -80,7 +81,8 @@ inline std::vector<std::string> visible_lines(std::string_view from, size_t line
     return result;
 }
 
-// Columns to write text in: those of the terminal that stdout is, within reason. `unknown` where it is none.
+// Columns to wrap text at: those of the terminal on stdout, within limits; `unknown` if stdout is not a
+// terminal.
 inline int terminal_width(int unknown = 110) {
     constexpr int least = 60, most = 110;
     winsize size = {};
@@ -89,7 +91,7 @@ inline int terminal_width(int unknown = 110) {
     return std::clamp<int>(size.ws_col, least, most);
 }
 
-// Words set in lines of `width` columns, each but the first indented; `column` is where the first one begins.
+// Words wrapped to lines of `width` columns, each but the first indented; the first one begins at `column`.
 inline std::string wrapped(const std::string& words, int indent, int column, int width) {
     std::string result;
     for (size_t at = 0; at < words.size();) {
@@ -111,8 +113,8 @@ inline std::string wrapped(const std::string& words, int indent, int column, int
 
 class ProgressLine {
 public:
-    // `what` begins the line: "tokenize". Work is counted in bytes and shown in MB, or in units of 1. A total
-    // of 0 is not known.
+    // `what` begins the line: "tokenize". Work is counted in bytes and shown in MB, or is counted in `units`.
+    // A total of 0 means unknown.
     ProgressLine(std::string what, double total, const char* units = nullptr)
         : what_(std::move(what)), units_(units ? units : "MB"), scale_(units ? 1 : 1e-6), total_(total) {
         screen_.open(false, false);
@@ -136,7 +138,7 @@ public:
                     total_ * scale_, units_, done / seconds, units_, seconds * (1 / share - 1));
     }
 
-    // Takes the line away, so that something can be printed; the next add() may draw it again.
+    // Removes the line, so that something can be printed; the next add() may draw it again.
     void clear() { screen_.remove_line(); }
 
 private:

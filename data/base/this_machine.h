@@ -1,6 +1,6 @@
 /*
-This machine and its processes, as Linux tells of them: the machine's name, its last start, and files of
-processes below /proc. Whatever cannot be read is empty or zero.
+This machine and its processes, as Linux reports them: the machine's name, its last boot, and files of
+processes in /proc. Values that cannot be read are empty or zero.
 */
 #pragma once
 
@@ -19,7 +19,7 @@ inline std::string host_name() {
     return name;
 }
 
-// Names the time since the machine was started last.
+// Identifies the last boot of the machine.
 inline std::string boot_id() {
     std::string id;
     std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
@@ -30,29 +30,30 @@ inline std::string process_folder(pid_t process) {
     return "/proc/" + std::to_string(process);
 }
 
-// The content of a file about a process or a thread: its name, or its arguments, each with a 0 behind it.
+// The content of a file about a process or a thread, such as its name, or its arguments, each followed by a 0
+// byte.
 inline std::string process_file(const std::string& folder, const char* file) {
     std::stringstream content;
     content << std::ifstream(folder + "/" + file).rdbuf();
     return content.str();
 }
 
-// Tells whether a signal waits for a process, which holds it back.
+// Returns whether a signal is pending for a process, which blocks it.
 inline bool is_pending(pid_t process, int signal) {
     const std::string status = process_file(process_folder(process), "status");
     const size_t at = status.find("ShdPnd:");
     return at != status.npos && strtoull(status.c_str() + at + 7, nullptr, 16) >> (signal - 1) & 1;
 }
 
-// Tells whether this is Open MPI's launcher: the path of a program, or its name as /proc has it.
+// Returns whether this is Open MPI's launcher. program: a path, or a name as /proc has it.
 inline bool is_mpirun(std::string_view program) {
     program.remove_prefix(program.rfind('/') + 1);
     if (program.ends_with('\n')) program.remove_suffix(1);
     return program == "mpirun" || program == "mpiexec" || program == "orterun" || program == "prterun";
 }
 
-// Tells whether this is a container, whose root is that of the machine only in part: by what Docker, Podman,
-// systemd-nspawn and Kubernetes leave in it.
+// Returns whether this is a container, whose root is only part of the machine's: checks for what Docker,
+// Podman, systemd-nspawn and Kubernetes leave in it.
 inline bool in_container() {
     const char* kind = getenv("container");
     return (kind && *kind) || getenv("KUBERNETES_SERVICE_HOST") || access("/.dockerenv", F_OK) == 0 ||
@@ -60,15 +61,15 @@ inline bool in_container() {
 }
 
 struct ProcessStatus {
-    char state = 0;  // R, S, D (waits for a disk), T (stopped), Z (a zombie), X; 0: there is no such process
+    char state = 0;  // R, S, D (waits for a disk), T (stopped), Z (zombie), X; 0: no such process
     pid_t parent = 0, group = 0;
-    unsigned long long start = 0;  // in ticks since the machine was started
+    unsigned long long start = 0;  // in ticks since boot
 
     bool is_alive() const { return state != 0 && state != 'Z' && state != 'X'; }
     bool is_stopped() const { return state == 'T' || state == 't'; }
 };
 
-// folder: of a process, or of a thread of one.
+// folder: that of a process, or of one of its threads.
 inline ProcessStatus process_status(const std::string& folder) {
     std::string line = process_file(folder, "stat");
     ProcessStatus status;
@@ -81,7 +82,7 @@ inline ProcessStatus process_status(const std::string& folder) {
     return status;
 }
 
-// The exit code of a child as a shell has it.
+// The exit code of a child as a shell reports it.
 inline int shell_code(int wait_status) {
     return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
 }

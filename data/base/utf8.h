@@ -1,7 +1,6 @@
 /*
-UTF-8 read one character at a time. Text from outside may hold anything: a byte that is no part of a
-well-formed character counts as a character of its own, which is how any bytes at all can be tokenized and
-given back.
+Reads UTF-8 one character at a time. Text from outside may hold anything: a byte that is not part of a
+well-formed character counts as a character of its own, so any bytes can be tokenized and restored.
 */
 #pragma once
 
@@ -12,7 +11,7 @@ given back.
 constexpr int32_t invalid_byte = -1;  // in place of a code point
 constexpr int32_t code_points = 0x110000;
 
-// The code point at `at` (which is before `end`), and `at` moved behind it.
+// Returns the code point at `at` (which is before `end`), and advances `at`.
 inline int32_t next_code_point(const char*& at, const char* end) {
     auto byte = [&](int i) { return (uint8_t)at[i]; };
     auto continues = [&](int i) { return end - at > i && (byte(i) & 0xc0) == 0x80; };
@@ -37,17 +36,17 @@ inline int32_t next_code_point(const char*& at, const char* end) {
     return code;
 }
 
-// Bytes of a well-formed character, from its first byte.
+// Bytes of a well-formed character, given its first byte.
 inline int utf8_length(char first) {
     uint8_t byte = (uint8_t)first;
     return byte < 0x80 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
 }
 
-// The size of a text without the beginning of a character at its end that may go on.
+// The size of a text without an incomplete character at its end, which may continue.
 inline size_t whole_characters(std::string_view text) {
     for (size_t back = 1; back <= 3 && back <= text.size(); back++) {
         char byte = text[text.size() - back];
-        if ((byte & 0xc0) == 0x80) continue;  // a character began further in front
+        if ((byte & 0xc0) == 0x80) continue;  // the character begins further ahead
         return text.size() - ((size_t)utf8_length(byte) > back ? back : 0);
     }
     return text.size();

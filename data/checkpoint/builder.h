@@ -1,5 +1,5 @@
 /*
-A checkpoint made by one process, from tensors that come as floats: what an import writes.
+A checkpoint written by one process, from tensors given as floats; used by import.
 */
 #pragma once
 
@@ -31,7 +31,7 @@ public:
         check_space(index_path(folder_.folder()), bytes);
     }
 
-    // Elements [first, first + count) of a tensor, in any order, each of them once.
+    // Adds elements [first, first + count) of a tensor, in any order, each exactly once.
     void append(int tensor, Slot slot, uint64_t first, uint64_t count, const float* values) {
         note_not_finite(tensor, first, count, values);
         bool goes_on =
@@ -53,7 +53,7 @@ public:
         }
     }
 
-    // A line for the user where a number is not finite; else empty.
+    // Returns a line for the user if any number is not finite; otherwise an empty string.
     std::string not_finite() const {
         if (not_finite_ == 0) return "";
         return text(
@@ -62,13 +62,13 @@ public:
             (unsigned long long)not_finite_, first_not_finite_.c_str());
     }
 
-    // Until this has returned there is no checkpoint; without it, nothing is left behind.
+    // Publishes the checkpoint, which does not exist before this returns; without commit(), nothing is left.
     void commit() {
         complete();
         publish();
     }
 
-    // The two halves of it: all is on disk, and all has its name.
+    // The two halves of commit(): one brings everything to disk, the other gives it its final name.
     void complete() {
         write_piece();
         index_.file_bytes = {file_.finish()};
@@ -99,7 +99,7 @@ private:
         from_floats(dtype, values, count, bytes_.data() + end);
     }
 
-    // Writes the gathered elements, and makes ready for those behind them.
+    // Writes the gathered elements, and prepares for those that follow.
     void write_piece() {
         if (piece_.count > 0) {
             piece_.columns = index_.tensors[piece_.tensor].width();
@@ -114,8 +114,8 @@ private:
     NewCheckpoint folder_;
     CheckpointIndex index_;
     CheckpointDataFile file_;
-    CheckpointPiece piece_ = {};  // the piece that is being gathered
+    CheckpointPiece piece_ = {};  // the piece being gathered
     std::vector<char> bytes_;     // its content
-    uint64_t not_finite_ = 0;     // how many were given
+    uint64_t not_finite_ = 0;     // number of values that are not finite
     std::string first_not_finite_;
 };

@@ -1,7 +1,7 @@
 /*
-The data files of a checkpoint, one for each rank that writes: 64 bytes, then pieces one behind the other up
-to the end. What pieces there are says the index (data/checkpoint/index.h). A file that several checkpoints
-share has the number and the save id of the first.
+The data files of a checkpoint, one for each rank that writes: 64 bytes, then contiguous pieces up to the end.
+The index lists the pieces (data/checkpoint/index.h). A file shared by several checkpoints has the number and
+the save id of the first one.
 
     at  bytes
      0      8  magic: 89 54 47 44 54 0d 0a 1a ("\x89TGDT\r\n\x1a")
@@ -39,7 +39,7 @@ inline std::string checkpoint_name(int64_t step) {
     return text("step_%08lld", (long long)step);
 }
 
-// The step in the name of a checkpoint's folder; -1 for any other name.
+// Returns the step in the name of a checkpoint's folder; -1 for any other name.
 inline int64_t step_of_name(const std::string& name) {
     long long step = -1;
     return sscanf(name.c_str(), "step_%lld", &step) == 1 && checkpoint_name(step) == name ? step : -1;
@@ -84,8 +84,8 @@ inline DataPreamble data_preamble(uint32_t file, uint64_t save_id, uint64_t byte
     return preamble;
 }
 
-// The checksum of bytes that move(done, n) moves chunk by chunk to or from a file: a chunk is hashed while
-// the processor has it in its cache.
+// Returns the checksum of bytes that move(done, n) reads or writes chunk by chunk: each chunk is hashed while
+// it is in the processor's cache.
 template <typename Move>
 uint64_t move_and_hash(const void* data, uint64_t bytes, Move&& move) {
     constexpr uint64_t chunk = 256 << 10;
@@ -105,8 +105,8 @@ uint64_t move_and_hash(const void* data, uint64_t bytes, Move&& move) {
 // ----------------------------------------------------------------------------
 // writing
 
-// A new data file in a folder that is there. Until finish() has returned it is not one: its first bytes are
-// written last. One that is given up goes, so that a full disk has its space back.
+// A new data file in an existing folder. It is not valid until finish() returns, because its first bytes are
+// written last. An abandoned file is removed, so that a full disk gets its space back.
 class CheckpointDataFile {
 public:
     CheckpointDataFile(const std::string& folder, int number, uint64_t save_id)
@@ -123,7 +123,7 @@ public:
         if (!finished_) unlink(path_.c_str());
     }
 
-    // Fills in where the piece is, and its checksum.
+    // Appends a piece, and fills in its location and checksum.
     void append(CheckpointPiece& piece, const void* data, uint64_t bytes) {
         piece.file = number_;
         piece.offset = end_;
@@ -131,12 +131,12 @@ public:
             write_at(file_, path_, end_ + done, (const char*)data + done, n);
         });
         WorksOn work("writing " + path_);
-        // So that the disk begins now, and not at fsync(); what goes wrong is said there.
+        // Starts writeback now instead of at fsync(), which also reports errors.
         sync_file_range(file_.get(), (off_t)end_, (off_t)bytes, SYNC_FILE_RANGE_WRITE);
         end_ += bytes;
     }
 
-    // All of it is on disk after this. Returns its bytes.
+    // Brings the whole file to disk. Returns its size in bytes.
     uint64_t finish() {
         auto preamble = checkpoint_format::data_preamble(number_, save_id_, end_);
         write_at(file_, path_, 0, &preamble, sizeof preamble);
@@ -158,13 +158,13 @@ private:
 // ----------------------------------------------------------------------------
 // reading
 
-// The bytes of a checkpoint's index, as they are on disk.
+// Returns the bytes of a checkpoint's index, as they are on disk.
 inline std::string read_checkpoint_index(const std::string& folder) {
     return read_whole(index_path(folder), checkpoint_format::largest_index,
                       "too long for the index of a checkpoint; use another checkpoint");
 }
 
-// The save id of the checkpoint in a folder; nothing where there is none.
+// Returns the save id of the checkpoint in a folder; nothing if there is no checkpoint.
 inline std::optional<uint64_t> save_id_in(const std::string& folder) {
     std::string path = index_path(folder);
     FileHandle file = open_file(path, O_RDONLY);
@@ -173,21 +173,22 @@ inline std::optional<uint64_t> save_id_in(const std::string& folder) {
     return preamble.save_id;
 }
 
-// For one process. Data files are opened when they are needed.
+// Reads a checkpoint in one process. Data files are opened on demand.
 class CheckpointReader {
 public:
-    // whole: every data file must be there with its size; otherwise a missing one is noticed when it is read.
+    // whole: requires that every data file exists and has its size; otherwise a missing one is noticed when
+    // it is read.
     explicit CheckpointReader(const std::string& folder, bool whole = true)
         : CheckpointReader(folder, read_checkpoint_index(folder)) {
         if (whole) check_sizes();
     }
 
-    // index_bytes: the index, which has been read already.
+    // index_bytes: the content of the index, already read.
     CheckpointReader(const std::string& folder, const std::string& index_bytes)
         : folder_(folder),
           index_(parse_checkpoint_index(index_bytes, index_path(folder))),
           files_(index_.file_bytes.size()) {
-        // the folder's name may end in a slash
+        // The folder's name may end in a slash.
         int64_t named = step_of_name((std::filesystem::path(folder) / "").parent_path().filename().string());
         if (named >= 0 && named != index_.step()) {
             fail("%s: holds a checkpoint of step %lld; use another checkpoint", folder.c_str(),
@@ -205,13 +206,13 @@ public:
         }
     }
 
-    // A data file's first bytes too.
+    // Checks a data file's size and its first bytes.
     void check_file(uint32_t number) const { data_file(number); }
 
     const CheckpointIndex& index() const { return index_; }
     const std::string& folder() const { return folder_; }
 
-    // The name of a piece in messages: its file, tensor, slot, elements and place.
+    // The description of a piece in messages: its file, tensor, slot, elements and offset.
     std::string name_of(const CheckpointPiece& piece) const {
         const CheckpointTensor& tensor = index_.tensors[piece.tensor];
         std::string columns;
@@ -226,7 +227,7 @@ public:
                     (unsigned long long)piece.offset);
     }
 
-    // The whole piece. May be called by several threads.
+    // Reads the whole piece. Several threads may call this.
     void read(const CheckpointPiece& piece, void* to) const {
         uint64_t bytes = index_.bytes_of(piece);
         std::shared_ptr<const FileHandle> file = data_file(piece.file);
@@ -238,8 +239,8 @@ public:
         if (hash != piece.hash) fail("%s: does not match its checksum; use another checkpoint", name.c_str());
     }
 
-    // Elements [first, first + count) of a tensor as floats. The pieces they lie in are kept, so that reading
-    // on and on reads each of them once. One thread at a time.
+    // Reads elements [first, first + count) of a tensor as floats. Caches the pieces that contain them, so
+    // that sequential reading reads each piece once. Only one thread at a time.
     void read_floats(int tensor, Slot slot, uint64_t first, uint64_t count, float* to) {
         const CheckpointTensor& whole = index_.tensors.at((size_t)tensor);
         if (!whole.dtype(slot) || first > whole.size() || count > whole.size() - first) {
@@ -264,7 +265,8 @@ public:
     }
 
 private:
-    // Kept is the piece of a box that was read last. Reading goes on there, as a row goes through all boxes.
+    // The piece of a box that was read last. It is kept because each row spans all boxes, so the next row
+    // continues in it.
     struct Kept {
         const CheckpointPiece* piece = nullptr;
         std::vector<char> bytes;
@@ -278,7 +280,7 @@ private:
              (long long)status.st_size, (unsigned long long)index_.file_bytes[number]);
     }
 
-    // Checked to be of this save. Those that were opened last stay open.
+    // Returns a data file after checking that it belongs to this save. The files opened last stay open.
     std::shared_ptr<const FileHandle> data_file(uint32_t number) const {
         constexpr size_t most_open = 64;
         std::lock_guard lock(mutex_);
@@ -337,11 +339,11 @@ private:
 
     mutable std::mutex mutex_;                                      // guards the members that follow
     mutable std::vector<std::shared_ptr<const FileHandle>> files_;  // null: not open
-    mutable std::deque<uint32_t> open_;                             // the oldest first
+    mutable std::deque<uint32_t> open_;                             // oldest first
 
     // for read_floats()
     int kept_tensor_ = -1;
     Slot kept_slot_ = Slot::weight;
-    std::vector<const CheckpointPiece*> pieces_;  // pieces of these two
-    std::map<uint64_t, Kept> kept_;               // by the column of the box
+    std::vector<const CheckpointPiece*> pieces_;  // pieces of this tensor and slot
+    std::map<uint64_t, Kept> kept_;               // by the first column of the box
 };

@@ -1,12 +1,13 @@
 /*
-Checkpoints of a run: RUN/checkpoints/step_00000100 and so on. A folder of that name is a whole checkpoint:
-one is written as step_00000100.partial, and renamed when all of it is on disk; one that is no longer wanted
-is renamed before it is removed. What a killed program leaves of either are folders *.partial, which the next
-one removes. One that makes room for another is step_00000100.aside until that is in its place. What a run
-could save of its last step on a disk that is full, if that is no more, is step_00000100.weights.
+Checkpoints of a run: RUN/checkpoints/step_00000100 and so on. A folder with such a name is a complete
+checkpoint: it is written as step_00000100.partial, and renamed when everything is on disk; it is renamed back
+before it is removed. Folders *.partial left by a killed program are removed by the next one. A checkpoint
+that is being replaced is step_00000100.aside until the new one is in its place. If a full disk has room only
+for the weights of the last step, they are saved as step_00000100.weights.
 
-Checkpoints share data files that did not change between them: such a file has a name in each of their
-folders, and goes with the last of them. So a folder is whole by itself, and can be copied and deleted alone.
+Checkpoints share data files that did not change between them: such a file is hard-linked into each of their
+folders, and disappears with the last one. So each folder is self-contained, and can be copied and deleted
+independently.
 */
 #pragma once
 
@@ -37,8 +38,8 @@ inline std::string checkpoint_folder(const std::string& run_dir, int64_t step) {
 
 constexpr const char* weights_ending = ".weights";
 
-// The folder of a run in one that several runs share: none of them touches what is another's, and a run finds
-// its own from anywhere on the same file system.
+// The folder of a run in a folder that several runs share. Its name contains a hash of the run's path: so
+// runs do not touch each other's files, and a run finds its own from anywhere on the same file system.
 inline std::string shared_run_dir(const std::string& shared, const std::string& run_dir) {
     std::filesystem::path run = (std::filesystem::absolute(run_dir) / "").lexically_normal().parent_path();
     std::string path = run.string();
@@ -46,13 +47,13 @@ inline std::string shared_run_dir(const std::string& shared, const std::string& 
                 (unsigned)XXH3_64bits(path.data(), path.size()));
 }
 
-// Throws as fail_with_errno() does.
+// Throws like fail_with_errno().
 [[noreturn]] inline void fail_with_code(std::error_code error, const std::string& path, const char* action) {
     errno = error.value();
     fail_with_errno(path, action);
 }
 
-// Names of the folders in checkpoints/. None where that is not there.
+// Names of the folders in checkpoints/, or none if it does not exist.
 inline std::vector<std::string> checkpoint_folder_names(const std::string& run_dir) {
     std::vector<std::string> names;
     std::string folder = checkpoints_folder(run_dir);
@@ -61,15 +62,15 @@ inline std::vector<std::string> checkpoint_folder_names(const std::string& run_d
     std::filesystem::directory_iterator entry(folder, error), end;
     if (error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory) return names;
     for (; !error && entry != end; entry.increment(error)) {
-        std::error_code gone;  // meanwhile
+        std::error_code gone;  // an entry that has disappeared meanwhile
         if (entry->is_directory(gone)) names.push_back(entry->path().filename().string());
     }
     if (error) fail_with_code(error, folder, "list it");
     return names;
 }
 
-// The steps of whole checkpoints, the newest first; with an ending, those of folders that have it behind
-// their step.
+// The steps of complete checkpoints, newest first; with an ending, those of folders whose name has it after
+// the step.
 inline std::vector<int64_t> checkpoint_steps(const std::string& run_dir, const std::string& ending = "") {
     std::vector<int64_t> steps;
     for (const std::string& name : checkpoint_folder_names(run_dir)) {
@@ -81,7 +82,7 @@ inline std::vector<int64_t> checkpoint_steps(const std::string& run_dir, const s
     return steps;
 }
 
-// Refuses a place without a checkpoint. option: "--init " where that names it.
+// Refuses a path without a checkpoint. option: the option that names it, such as "--init ".
 [[noreturn]] inline void fail_without_checkpoint(const std::string& path, const std::string& option = "") {
     const std::string place = printable(path), thing = option + place;
     if (access((path + "/config.json").c_str(), F_OK) == 0)
@@ -90,7 +91,7 @@ inline std::vector<int64_t> checkpoint_steps(const std::string& run_dir, const s
     fail("%s: no checkpoint there; name a run directory that has some, or the folder of one", thing.c_str());
 }
 
-// The newest checkpoint of a run directory; a checkpoint's folder stands for itself.
+// Returns the newest checkpoint of a run directory; for the folder of a checkpoint, that folder.
 inline std::string newest_checkpoint(const std::string& path) {
     if (access(index_path(path).c_str(), F_OK) == 0) return path;
     std::vector<int64_t> steps = checkpoint_steps(path);
@@ -99,14 +100,14 @@ inline std::string newest_checkpoint(const std::string& path) {
 }
 
 // ----------------------------------------------------------------------------
-// changes that are on disk when they return
+// changes that are durable when they return
 
 inline void rename_folder(const std::string& from, const std::string& to) {
     if (rename_file(from, to) != 0) fail_with_errno(from, "rename it");
     sync_folder(std::filesystem::path(to).parent_path().string());
 }
 
-// Removes a folder with its content; it need not exist.
+// Removes a folder and its content; it need not exist.
 inline void remove_folder(const std::string& folder) {
     WorksOn work("removing " + folder);
     std::error_code error;
@@ -114,7 +115,7 @@ inline void remove_folder(const std::string& folder) {
     if (error) fail_with_code(error, folder, "remove it");
 }
 
-// Gives a file another name, or where it cannot have one, as on another file system, a copy.
+// Hard-links a file, or copies it if it cannot be linked, for example to another file system.
 inline void share_file(const std::string& from, const std::string& to) {
     WorksOn work("sharing " + from);
     if (link(from.c_str(), to.c_str()) == 0) return;
@@ -134,7 +135,7 @@ inline void remove_checkpoint(const std::string& run_dir, int64_t step) {
     remove_folder(partial);
 }
 
-// Removes weights alone of steps up to this one, in place of which there is more now.
+// Removes weights-only saves of steps up to this one, which a checkpoint now supersedes.
 inline void remove_weights(const std::string& run_dir, int64_t step) {
     for (int64_t other : checkpoint_steps(run_dir, weights_ending)) {
         if (other <= step) remove_folder(checkpoint_folder(run_dir, other) + weights_ending);
@@ -149,8 +150,8 @@ inline void remove_unfinished(const std::string& run_dir) {
     }
 }
 
-// Checkpoints of later steps, which a run that goes on from this one would take for its own, become
-// step_N.aside. Returns the steps.
+// Renames checkpoints of later steps to step_N.aside, because a run that resumes from this step would mistake
+// them for its own. Returns the steps.
 inline std::vector<int64_t> set_aside_newer(const std::string& run_dir, int64_t step) {
     std::vector<int64_t> newer = checkpoint_steps(run_dir);
     std::erase_if(newer, [&](int64_t other) { return other <= step; });
@@ -163,12 +164,13 @@ inline std::vector<int64_t> set_aside_newer(const std::string& run_dir, int64_t 
 }
 
 // ----------------------------------------------------------------------------
-// a new one
+// a new checkpoint
 
-// On one process. The others write their data files into folder() between its making and commit().
+// Used by one process. The others write their data files into folder() between its construction and commit().
 class NewCheckpoint {
 public:
-    // Makes the folder; what an interrupted save left there goes. `path` is that of the whole checkpoint.
+    // Creates the folder, and removes what an interrupted save left there. `path`: the folder of the complete
+    // checkpoint.
     NewCheckpoint(const std::string& run_dir, const std::string& path)
         : run_dir_(run_dir), final_(path), partial_(final_ + ".partial") {
         WorksOn work("making " + partial_);
@@ -190,21 +192,21 @@ public:
 
     const std::string& folder() const { return partial_; }
 
-    // Every data file must be on disk. After this the checkpoint is, under its name.
+    // Publishes the checkpoint under its name, durably. Every data file must be on disk.
     void commit(const CheckpointIndex& index) {
         complete(index);
         publish();
     }
 
-    // The first half of commit(), in which space can be wanting; the second is a matter of names.
+    // The first half of commit(), which can run out of space; the second half only renames.
     void complete(const CheckpointIndex& index) {
         for (size_t number = 0; number < index.file_bytes.size(); number++)
             check_data_file(number, index.file_bytes[number]);
-        write_whole(index_path(partial_), checkpoint_index_bytes(index));  // and the names of the data files
+        write_whole(index_path(partial_), checkpoint_index_bytes(index));  // syncs data file names too
         sync_folder(run_dir_);                                             // checkpoints/ may be new
     }
 
-    // An older one of this step is set aside meanwhile, and comes back if the new one cannot take its place.
+    // Sets aside an older checkpoint of this step, and restores it if the new one cannot take its place.
     void publish() {
         const std::string aside = final_ + ".aside";
         bool replaces = access(final_.c_str(), F_OK) == 0;
@@ -221,7 +223,7 @@ public:
         committed_ = true;
         sync_folder(checkpoints_folder(run_dir_));
         WorksOn work("removing " + aside);
-        std::error_code ignored;  // the new one is there
+        std::error_code ignored;  // the new checkpoint is in place
         if (replaces) std::filesystem::remove_all(aside, ignored);
     }
 

@@ -1,7 +1,7 @@
 /*
-The index of a checkpoint: which tensors the model has, and which piece of which one lies where in the data
-files. A checkpoint is a folder with one index.bin, and data_00000.bin, data_00001.bin ..., one for each rank
-that wrote. All numbers are little-endian, all checksums XXH3-64.
+The index of a checkpoint: the tensors of the model, and the location of each piece of them in the data files.
+A checkpoint is a folder with one index.bin, and data_00000.bin, data_00001.bin ..., one for each rank that
+wrote. All numbers are little-endian, all checksums XXH3-64.
 
     index.bin
     at  bytes
@@ -17,27 +17,28 @@ that wrote. All numbers are little-endian, all checksums XXH3-64.
     64      H  header: {"program", "step", "samples", "options": {...}, "tensors": [{"name", "shape": [...],
                "weight": "fp32" | "bf16", "master", "m", "v": "fp32", "data": "uint64"}, ...], "files":
                [bytes of each data file], ...}, then spaces. A slot that is not stored is left out. A file
-               that an earlier save has written is {"bytes", "number", "save"}: the number and the save id
-               that stand in it. "slots" is there only if there are others than weight, master, m and v;
-               "spikes" (data/run/spike_rule.h) only if the run watches for spikes, or has passed over
-               samples; "published" (data/exchange/published.h) only if the model came from Hugging Face.
+               that an earlier save wrote is {"bytes", "number", "save"}: the number and the save id that
+               are in the file. Optional fields: "slots", if any but weight, master, m and v are used;
+               "spikes" (data/run/spike_rule.h), if the run watches for spikes or has skipped samples;
+               "published" (data/exchange/published.h), if the model came from Hugging Face.
   64+H   64*P  pieces; then the file ends
 
     a piece
     at  bytes
      0      4  number of the tensor
-     4      4  slot: 0 weight, 1 master copy, 2 first moment (m), 3 second moment (v); or a place in "slots"
+     4      4  slot: 0 weight, 1 master copy, 2 first moment (m), 3 second moment (v); or an index into
+"slots"
      8      4  number of the data file
     12      4  zero
-    16      8  first column of a box: these columns of all rows of the tensor; (n) is n rows of one column
+    16      8  first column of a box: some columns of all rows of the tensor; (n) is n rows of one column
     24      8  number of its columns
-    32      8  first element of the piece, in the box and row by row
+    32      8  first element of the piece, in the box in row-major order
     40      8  number of its elements, at most 2^22
     48      8  offset of its bytes in the data file
     56      8  checksum of its bytes
 
-The boxes of a slot lie side by side, and the pieces of a box one behind the other, without overlaps or holes;
-so do the pieces in a data file. The reader checks all of it.
+The boxes of a slot are side by side, and the pieces of a box follow one another, without overlaps or holes;
+so do the pieces in a data file. The reader checks all of this.
 */
 #pragma once
 
@@ -71,7 +72,7 @@ constexpr const char* published_key = "published";
 struct CheckpointTensor {
     std::string name;
     std::vector<int64_t> shape;                          // (n) or (rows, columns)
-    std::array<std::optional<Dtype>, slot_count> slots;  // those that are stored
+    std::array<std::optional<Dtype>, slot_count> slots;  // types of the stored slots
 
     uint64_t rows() const { return (uint64_t)shape[0]; }
     uint64_t width() const { return shape.size() == 2 ? (uint64_t)shape[1] : 1; }
@@ -97,13 +98,13 @@ struct CheckpointPiece {
     BoxRun run() const { return {column, columns, begin, count}; }
 };
 
-// Tensor, slot, column and first element: the order in which pieces make up the model.
+// Tensor, slot, column and first element: sorts pieces into the order of the model.
 using PiecePlace = std::tuple<uint32_t, Slot, uint64_t, uint64_t>;
 inline PiecePlace place_of(const CheckpointPiece& piece) {
     return {piece.tensor, piece.slot, piece.column, piece.begin};
 }
 
-// The name that a data file has of itself, in its first bytes.
+// The identity of a data file, stored in its first bytes.
 struct FileOrigin {
     uint32_t number;
     uint64_t save_id;
@@ -115,15 +116,15 @@ struct CheckpointIndex {
     std::vector<CheckpointTensor> tensors;
     std::vector<uint64_t> file_bytes;  // sizes of the data files
     std::vector<CheckpointPiece> pieces;
-    std::map<uint32_t, FileOrigin> shared = {};         // data files that earlier saves have written
-    std::unordered_map<std::string, int> numbers = {};  // the tensors' numbers, in an index that was read
+    std::map<uint32_t, FileOrigin> shared = {};         // data files written by earlier saves
+    std::unordered_map<std::string, int> numbers = {};  // tensor numbers by name, in an index that was read
 
     FileOrigin origin_of(uint32_t file) const {
         auto found = shared.find(file);
         return found == shared.end() ? FileOrigin{file, save_id} : found->second;
     }
 
-    // The number of a tensor; -1 if there is none of that name.
+    // Returns the number of a tensor; -1 if none has this name.
     int find(const std::string& name) const {
         auto found = numbers.find(name);
         return found == numbers.end() ? -1 : found->second;
@@ -133,7 +134,7 @@ struct CheckpointIndex {
         return piece.count * dtype_size(*tensors[piece.tensor].dtype(piece.slot));
     }
 
-    // Numbers of the pieces, in the order of a key of theirs.
+    // The numbers of the pieces, sorted by key(piece).
     template <typename Key>
     std::vector<uint32_t> sorted_by(Key&& key) const {
         std::vector<uint32_t> order(pieces.size());
@@ -168,7 +169,7 @@ struct IndexPreamble {
 static_assert(sizeof(IndexPreamble) == alignment && sizeof(CheckpointPiece) == alignment);
 static_assert(std::endian::native == std::endian::little);
 
-// An index may not be longer: it is read whole.
+// An index must not be longer, because it is read whole.
 constexpr uint64_t largest_index =
     sizeof(IndexPreamble) + longest_header + most_pieces * sizeof(CheckpointPiece);
 
@@ -279,7 +280,7 @@ private:
                 fail("%s appears twice; use another checkpoint", what.c_str());
             int64_t size = 1;
             for (const auto& dimension : fields.array("shape")) {
-                bool may_be_none = tensor.shape.empty();  // no rows yet
+                bool may_be_none = tensor.shape.empty();  // the first dimension may be 0
                 tensor.shape.push_back(
                     json_integer(dimension, may_be_none ? 0 : 1, largest_tensor / size, what + ": shape"));
                 size *= std::max<int64_t>(tensor.shape.back(), 1);
@@ -336,7 +337,7 @@ private:
         }
     }
 
-    // In every slot the boxes tile the columns, and in every box the pieces tile the elements.
+    // In each slot the boxes tile the columns, and in each box the pieces tile the elements.
     void check_boxes() const {
         std::vector<uint32_t> order = index_.sorted_by(place_of);
         size_t at = 0;
@@ -371,7 +372,7 @@ private:
              printable(tensor.name).c_str(), slot_name(slot));
     }
 
-    // In every data file the pieces lie one behind the other, up to the end.
+    // In each data file the pieces are contiguous, up to the end.
     void check_files() const {
         auto place_in_file = [](const CheckpointPiece& piece) {
             return std::tuple(piece.file, piece.offset);
@@ -397,19 +398,20 @@ private:
     const std::string& path_;
     int64_t most_samples_;
     IndexPreamble preamble_;
-    std::vector<Slot> slots_ = first_slots(common_slots);  // by the numbers that pieces have
+    std::vector<Slot> slots_ = first_slots(common_slots);  // slots by their number in the pieces
     CheckpointIndex index_;
 };
 
 }  // namespace checkpoint_format
 
-// A run counts its samples on from those that it reads, so what it writes may have some more.
+// most_samples: the most samples an index may report. A run counts on from those that it reads, so an index
+// that it writes may report more.
 inline CheckpointIndex parse_checkpoint_index(std::string_view bytes, const std::string& path,
                                               int64_t most_samples = (int64_t)1 << 60) {
     return checkpoint_format::IndexParser(bytes, path, most_samples).parse();
 }
 
-// The file. An index that a reader would refuse is refused here.
+// Returns the content of the file. Refuses an index that a reader would refuse.
 inline std::string checkpoint_index_bytes(const CheckpointIndex& index) {
     using namespace checkpoint_format;
     nlohmann::ordered_json header = index.about;
@@ -421,7 +423,7 @@ inline std::string checkpoint_index_bytes(const CheckpointIndex& index) {
         }
         rows.push_back(std::move(row));
     }
-    // Pieces have the numbers of slots in this program, and so does a list that names all of them.
+    // Pieces store this program's slot numbers, so the list, if needed, names all slots in their order.
     if (std::ranges::any_of(index.pieces, [](auto& piece) { return (int)piece.slot >= common_slots; })) {
         for (Slot slot : first_slots(slot_count)) header["slots"].push_back(slot_name(slot));
     }

@@ -1,6 +1,6 @@
 /*
-A run keeps some of its older checkpoints when a new one is on disk: the newest (--keep), those of every N-th
-step (--keep-every), and those with the lowest validation losses (--keep-best).
+Retention of older checkpoints when a new one is on disk: the newest ones (--keep), those of every N-th step
+(--keep-every), and those with the lowest validation losses (--keep-best).
 */
 #pragma once
 
@@ -15,12 +15,13 @@ step (--keep-every), and those with the lowest validation losses (--keep-best).
 #include "data/base/json.h"
 #include "data/checkpoint/folder.h"
 
-// The checkpoints with the lowest validation losses, the lowest first. A run has them in its checkpoints.
+// The checkpoints with the lowest validation losses, lowest first. A run stores this list in its checkpoints.
 struct BestCheckpoints {
-    std::string set = {}, content = {};  // the losses are those of this set, and of tokens with this hash
+    std::string set = {}, content = {};  // the validation set of the losses, and the hash of its tokens
     std::vector<std::pair<int64_t, double>> losses = {};  // step and loss
 
-    // Losses of other tokens cannot be compared: those so far are forgotten. Says whether there were any.
+    // Sets the validation set. Losses on other tokens are not comparable, so they are dropped. Returns
+    // whether there were any.
     bool begin(const std::string& of_set, const std::string& of_content) {
         bool forgets = !losses.empty() && (set != of_set || content != of_content);
         if (forgets) losses.clear();
@@ -28,8 +29,8 @@ struct BestCheckpoints {
         return forgets;
     }
 
-    // Takes a loss that was measured after a step, and lets go of all but the lowest `keep`, of equals the
-    // earliest. Says whether this one is among them.
+    // Adds the loss after a step, and keeps only the lowest `keep` losses, of equal ones the earliest.
+    // Returns whether this one is among them.
     bool add(int64_t step, double loss, int keep) {
         std::erase_if(losses, [&](const auto& other) { return other.first >= step; });  // the run went back
         if (std::isfinite(loss)) losses.emplace_back(step, loss);
@@ -50,13 +51,13 @@ struct BestCheckpoints {
     }
 };
 
-constexpr const char* best_key = "best";  // in the header of a checkpoint
+constexpr const char* best_key = "best";  // its key in the header of a checkpoint
 
 inline nlohmann::ordered_json to_json(const BestCheckpoints& best) {
     return {{"set", best.set}, {"content", best.content}, {"losses", best.losses}};
 }
 
-// Reads those of a header; empty where it has none. what: for messages.
+// Reads the list in a header; empty if there is none. what: names the source in messages.
 inline BestCheckpoints best_checkpoints(const nlohmann::json& header, const std::string& what) {
     BestCheckpoints best;
     if (!header.contains(best_key)) return best;
@@ -75,11 +76,11 @@ struct Retention {
     int newest = 0;     // 0: all
     int64_t every = 0;  // 0: none
 
-    // Whatever else goes.
+    // Returns whether a step is kept regardless of the other rules.
     bool stays(int64_t step) const { return every > 0 && step % every == 0; }
 };
 
-// Removes all but the newest, the best among them not counted, and those that stay.
+// Removes all checkpoints except the best, the newest of the others, and those kept by step.
 inline void remove_old_checkpoints(const std::string& run_dir, const Retention& retention,
                                    const BestCheckpoints& best) {
     if (retention.newest == 0) return;

@@ -1,5 +1,5 @@
 /*
-What came of saving a checkpoint.
+The outcome of saving a checkpoint.
 */
 #pragma once
 
@@ -11,11 +11,11 @@ What came of saving a checkpoint.
 struct SaveReport {
     int64_t step = 0;
     std::string folder;
-    bool weights_alone = false;  // no checkpoint to go on from
+    bool weights_alone = false;  // no full checkpoint to resume from
     uint64_t bytes = 0;          // the sum over all ranks
     double stalled = 0;          // seconds that training waited, on this rank
     double seconds = 0;          // time to copy, write and publish
     std::string error;           // why there is no checkpoint; empty: it is on disk
-    Lack lack = Lack::none;      // the error is that there is no room
-    std::string remark;          // why older ones are still there; empty: those that were to go are gone
+    Lack lack = Lack::none;      // the kind of space that ran out, if that is the error
+    std::string remark;          // why old checkpoints were not removed; empty: they were
 };

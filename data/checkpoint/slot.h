@@ -1,23 +1,23 @@
 /*
-What a checkpoint, and a state that trains, have of each parameter.
+The values that a checkpoint, and a training state, hold for each parameter.
 */
 #pragma once
 
 #include <cstdint>
 
-// The model's own parameters, their fp32 master copy, and what optimizers keep: means of the gradient (first
-// moment) and of its square (second moment). Data are no parameters: whole numbers that a contributor to
-// checkpoints goes on from. Files have the names.
+// The model's own parameters, their fp32 master copy, and optimizer state: means of the gradient (first
+// moment) and of its square (second moment). `data` is not for parameters: it holds integers from which a
+// contributor to checkpoints resumes. Files contain the names.
 enum class Slot : uint32_t { weight, master, m, v, data };
 constexpr int slot_count = 5;
-constexpr int common_slots = 4;  // the first ones, which files need not name
+constexpr int common_slots = 4;  // the first ones, which files need not list
 
 inline const char* slot_name(Slot slot) {
     constexpr const char* names[slot_count] = {"weight", "master", "m", "v", "data"};
     return names[(uint32_t)slot];
 }
 
-// Tells whether it is there for the optimizer alone.
+// Returns whether only the optimizer uses the slot.
 constexpr bool is_of_optimizer(Slot slot) {
     return slot == Slot::m || slot == Slot::v;
 }

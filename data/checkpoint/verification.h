@@ -1,5 +1,5 @@
 /*
-Whether a checkpoint is as it was written: every byte of it is read, and compared with its checksum.
+Verifies that a checkpoint is as it was written: reads every byte, and compares it with its checksum.
 */
 #pragma once
 
@@ -17,7 +17,7 @@ Whether a checkpoint is as it was written: every byte of it is read, and compare
 #include "data/base/ordered_work.h"
 #include "data/base/terminal.h"
 
-// Names in a checkpoint's folder that are not of it; sorted.
+// Names in a checkpoint's folder that do not belong to it, sorted.
 inline std::vector<std::string> stray_names(const CheckpointReader& reader) {
     std::set<std::string> known = {"index.bin"}, strays;
     for (size_t number = 0; number < reader.index().file_bytes.size(); number++)
@@ -32,8 +32,8 @@ inline std::vector<std::string> stray_names(const CheckpointReader& reader) {
     return {strays.begin(), strays.end()};
 }
 
-// Reads every byte, by as many threads as there are cores. Calls report(line) for each data file and each
-// piece that is damaged, and for each file that is not of the checkpoint; fails if there are any.
+// Reads every byte, with one thread per core. Calls report(line) for each damaged data file and piece, and
+// for each file that does not belong to the checkpoint; fails if there are any.
 template <typename Report>
 void verify_checkpoint(const CheckpointReader& reader, Report&& report) {
     const CheckpointIndex& index = reader.index();

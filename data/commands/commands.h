@@ -1,6 +1,6 @@
 /*
-The part of the program that needs neither ranks nor a device: its command line, and the commands that work on
-files alone. It is an object of its own, commands.cu, compiled beside train_gpt.cu and once for all devices.
+The part of the program that needs neither ranks nor a device: its command line, and the commands that work
+only on files. It is a separate object, commands.cu, compiled beside train_gpt.cu and once for all devices.
 */
 #pragma once
 
@@ -12,29 +12,29 @@ files alone. It is an object of its own, commands.cu, compiled beside train_gpt.
 #include "data/checkpoint/index.h"     // CheckpointTensor
 #include "data/launch/command_line.h"  // CommandLine, FileCommand
 
-// A command line before checkpoints and files that it names are looked at.
+// A command line before the checkpoints and files that it names are examined.
 struct AskedLine {
-    std::string answer;  // to a question for help or the version, which asks for nothing else
+    std::string answer;  // to a request for help or the version; empty: there is none
     std::string name;    // the command's
-    NotedError refusal;  // the rest is refused so, by all ranks of a command together
+    NotedError refusal;  // the error in the rest, which all ranks of a command raise together
     Command command = command_train;
     GivenOptions given;
-    std::vector<std::string> job;      // behind the -- of `launch`
-    Options training;                  // the options of `train`, over the defaults
+    std::vector<std::string> job;      // the words after the -- of `launch`
+    Options training;                  // the options of `train`, applied to the defaults
     std::vector<std::string> places;   // folders in which `train` may find a checkpoint
-    std::vector<std::string> remarks;  // on what was given, but for `train`, whose header has them
-    std::optional<double> time_limit;  // seconds that ranks wait for each other, where a command says so
+    std::vector<std::string> remarks;  // about the given options; those of `train` are in its header instead
+    std::optional<double> time_limit;  // seconds that ranks wait for each other, if the command sets it
 };
 AskedLine read_command_line(int argc, char** argv);
 
-// Answers questions, and runs `launch` and `agent`, which start ranks and watch them but are none. Returns
-// the exit code, or nothing where ranks are to run the command.
+// Answers requests for help, and runs `launch` and `agent`, which start and watch ranks but are none
+// themselves. Returns the exit code, or nothing if ranks are to run the command.
 std::optional<int> run_without_ranks(const AskedLine& asked);
 
-// `processes` are to run it together.
+// processes: the number of processes that run the command together.
 CommandLine parse_command_line(const AskedLine& asked, int processes, const FindCheckpoint& find,
                                const LayoutChoices& choose);
 
-// tensors_of: the tensors of a checkpoint of the weights of such a model.
+// tensors_of: returns the tensors of a checkpoint with the weights of such a model.
 void run_on_files(const FileCommand& command,
                   const std::function<std::vector<CheckpointTensor>(const Options&)>& tensors_of);

@@ -1,13 +1,13 @@
 /*
-The data subcommand: what is in files of tokens. For each file: its kind, how many tokens and documents, how
-long these are, the largest token, how the text begins, and damage. Every token is read once, in order, so
-files may be larger than memory, and a file that passes is whole.
+The data subcommand, which examines token files. For each file it reports the kind, the numbers of tokens and
+documents, how long these are, the largest token, how the text begins, and damage. Every token is read once,
+in order, so files may be larger than memory, and a file that passes is complete.
 
-A damaged file does not stop the others from being looked at; the error comes at the end, for all of them.
+A damaged file does not keep the others from being examined; one error at the end covers all of them.
 
-In token shards, a document is what lies between two tokens that end one, these not counted. So a document
-that goes on in the next shard counts once in each. Megatron's data sets say in their index where documents
-begin.
+In token shards, a document is what lies between two tokens that end one, not counting these. So a document
+that continues in the next shard counts once in each. Megatron's data sets state in their index where
+documents begin.
 */
 #pragma once
 
@@ -36,13 +36,14 @@ begin.
 
 class DataReport {
 public:
-    // `tokenizer` may be null. `document_end` -1: the tokenizer's; without one, documents are not told apart.
+    // `tokenizer` may be null. `document_end` -1: that of the tokenizer; without one, documents are not
+    // separated.
     DataReport(const Tokenizer* tokenizer, int document_end, ProgressLine* progress = nullptr)
         : tokenizer_(tokenizer),
           document_end_(document_end < 0 && tokenizer ? tokenizer->end_of_text() : document_end),
           progress_(progress) {}
 
-    // The report of a file: lines, each ended. What is wrong with the file is one of them.
+    // Returns the report of a file: lines with their ends. If the file is damaged, one of them says how.
     std::string file(const std::string& path) {
         return report(path, [&] {
             if (is_choice_file(path))
@@ -54,12 +55,12 @@ public:
         });
     }
 
-    // The report of what cannot be looked at.
+    // Returns the report of a name that cannot be examined.
     std::string refused(const std::string& name, const Error& error) {
         return report(name, [&] { throw error; });
     }
 
-    // The sums over all files that are not damaged.
+    // Returns the sums over all undamaged files.
     std::string total() {
         out_ = text("together, %zu files\n", files_);
         row("tokens", with_commas(total_tokens_));
@@ -179,7 +180,7 @@ private:
         scan.finish();
         row("tokens", with_commas(scan.count));
         row_largest(scan.largest);
-        // A machine that loses its power leaves such a file, or a copy that skips unreadable parts.
+        // A machine that loses power leaves such a file, as does a copy that skips unreadable parts.
         if (auto [token, start, length] = scan.longest_run; length >= 1 << 14) {
             row("suspicious",
                 text("token %d stands %s times in a row, from token %s on; was this part of the file ever "
@@ -230,7 +231,7 @@ private:
         excerpt(tokens, (int64_t)tokens.size() < source.count());
     }
 
-    // The text of the tokens, or without a tokenizer the tokens.
+    // Adds the text of the tokens or, without a tokenizer, the tokens.
     void excerpt(const std::vector<int>& tokens, bool goes_on) {
         std::string words;
         if (tokenizer_) {
@@ -268,7 +269,7 @@ private:
 
 // ----------------------------------------------------------------------------
 
-// The index beside a .bin that is no file of llm.c, or else the path itself.
+// Returns the index beside a .bin that is not a file of llm.c, or else the path itself.
 inline std::string index_or_shard(const std::string& path) {
     std::string index = index_beside(path);
     if (index.empty()) return path;
@@ -278,18 +279,16 @@ inline std::string index_or_shard(const std::string& path) {
     return find_shard_format(magic) || magic == choice_file_magic ? path : index;
 }
 
-// Bytes that are read of a file named to report_data(); 0 if it is not there.
+// Returns the number of bytes that report_data() reads of a file; 0 if it does not exist.
 inline double data_bytes(const std::string& path) {
     struct stat status;
     std::string tokens = path.ends_with(".idx") ? tokens_beside(path) : path;
     return stat(tokens.c_str(), &status) == 0 ? (double)status.st_size : 0;
 }
 
-// Prints what is in files: token shards, Megatron's .idx (or the .bin beside it), llm.c's evaluation files.
-// They are named as for training: paths, patterns, lists, blends. The tokenizer (null: none) is for the text
-// in them.
-// Throws at the end if a file is damaged, or does not fit the tokenizer.
-// names: files, folders or glob patterns.
+// Prints what files hold: token shards, Megatron's .idx (or the .bin beside it), llm.c's evaluation files.
+// names: given as for training: files, folders, glob patterns, lists, blends. The tokenizer (null: none)
+// decodes their text. Throws at the end if a file is damaged, or does not fit the tokenizer.
 inline void report_data(const std::vector<std::string>& names, const Tokenizer* tokenizer, int document_end) {
     struct Item {
         std::string path;
@@ -311,7 +310,7 @@ inline void report_data(const std::vector<std::string>& names, const Tokenizer* 
             add(name, false, error);
         }
     };
-    // A list is taken apart here, so that one name that is wrong does not take the others with it.
+    // A list is split here, so that one wrong name does not discard the others.
     auto add_list = [&](const std::string& list) {
         for (const std::string& name : comma_separated(list)) {
             try_to(name, [&] {

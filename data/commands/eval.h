@@ -1,6 +1,6 @@
 /*
-How well models know token files, and answer multiple-choice questions. A model itself is behind a LossSource,
-which may be cut over many ranks.
+How well models predict token files, and answer multiple-choice questions. The model is behind a LossSource,
+and may be split over many ranks.
 */
 #pragma once
 
@@ -29,23 +29,23 @@ which may be cut over many ranks.
 #include "data/tokenizer/tokenizer.h"
 #include "data/launch/trained_model.h"
 
-// Gives the losses of batches under a model, on all ranks that have a part of it. The data ranks take the
+// Computes the losses of batches under a model, on all ranks that hold a part of it. The data ranks take the
 // batches in turn.
 class LossSource {
 public:
     virtual ~LossSource() = default;
 
-    // The arrays of a batch lie in memory as batch_at() has them; by_token and by_position may be null. The
-    // batches that follow the last are empty.
+    // The arrays of a batch are laid out in memory as in batch_at(); by_token and by_position may be null.
+    // The batches after the last are empty.
     using Load = std::function<HostBatch(uint64_t number)>;
     using Take = std::function<void(uint64_t number, const std::vector<int>& targets,
                                     const std::vector<float>& losses)>;
 
     virtual int ranks() const = 0;  // data ranks
-    // For all ranks: loads the batches 0 .. count-1 that are this rank's, and gives the targets and losses
-    // (B*T) of each to take(), on one rank alone. What either throws, all ranks throw.
+    // For all ranks: loads this rank's part of the batches 0 .. count-1, and passes the targets and losses
+    // (B*T) of each to take(), on one rank only. An exception from either is thrown on all ranks.
     virtual void each(uint64_t count, const Load& load, const Take& take) = 0;
-    // For all ranks: replaces the values by their sums over them.
+    // For all ranks: replaces the values by their sums over the ranks.
     virtual void add_up(std::vector<double>& values) = 0;
 };
 
@@ -62,8 +62,8 @@ void each_loss(const std::vector<float>& losses, const std::vector<int>& targets
 
 struct DataScore {
     double loss = 0;       // the sum
-    uint64_t targets = 0;  // tokens that were predicted
-    uint64_t bytes = 0;    // their text; 0 without a tokenizer
+    uint64_t targets = 0;  // tokens that the model predicted
+    uint64_t bytes = 0;    // bytes of their text; 0 without a tokenizer
     uint64_t samples = 0;
 
     double mean() const { return loss / (double)targets; }
@@ -131,7 +131,7 @@ inline std::string score_text(const DataScore& score, const std::string& data) {
 // ----------------------------------------------------------------------------
 // multiple-choice questions
 
-// For all ranks: which choices the model finds likeliest. Examples: the same on all ranks.
+// For all ranks: finds which choices the model considers likeliest. examples: the same on all ranks.
 inline ChoiceScore evaluate_choices(const std::vector<ChoiceExample>& examples, const Options& o,
                                     LossSource& model, bool shows_progress) {
     std::vector<std::pair<size_t, size_t>> rows;  // example and choice
@@ -177,7 +177,7 @@ inline nlohmann::ordered_json score_record(const ChoiceScore& score, const std::
             {"questions", score.examples}};
 }
 
-// Each share with its own standard error.
+// Each share has its own standard error.
 inline std::string score_text(const ChoiceScore& score, const std::string& path) {
     double by_sum = score.accuracy(), by_mean = score.accuracy_by_mean();
     return text(
@@ -194,7 +194,7 @@ inline std::vector<NamedList> evaluation_sets(const EvalOptions& command) {
     return named_lists("--data", command.data);
 }
 
-// The options of a model with the sizes of the batches in which the command evaluates it.
+// Sets the sizes of the batches in which the command evaluates a model.
 inline void shape_evaluation(Options& model, const EvalOptions& command) {
     model.micro_batch = command.micro_batch;
     model.sequence_length = command.sequence_length;
@@ -202,7 +202,7 @@ inline void shape_evaluation(Options& model, const EvalOptions& command) {
     check_micro_batch(model);
 }
 
-// The log of the run that a model is of.
+// Returns the log of the run that a model belongs to.
 inline std::string log_of(const TrainedModel& model) {
     std::string run = run_of_checkpoint(model.reader.folder());
     if (run.empty()) {
@@ -212,19 +212,20 @@ inline std::string log_of(const TrainedModel& model) {
     return log_path(run);
 }
 
-// A score as the log of a run has it.
+// Returns a score with the time, as the log of a run has it.
 inline nlohmann::ordered_json with_time(nlohmann::ordered_json record) {
     record["time"] = utc_time();
     return record;
 }
 
-// The results of the command, as they come: printed, or written to --output when all are there, and added to
-// the logs of their runs. On ranks but the first it does nothing.
+// The results of the command: printed as they come or, with --output, written to a file at the end, and added
+// to the logs of their runs. Only the first rank prints and writes them.
 class EvaluationResults {
 public:
     EvaluationResults(const EvalOptions& command, bool is_root) : command_(command), is_root_(is_root) {}
 
-    // For each run, in the order of the command, before there is a result that its log could not take.
+    // To be called for each run, in the order of the command, before the first result: a log may not be
+    // writable.
     void open(const TrainedModel& model) {
         if (!is_root_) return;
         if (command_.log) logs_.push_back(std::make_unique<LogFile>(log_of(model)));
@@ -241,7 +242,7 @@ public:
                      (long long)runs_[run_]["step"].get<int64_t>()));
     }
 
-    // Score: of data, or of choices; title: what of.
+    // Score: DataScore or ChoiceScore; title: what was evaluated.
     template <typename Score>
     void add(const Score& score, const std::string& title) {
         if (!is_root_) return;
@@ -252,7 +253,7 @@ public:
             logs_[run_]->append(json_line({{"step", runs_[run_]["step"]}, {"eval", with_time(record)}}));
     }
 
-    // Tells something about the files of a run.
+    // Reports a note about the files of a run.
     void note(const std::string& words) {
         if (command_.format == EvalFormat::json || !command_.output.empty())
             screen.warn("note: " + words);
@@ -280,7 +281,7 @@ private:
 
     const EvalOptions& command_;
     const bool is_root_;
-    size_t run_ = SIZE_MAX;  // the one that is evaluated
+    size_t run_ = SIZE_MAX;  // the one being evaluated
     std::vector<std::unique_ptr<LogFile>> logs_;
     nlohmann::ordered_json runs_ = nlohmann::ordered_json::array();
     std::string words_;

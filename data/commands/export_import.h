@@ -1,5 +1,5 @@
 /*
-The export and import commands: from a checkpoint to a model as others store it, and back.
+The export and import commands: from a checkpoint to a model in the format of another program, and back.
 */
 #pragma once
 
@@ -15,7 +15,7 @@ The export and import commands: from a checkpoint to a model as others store it,
 #include "data/exchange/llmc_model.h"
 #include "data/options/rules.h"
 
-// own: that of the model's parameters.
+// own: the dtype of the model's parameters.
 inline Dtype exported_dtype(ExportDtype dtype, Dtype own) {
     switch (dtype) {
     case ExportDtype::stored:

@@ -1,6 +1,6 @@
 /*
-Text from a model, and the sample command. The passes through the model are those of a TextGenerator; StopText
-ends a text where it was asked to end.
+Text from a model, and the sample command. A TextGenerator makes the passes through the model; StopText ends a
+text at given strings.
 */
 #pragma once
 
@@ -26,8 +26,8 @@ ends a text where it was asked to end.
 #include "data/launch/trained_model.h"
 #include "kernels/random.cuh"
 
-// Ends a text where one of some given texts appears in it. Text comes in pieces, and what may be the
-// beginning of such a text is held back until it is clear; so nothing of it is ever shown.
+// Ends a text where one of some given strings appears in it. Text comes in pieces, and a possible beginning
+// of such a string is held back until it is certain, so no part of it is ever shown.
 class StopText {
 public:
     explicit StopText(std::vector<std::string> stops) : stops_(std::move(stops)) {}
@@ -47,11 +47,11 @@ public:
 
     bool stopped() const { return stopped_; }
 
-    // The rest of a text that has ended by itself.
+    // Returns the rest of a text that ended without a stop string.
     std::string finish() { return stopped_ ? "" : std::exchange(held_, {}); }
 
 private:
-    // Bytes at the end that begin one of the texts.
+    // Returns the number of bytes at the end that may begin a stop string.
     size_t held_back() const {
         size_t longest = 0;
         for (const std::string& stop : stops_) {
@@ -67,22 +67,22 @@ private:
     bool stopped_ = false;
 };
 
-// Continues texts, all of them together, each from a prompt of its own. What is not in the model's cache is
-// computed again: all of it where there is no cache. When what the model sees of a text at once is full, the
-// older half is left out from then on, and the rest has new positions.
+// Continues several texts together, each from its own prompt. Tokens that are not in the model's cache are
+// recomputed: all of them if there is no cache. Once a text exceeds what the model sees at once, its older
+// half is dropped, and the rest gets new positions.
 //
-// Each data rank has some texts that follow each other. Every rank knows all texts, so it knows which passes
-// the others make. Where these gather weights together, it joins in, with or without a text.
+// Each data rank has a contiguous range of the texts. Every rank knows all texts, so it knows which passes
+// the others make. If these gather weights, it joins in, with or without a text.
 class TextGenerator {
 public:
-    // Logits (V) of what comes next, one row for each text of this rank: number(row) is the text.
+    // Logits (V) of the next token, one row for each text of this rank; row r is that of text number(r).
     using Rows = std::vector<std::vector<float>>;
     struct DataRanks {
         int count, rank;
-        bool gather;  // a pass needs all of them
+        bool gather;  // a pass needs all data ranks
     };
 
-    // The model sees `limit` tokens of a text at once, and reads multiples of `multiple` tokens.
+    // The model sees at most `limit` tokens of a text at once, and reads multiples of `multiple` tokens.
     TextGenerator(const std::vector<std::vector<int>>& prompts, int limit, bool cached, int multiple = 1,
                   DataRanks ranks = {1, 0, false})
         : limit_(limit), cached_(cached), multiple_(multiple), ranks_(ranks) {
@@ -92,11 +92,11 @@ public:
     TextGenerator(const TextGenerator&) = delete;
     TextGenerator& operator=(const TextGenerator&) = delete;
 
-    // The tokens of a text so far.
+    // Returns the tokens of a text so far.
     const std::vector<int>& text(int number) const { return texts_[(size_t)number].tokens; }
     int number(int row) const { return number(row, ranks_.rank); }
 
-    // For all ranks. Returns nothing on one that does not choose.
+    // For all ranks: returns the logits of the next tokens, or nothing on a rank that does not choose.
     Rows next() {
         for (Text& text : texts_) {
             if (text.seen() <= limit_) continue;
@@ -104,7 +104,7 @@ public:
             text.past = 0;
         }
         Rows logits((size_t)texts_of(ranks_.rank));
-        // Texts in the cache come first: those that are read from the beginning are left out of that pass,
+        // Texts in the cache come first: texts that are read from the beginning are left out of that pass,
         // which may write to their rows.
         if (has_cached(ranks_.rank)) take(logits, 0, add_newest());
         for (int row = 0; row < (int)logits.size(); row++) {
@@ -128,7 +128,7 @@ public:
         return chooses_ ? logits : Rows();
     }
 
-    // For all ranks, with a token for each text: those of this rank's count, where it chooses.
+    // For all ranks, with a token for each text; a rank that chooses determines those of its own texts.
     void add(std::vector<int>& tokens) {
         agree_on(tokens);
         for (size_t i = 0; i < texts_.size(); i++) texts_[i].tokens.push_back(tokens[i]);
@@ -137,13 +137,13 @@ public:
 protected:
     static constexpr int no_row = -1;
 
-    // Passes through the model, over texts of T tokens each, after the `pasts` of them that are in the cache
-    // (negative: the text is left out; empty: none has any); `row` is the place of the first text there, or
-    // no_row where nothing is kept. Returns logits (V) of what comes after token `last` of each; tokens after
-    // that are padding. Returns nothing on a rank that does not choose.
+    // Passes through the model, over T tokens of each text, after the `pasts` tokens that are in the cache
+    // (negative: the text is left out; empty: no text has any). `row` is the place of the first text in the
+    // cache, or no_row if nothing is to be kept. Returns the logits (V) after token `last` of each text;
+    // later tokens are padding. Returns nothing on a rank that does not choose.
     virtual Rows logits(const std::vector<int>& tokens, int T, const std::vector<int>& pasts, int row,
                         int last) = 0;
-    // In the cache: a text begins with the same `length` tokens as another.
+    // Copies the first `length` tokens of a text to another one in the cache.
     virtual void copy_row(int from, int to, int length) = 0;
     // Replaces the tokens of all texts by those of the ranks that choose.
     virtual void agree_on(std::vector<int>&) {}
@@ -152,7 +152,7 @@ private:
     struct Text {
         std::vector<int> tokens;
         size_t begin = 0;  // the first token that the model sees
-        int past = 0;      // tokens of that in the cache
+        int past = 0;      // tokens from `begin` on that are in the cache
 
         int seen() const { return (int)(tokens.size() - begin); }
     };
@@ -168,8 +168,8 @@ private:
         return false;
     }
 
-    // A text that is not in the cache is read, unless the one before it, which was, is the same: a prompt is
-    // read once for all its texts.
+    // Returns whether a text must be read from the beginning: it is not in the cache, and differs from the
+    // one before it if that is read too. So a prompt is read once for all its texts.
     bool is_read(int row, int rank) const {
         const Text& text = text_at(row, rank);
         if (text.past > 0) return false;
@@ -184,7 +184,7 @@ private:
         return passes;
     }
 
-    // A pass over the newest token of each text in the cache.
+    // Makes a pass over the newest token of each text in the cache.
     Rows add_newest() {
         std::vector<int> newest, pasts;
         for (int row = 0; row < texts_of(ranks_.rank); row++) {
@@ -200,7 +200,7 @@ private:
         for (std::vector<float>& one : some) logits[(size_t)row++] = std::move(one);
     }
 
-    // Lengths are rounded up, so that products come in few shapes.
+    // Rounds lengths up, so that matrix products have few shapes.
     int padded(int length) const {
         auto rounded = [](int n, int unit) { return (n + unit - 1) / unit * unit; };
         return std::min(rounded(length, 64 * multiple_), rounded(limit_, multiple_));
@@ -215,8 +215,8 @@ private:
 };
 
 // Adds up to `count` tokens to the texts of a generator, each with its key: the same key gives the same text.
-// show(text, token) is called for each new token and returns false to end the text. A token of `ends` ends it
-// as well. All ranks see all texts, and if no token can be chosen on one of them, all fail.
+// show(text, token) is called for each new token and returns false to end the text. A token of `ends` also
+// ends it. All ranks see all texts, and if one rank cannot choose a token, all fail.
 template <typename Show>
 void generate_texts(TextGenerator& generator, int count, const std::vector<int>& ends,
                     const Sampling& sampling, const std::vector<uint64_t>& keys, Show&& show) {
@@ -229,7 +229,7 @@ void generate_texts(TextGenerator& generator, int count, const std::vector<int>&
             auto number = (size_t)generator.number((int)row);
             if (over[number]) continue;
             float u = random_uniform(philox(keys[number], (uint64_t)i).at[0]);
-            tokens[number] = -1;  // until there is one, so that all ranks hear of it
+            tokens[number] = -1;  // until one is chosen, so that all ranks see a failure
             note_error(error, [&] {
                 tokens[number] =
                     choose_token(std::move(logits[row]), sampling, generator.text((int)number), u);
@@ -245,7 +245,7 @@ void generate_texts(TextGenerator& generator, int count, const std::vector<int>&
     }
 }
 
-// The tokens a text starts from: the prompt, or what comes before a document.
+// Returns the tokens that a text starts from: the prompt or, if it is empty, the token that ends a document.
 inline std::vector<int> prompt_tokens(const Options& o, const Tokenizer* tokenizer, std::string_view prompt) {
     if (prompt.empty()) return {std::max(o.document_end, 0)};
     std::vector<int> tokens = tokenizer->encode(prompt);
@@ -253,7 +253,7 @@ inline std::vector<int> prompt_tokens(const Options& o, const Tokenizer* tokeniz
     return tokens;
 }
 
-// The text that a run shows after a step. make_generator(prompts' tokens) begins to generate.
+// Returns the text that a run shows after a step. make_generator(tokens of the prompts) returns a generator.
 template <typename MakeWriter>
 std::string sample_text(const Options& o, const Tokenizer* tokenizer, int step, MakeWriter&& make_generator) {
     TextDecoder decoder(tokenizer, o.prompt.empty());
@@ -271,7 +271,7 @@ std::string sample_text(const Options& o, const Tokenizer* tokenizer, int step, 
 // ----------------------------------------------------------------------------
 // the sample command
 
-// The prompts of a file: all of it is one, but for a .jsonl, where each line has one.
+// Returns the prompts of a file: its whole content is one, except in a .jsonl, where each line has one.
 inline std::vector<std::string> read_prompts(const std::string& path) {
     std::string content = read_text(path);
     if (!path.ends_with(".jsonl")) return {content};
@@ -283,7 +283,7 @@ inline std::vector<std::string> read_prompts(const std::string& path) {
     return prompts;
 }
 
-// The prompts of the command line; without any, there is one that is empty.
+// Returns the prompts of the command line; without any, a single empty one.
 inline std::vector<std::string> sample_prompts(const TrainedModel& model, const SampleOptions& command) {
     std::vector<std::string> prompts = command.prompt;
     if (!command.prompt_file.empty()) prompts = read_prompts(command.prompt_file);
@@ -299,7 +299,7 @@ inline std::vector<std::string> sample_prompts(const TrainedModel& model, const 
     return prompts;
 }
 
-// Tokens that the model sees at once, at most. A prompt that is not known yet may fill the context.
+// Returns the most tokens that the model sees at once. A prompt that is not known yet may fill the context.
 inline int sample_length(const TrainedModel& model, const SampleOptions& command,
                          const std::vector<std::string>& prompts) {
     auto context = (size_t)model.options.context, most = command.interactive ? context : (size_t)0;
@@ -309,7 +309,7 @@ inline int sample_length(const TrainedModel& model, const SampleOptions& command
     return (int)std::min(most, context);
 }
 
-// The token that ends a document, and those that an imported model was published with.
+// Returns the token that ends a document, and those that an imported model was published with.
 inline std::vector<int> ends_of_text(const TrainedModel& model) {
     PublishedFiles published(model.reader.index().about);
     std::vector<int> ends = published.ends_of_text(model.options.vocab_size);
@@ -317,9 +317,10 @@ inline std::vector<int> ends_of_text(const TrainedModel& model) {
     return ends;
 }
 
-// Continues each prompt --samples times and prints the texts, with their control characters only where no
-// terminal shows them: a single text as it comes, several when all are there. `number` counts what was asked.
-// make_generator(prompts' tokens) begins to generate. Returns a line about the time that it took.
+// Continues each prompt --samples times and prints the texts: a single text as it comes, several when all are
+// complete. Control characters are printed only if no terminal shows them. `number` counts the texts before
+// these, so that each has its own random numbers. make_generator(tokens of the prompts) returns a generator.
+// Returns a line about the time that it took.
 template <typename MakeWriter>
 std::string print_samples(const TrainedModel& model, const SampleOptions& command,
                           const std::vector<std::string>& prompts, int number, MakeWriter&& make_generator) {

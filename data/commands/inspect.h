@@ -1,6 +1,6 @@
 /*
-The inspect subcommand: what a checkpoint is of, how it was made, and which tensors it holds. With --verify
-every byte of it is read and checked, and each piece that is damaged is named.
+The inspect subcommand: what a checkpoint contains, how it was made, and which tensors it holds. With --verify
+every byte of it is read and checked, and each damaged piece is named.
 */
 #pragma once
 
@@ -38,7 +38,7 @@ private:
 
     void add(const std::string& line) { lines_.push_back(line); }
 
-    // Items on as many lines as they need; `line` is how the first begins.
+    // Adds items on the lines that they need; `line` begins the first one.
     void add_items(std::string line, const std::vector<std::string>& items) {
         const std::string indent(line.size(), ' ');
         size_t first = line.size();
@@ -69,7 +69,7 @@ private:
                  index_.file_bytes.size(), index_.pieces.size()));
     }
 
-    // The layout, and what else is not as by default.
+    // Adds the layout, and the other options that differ from their defaults.
     void options(const std::string& folder) {
         const nlohmann::ordered_json stored = in_todays_form(index_.about["options"], folder);
         const nlohmann::ordered_json usual = options_to_json(Options());
@@ -91,7 +91,7 @@ private:
         return std::find(std::begin(fields), std::end(fields), field) != std::end(fields);
     }
 
-    // The value as the command line takes it.
+    // Returns the value as the command line has it.
     static std::string value_text(const nlohmann::ordered_json& value) {
         if (value.is_boolean()) return name_of(value.get<bool>());
         if (!value.is_string()) return visible_text(value.dump());
@@ -137,7 +137,7 @@ private:
     std::vector<std::string> lines_;
 };
 
-// Prints what a checkpoint holds: the one named, or the newest of a run directory.
+// Prints what a checkpoint holds: the one that is named, or the newest of a run directory.
 inline void inspect_checkpoint(const InspectOptions& command) {
     const std::string& path = command.run;
     std::string folder = newest_checkpoint(path);

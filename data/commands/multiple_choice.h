@@ -1,27 +1,25 @@
 /*
-Multiple-choice questions, to see what a model has learnt: a context, several ways in which it could go on,
-and the number of the right one. The model's answer is the choice that it finds likeliest (the scheme of
-HellaSwag).
+Multiple-choice questions, to see what a model has learned: a context, several continuations, and the number
+of the right one. The model's answer is the choice that it considers likeliest (the scheme of HellaSwag).
 
 Two kinds of files are read.
 
-1. JSON lines, one object a line; blank lines and other fields are passed over:
+1. JSON lines, one object per line; blank lines and other fields are ignored:
 
        {"context": "The sky is", "choices": ["blue.", "made of cheese."], "answer": 0}
 
-   "answer" counts from 0, and may be a text, such as "1", as in HellaSwag, whose own names, "ctx", "endings"
-   and "label", are known too. The context and
-   each choice are encoded on their own, the choice with a space in front unless it begins with white space. A
-   context that is empty becomes the token that ends a text.
+   "answer" counts from 0, and may be a string such as "1", as in HellaSwag, whose own names "ctx", "endings"
+   and "label" are accepted too. The context and each choice are encoded separately, the choice with a space
+   before it unless it begins with white space. An empty context becomes the token that ends a text.
 
 2. The evaluation files of llm.c: a header of 256 int32 (20240522; version 1; number of examples; bytes of the
    longest), then each example in uint16:
 
        65535, bytes of the example, its number from 0, answer, number of choices,
-       tokens in the context, those tokens, and for each choice: its tokens' number, those tokens
+       tokens in the context, those tokens, and for each choice: its number of tokens, those tokens
 
-A choice is scored by the sum of the logarithms of its tokens' likelihoods, which favours short ones, and by
-their mean. The reading is strict: the file is right in every field, or it is refused.
+A choice is scored by the sum of the logarithms of its tokens' likelihoods, which favors short choices, and by
+their mean. The reading is strict: every field of the file is right, or the file is refused.
 */
 #pragma once
 
@@ -42,14 +40,14 @@ their mean. The reading is strict: the file is right in every field, or it is re
 struct ChoiceExample {
     std::vector<int> context;               // not empty
     std::vector<std::vector<int>> choices;  // two or more, none empty
-    int answer;                             // the right one
+    int answer;                             // index of the right one
     std::string place;                      // "FILE:LINE" or "FILE: example NUMBER", for messages
 };
 
 // ----------------------------------------------------------------------------
 // JSON lines
 
-// The text that is encoded for a choice. A tokenizer that puts a space in front of every text itself gets
+// Returns the text that is encoded for a choice. A tokenizer that adds a space before every text itself gets
 // none.
 inline std::string choice_text(const std::string& choice, const Tokenizer& tokenizer) {
     const char* at = choice.data();
@@ -102,7 +100,7 @@ inline ChoiceExample parse_choices(const nlohmann::json& value, const Tokenizer&
     const char* answer_name = hellaswag ? "label" : "answer";
     nlohmann::json answer = object.get(answer_name);
     if (answer.is_string()) {
-        // a text that is no number stays one, and is refused as such
+        // a string that is not a number stays one, and is refused as such
         auto number = nlohmann::json::parse(answer.get_ref<const std::string&>(), nullptr, false);
         if (number.is_number_integer()) answer = number;
     }
@@ -126,7 +124,7 @@ inline std::vector<ChoiceExample> parse_choice_lines(std::string_view content, c
 
 constexpr int32_t choice_file_magic = 20240522;
 
-// An evaluation file as bytes, checked from the beginning to the end.
+// Parses an evaluation file, given as bytes, and checks it from the beginning to the end.
 class ChoiceFileParser {
 public:
     ChoiceFileParser(std::string_view bytes, const std::string& path) : bytes_(bytes), path_(path) {}
@@ -240,7 +238,7 @@ private:
 
 // ----------------------------------------------------------------------------
 
-// Tells whether these are the first bytes of an evaluation file of llm.c, written on any machine.
+// Returns whether these are the first bytes of an evaluation file of llm.c, in either byte order.
 inline bool begins_choice_file(std::string_view bytes) {
     uint32_t magic = 0;
     if (bytes.size() < sizeof magic) return false;
@@ -248,8 +246,8 @@ inline bool begins_choice_file(std::string_view bytes) {
     return magic == (uint32_t)choice_file_magic || magic == __builtin_bswap32((uint32_t)choice_file_magic);
 }
 
-// The examples of a file of either kind, one at least, with tokens below `vocab`. The tokenizer is for JSON
-// lines; a file of llm.c is already encoded, and `vocab` cannot tell with which tokenizer.
+// Returns the examples of a file of either kind, at least one, with tokens below `vocab`. The tokenizer is
+// for JSON lines; a file of llm.c is already encoded, and `vocab` does not reveal with which tokenizer.
 inline std::vector<ChoiceExample> parse_choice_file(std::string_view content, const std::string& path,
                                                     const Tokenizer* tokenizer, int vocab) {
     std::vector<ChoiceExample> examples;
@@ -283,7 +281,7 @@ inline std::vector<ChoiceExample> read_choices(const std::string& path, const To
     return parse_choice_file(read_text(path), path, tokenizer, vocab);
 }
 
-// Refuses a choice that is longer than T tokens, which the model sees.
+// Refuses a choice that is longer than T, the number of tokens that the model sees.
 inline void check_choice_fits(const ChoiceExample& example, size_t number, int T) {
     size_t tokens = example.choices[number].size();
     if (tokens <= (size_t)T) return;
@@ -292,12 +290,12 @@ inline void check_choice_fits(const ChoiceExample& example, size_t number, int T
          example.place.c_str(), number, tokens, T);
 }
 
-// The row of a batch in which a choice is scored: inputs (T), targets (T) of which those that are no token of
-// the choice are -1. A row that would be longer than T loses the beginning of the context.
+// Fills the row of a batch in which a choice is scored: inputs (T), and targets (T), which are -1 except at
+// the tokens of the choice. A row that would be longer than T loses the beginning of the context.
 inline void choice_row(const ChoiceExample& example, size_t number, int T, int* inputs, int* targets) {
     check_choice_fits(example, number, T);
     const std::vector<int>& choice = example.choices[number];
-    size_t room = (size_t)T + 1 - choice.size();  // for the context; its last token has the first target
+    size_t room = (size_t)T + 1 - choice.size();  // for the context; its last token predicts the first target
     size_t kept = std::min(example.context.size(), room);
     std::vector<int> tokens(example.context.end() - (ptrdiff_t)kept, example.context.end());
     tokens.insert(tokens.end(), choice.begin(), choice.end());
@@ -308,14 +306,14 @@ inline void choice_row(const ChoiceExample& example, size_t number, int T, int* 
     }
 }
 
-// How often the model chose right. Parts that were scored apart can be added up.
+// The number of questions that the model answered right. Scores of separate parts can be added up.
 struct ChoiceScore {
     int64_t examples = 0;
     int64_t right_by_sum = 0;   // the choice with the largest sum is the answer
     int64_t right_by_mean = 0;  // the choice with the largest mean over its tokens is
 
-    // For each choice of an example, the sum of its tokens' log-likelihoods and how many they are. Of equals
-    // the first is chosen.
+    // log_likelihoods: for each choice of an example, the sum over its tokens. Of equal choices, the first is
+    // taken.
     void add(const ChoiceExample& example, const std::vector<double>& log_likelihoods) {
         if (log_likelihoods.size() != example.choices.size()) {
             fail("%s: has %zu choices and %zu scores; score each once", example.place.c_str(),
@@ -336,11 +334,11 @@ struct ChoiceScore {
         right_by_mean += (int)by_mean == example.answer;
     }
 
-    // Shares of the examples, 0 .. 1; 0 of none.
+    // Fractions of the examples, 0 .. 1; 0 if there are none.
     double accuracy() const { return share(right_by_sum); }
     double accuracy_by_mean() const { return share(right_by_mean); }
 
-    // One standard deviation of an accuracy, for the number of examples there are.
+    // Returns the standard error of an accuracy, for this number of examples.
     double standard_error(double accuracy) const {
         return examples > 1 ? std::sqrt(accuracy * (1 - accuracy) / (double)(examples - 1)) : 0;
     }

@@ -1,6 +1,6 @@
 /*
-Prompts that somebody types, or that come from another program. On a terminal a line can be edited, and arrow
-keys bring earlier lines back.
+Prompts that a person types, or that another program sends. On a terminal a line can be edited, and arrow keys
+bring earlier lines back.
 */
 #pragma once
 
@@ -15,7 +15,7 @@ keys bring earlier lines back.
 #include <unistd.h>
 #include <utility>
 
-// The header has a Tokenizer too, which is another one.
+// The header declares an unrelated Tokenizer.
 #define Tokenizer LibeditTokenizer
 #include <histedit.h>
 #undef Tokenizer
@@ -25,12 +25,12 @@ keys bring earlier lines back.
 
 class PromptReader {
 public:
-    // alone: Ctrl-C ends an answer, and not the program, for no other process would go on with the answer.
+    // alone: Ctrl-C ends the answer instead of the program, because no other process would continue it.
     // draws_seed: the first line of a session on a terminal is a command that sets a random seed.
     PromptReader(bool alone, bool draws_seed) : alone_(alone), draws_seed_(draws_seed) {}
 
-    // The next line that is not empty; empty: there is none any more. A line that begins with a slash is a
-    // command if it was typed; another slash makes a prompt of it if it was not.
+    // Returns the next line that is not empty; empty at the end of input. A line that begins with a slash is
+    // a command if it was typed; otherwise it gets another slash, which makes it a prompt.
     std::string next() {
         if (isatty(STDIN_FILENO)) return edited_line();
         std::string line;
@@ -42,7 +42,7 @@ public:
     }
 
 private:
-    // Ctrl-C is a key like others while a line is edited; elsewhere it is a signal.
+    // Ctrl-C is an ordinary key while a line is edited; elsewhere it is a signal.
     std::string edited_line() {
         if (!editor_) open_editor();
         if (std::exchange(draws_seed_, false)) return text("/seed %u", std::random_device()() % 1000000);
@@ -64,7 +64,7 @@ private:
         return line;
     }
 
-    // Prompts are UTF-8, whatever else the terminal's user has chosen.
+    // Prompts are UTF-8, even if the user's locale is another.
     void open_editor() {
         if (!setlocale(LC_CTYPE, "C.UTF-8")) setlocale(LC_CTYPE, "");
         HistEvent event;

@@ -1,13 +1,15 @@
 /*
-Choosing the next token from its logits, in the order and meaning of `generate` of Hugging Face transformers:
+Chooses the next token from its logits, in the order and with the meaning of `generate` in Hugging Face
+transformers:
 
     repetition penalty, temperature, top-k, top-p, min-p
 
-Each filter acts on what those before it have left, with its probabilities made to sum to 1 again. The last
-step takes the token at which the running sum of the probabilities, in the order of token ids, passes u: a
-choice is a function of its arguments, and a run with the same numbers u writes the same text.
+Each filter acts on what the previous ones have left, with its probabilities renormalized to sum to 1. The
+last step takes the token at which the running sum of the probabilities, in the order of token ids, exceeds u:
+a choice is a function of its arguments, so a run with the same numbers u writes the same text.
 
-On the host: the work is a few passes over the vocabulary. Only as many tokens are sorted as top-p keeps.
+This runs on the host, because the work is a few passes over the vocabulary. Only the tokens that top-p keeps
+are sorted.
 */
 #pragma once
 
@@ -21,15 +23,15 @@ On the host: the work is a few passes over the vocabulary. Only as many tokens a
 #include "data/base/error.h"
 
 struct Sampling {
-    float temperature = 1;  // logits are divided by it; 0: always the likeliest token, the lowest of equals
+    float temperature = 1;  // divides the logits; 0: always the likeliest token, the lowest id of equals
     int top_k = 0;          // only the k likeliest, and those as likely as the k-th; 0: all
-    float top_p = 1;        // only the likeliest whose sum reaches this, one at least; 1: all
-    float min_p = 0;        // only those this likely, relative to the likeliest; 0: all
-    float repetition_penalty = 1;  // above 1 makes tokens that were seen less likely; 1: none
+    float top_p = 1;        // only the likeliest whose sum reaches this, at least one; 1: all
+    float min_p = 0;        // only those at least this likely, relative to the likeliest; 0: all
+    float repetition_penalty = 1;  // above 1 makes tokens that were seen less likely; 1: no effect
 };
 
-// Logits of tokens that were seen, each once however often it was: positive ones divided, negative ones
-// multiplied.
+// Penalizes the logits of tokens that were seen, each once however often it occurred: positive ones are
+// divided, negative ones multiplied.
 inline void penalize_repetition(std::vector<float>& logits, float penalty, std::span<const int> seen) {
     std::vector<bool> done(logits.size());
     for (int token : seen) {
@@ -39,8 +41,8 @@ inline void penalize_repetition(std::vector<float>& logits, float penalty, std::
     }
 }
 
-// Sets all weights to 0 but those of the likeliest tokens whose sum reaches top_p of the whole. Of equals the
-// lowest token comes first.
+// Sets all weights to 0 except those of the likeliest tokens whose sum reaches top_p of the total. Of equals
+// the lowest token comes first.
 inline void keep_top_p(std::vector<float>& weights, float top_p) {
     std::vector<int> heap;
     double total = 0;
@@ -50,7 +52,7 @@ inline void keep_top_p(std::vector<float>& weights, float top_p) {
     }
     auto after = [&](int i, int j) { return weights[i] != weights[j] ? weights[i] < weights[j] : i > j; };
     std::make_heap(heap.begin(), heap.end(), after);
-    auto rest_end = heap.end();  // the likeliest of the rest is its first
+    auto rest_end = heap.end();  // [begin, rest_end) is a heap of the rest
     double sum = 0;
     do {
         sum += weights[heap.front()];
@@ -59,9 +61,9 @@ inline void keep_top_p(std::vector<float>& weights, float top_p) {
     for (auto i = heap.begin(); i != rest_end; i++) weights[*i] = 0;
 }
 
-// The probability of each token relative to the likeliest (1), 0 for those that are filtered out; `logits`
-// (V) are those of the model, `seen` its text so far. Temperature 0 leaves one token. Fails if a logit is NaN
-// or +Inf.
+// Returns the probability of each token relative to the likeliest (1), and 0 for those that are filtered out.
+// `logits` (V) are those of the model, `seen` its text so far. Temperature 0 leaves one token. Fails if a
+// logit is NaN or +Inf.
 inline std::vector<float> token_weights(std::vector<float> logits, const Sampling& sampling,
                                         std::span<const int> seen) {
     if (sampling.repetition_penalty != 1) penalize_repetition(logits, sampling.repetition_penalty, seen);
@@ -105,7 +107,7 @@ inline int choose_token(std::vector<float> logits, const Sampling& sampling, std
     std::vector<float> weights = token_weights(std::move(logits), sampling, seen);
     double total = 0;
     for (float weight : weights) total += weight;
-    double remaining = u * total;  // passed by the sum of all weights, for u is below 1
+    double remaining = u * total;  // the sum of all weights exceeds it, because u is below 1
     int token = 0, last = (int)weights.size() - 1;
     while (token < last && (remaining -= weights[token]) >= 0) token++;
     return token;

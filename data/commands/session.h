@@ -1,5 +1,5 @@
 /*
-Commands that somebody types in place of a prompt: /temperature 0.7 is --temperature 0.7 from then on.
+Commands that a person types instead of a prompt: /temperature 0.7 means --temperature 0.7 from then on.
 */
 #pragma once
 
@@ -18,7 +18,7 @@ Commands that somebody types in place of a prompt: /temperature 0.7 is --tempera
 #include "data/options/table.h"
 #include "data/options/values.h"
 
-// Tells whether an option can be changed between two prompts: the seed, and each number that affects how
+// Returns whether an option can be changed between two prompts: the seed, and each number that affects how
 // tokens are chosen.
 inline bool has_command(const OptionRow& row) {
     std::string_view field = row.field, group = row.group;
@@ -38,7 +38,8 @@ inline std::string commands_help(int width) {
            "\n" + wrapped(find_option("--interactive")->help, 0, 0, width);
 }
 
-// Returns what there is to say. `number` is that of the next answer.
+// Executes a command and returns its reply. `number`, which numbers the next answer, restarts with a new
+// seed.
 inline std::string obey_command(std::string line, SampleOptions& options, int& number) {
     line.erase(line.find_last_not_of(" \t") + 1);
     size_t end = std::min(line.find(' '), line.size()), begin = line.find_first_not_of(' ', end);
@@ -59,8 +60,8 @@ inline std::string obey_command(std::string line, SampleOptions& options, int& n
          nearest_name(name, names).c_str());
 }
 
-// For all ranks, of which one speaks: obeys a line if it is a command. Returns false for a prompt, and takes
-// the slash away that makes a prompt of a command.
+// For all ranks, of which one speaks: executes a line if it is a command. Returns false for a prompt, and
+// removes the extra slash of a prompt that begins with one.
 inline bool obey(std::string& line, SampleOptions& options, int& number, bool speaks) {
     bool is_command = line.starts_with('/') && !line.starts_with("//");
     if (!is_command && line.starts_with('/')) line.erase(0, 1);

@@ -1,8 +1,7 @@
 /*
-TokenScan learns what there is to know of a stream of tokens: how many there are, the largest, how long the
-documents are, and whether one token fills a long stretch. It keeps up with a disk because it looks at blocks
-of tokens in a loop that compiles to vector instructions, and at single tokens only in blocks where a document
-ends.
+TokenScan gathers the statistics of a stream of tokens: their number, the largest, the lengths of documents,
+and whether one token fills a long stretch. It keeps up with a disk because it examines blocks of tokens in a
+loop that compiles to vector instructions, and single tokens only in blocks where a document ends.
 */
 #pragma once
 
@@ -24,8 +23,8 @@ inline std::string with_commas(int64_t number) {
     return digits;
 }
 
-// How long documents are: counts by powers of two, drawn with text. Lengths span many magnitudes, so rows of
-// equal width would put nearly all of them in one.
+// The lengths of documents: counts by powers of two, drawn as text. Lengths span many orders of magnitude, so
+// rows of equal width would put nearly all of them in one.
 class LengthHistogram {
 public:
     void add(int64_t length /* not negative */) {
@@ -46,13 +45,13 @@ public:
 
     int64_t count() const { return count_; }
     int64_t sum() const { return sum_; }
-    // All three are 0 where there are no lengths.
+    // All three are 0 if there are no lengths.
     int64_t smallest() const { return count_ ? smallest_ : 0; }
     int64_t largest() const { return largest_; }
     double mean() const { return count_ ? (double)sum_ / (double)count_ : 0; }
 
     // "4 .. 7   1,234  ####": a line for each power of two between the smallest and the largest length. The
-    // longest bar has `width` marks, and whatever was counted has one at least.
+    // longest bar has `width` marks, and every count above 0 at least one.
     std::vector<std::string> lines(int width = 40) const {
         std::vector<std::string> lines;
         if (count_ == 0) return lines;
@@ -94,7 +93,7 @@ public:
         for (int64_t i = 0; i < n; i += block) add_block(tokens + i, std::min(block, n - i));
     }
 
-    // After the last piece.
+    // To be called after the last piece.
     void finish() {
         if (length_ > 0) lengths.add(std::exchange(length_, 0));
         end_run();
@@ -103,9 +102,9 @@ public:
     int64_t count = 0;
     int64_t document_ends = 0;
     int largest = -1;
-    LengthHistogram lengths;  // documents; an end with nothing before it begins the first one
+    LengthHistogram lengths;  // documents' lengths; an end at the very start only begins the first one
 
-    // The longest stretch of one token over and over, in whole blocks.
+    // The longest stretch of a repeated token, in whole blocks.
     struct Run {
         int token = -1;
         int64_t start = 0, length = 0;
@@ -149,6 +148,6 @@ private:
     }
 
     int document_end_;
-    int64_t length_ = 0;  // so far, of the document that is not ended yet
+    int64_t length_ = 0;  // tokens of the unfinished document so far
     Run run_;
 };

@@ -1,9 +1,8 @@
 /*
-Hugging Face config.json -> ModelConfig, and back, for the families that our switches express exactly. Of a
-key that no family reads, a table tells whether it changes what a model computes (hf_keys.h): then it is
-refused, so that a variant of a family is never taken for the family itself. A model is written only where
-reading it back gives the same model. One that was imported goes out with the config that it came with, while
-that tells of it.
+Hugging Face config.json -> ModelConfig, and back, for the families that our options express exactly. A key
+that no family reads is refused if it changes what a model computes, which a table says (hf_keys.h), so that a
+variant of a family is never mistaken for the family itself. A model is exported only if reading it back gives
+the same model. An imported model is exported with its original config, as long as that describes it.
 */
 #pragma once
 
@@ -23,7 +22,7 @@ that tells of it.
 
 namespace hf {
 
-// Adds keys that nobody knows to `unknown`.
+// Adds keys that are not known here to `unknown`.
 inline ModelConfig read_model(const nlohmann::json& json, const std::string& file,
                               std::vector<std::string>& unknown) {
     JsonObject object(json, file);
@@ -52,8 +51,8 @@ inline ModelConfig read_model(const nlohmann::json& json, const std::string& fil
 
 }  // namespace hf
 
-// It is left incomplete, so that options can still change what follows from them. What there is to tell is
-// added to `notes`.
+// Returns an incomplete config, so that options can still change the values that others follow from. Remarks
+// are added to `notes`.
 inline ModelConfig hf_model(const nlohmann::json& json, const std::string& file,
                             std::vector<std::string>& notes) {
     std::vector<std::string> unknown;
@@ -74,7 +73,8 @@ inline ModelConfig hf_model(const nlohmann::json& json, const std::string& file,
     return model;
 }
 
-// The tokens that end a text, by a config.json or a generation_config.json, without any beyond `vocab_size`.
+// Returns the tokens that end a text, from a config.json or a generation_config.json, except those beyond
+// `vocab_size`.
 inline std::vector<int> hf_ends_of_text(const HfConfig::Json& config, int vocab_size) {
     HfConfig::Json named = config.value("eos_token_id", HfConfig::Json());
     std::vector<int> ends;
@@ -86,7 +86,7 @@ inline std::vector<int> hf_ends_of_text(const HfConfig::Json& config, int vocab_
     return ends;
 }
 
-// The path of the config that a --model argument names, or nothing if it names none.
+// Returns the path of the config that a --model argument names; empty if it names none.
 inline std::string hf_config_path(const std::string& model) {
     std::error_code ignored;
     if (std::filesystem::is_directory(model, ignored)) return model + "/config.json";
@@ -108,8 +108,8 @@ namespace hf {
 
 inline const HfFamily& nearest_family(const ModelConfig& c) {
     const char* name = c.position == PositionKind::learned ? "gpt2" : c.bias ? "gpt_neox" : "gptj";
-    // transformers 5 takes no Llama of an uneven width, but a Mistral without a window and, with biases, a
-    // Seed-OSS
+    // transformers 5 rejects a Llama whose width is not a multiple of its heads, but accepts a Mistral
+    // without a window and, with biases, a Seed-OSS
     bool uneven = c.channels % c.heads, biased = c.bias || c.qkv_bias;
     const char* plain = !uneven ? "llama" : biased ? "seed_oss" : "mistral";
     if (c.norm == NormKind::rmsnorm) {
@@ -123,8 +123,8 @@ inline const HfFamily& nearest_family(const ModelConfig& c) {
     fail("%s: no such family; give it a row in hf_families()", name);
 }
 
-// Writes what a family says of a model. `dtype` is what torch calls that of the weights; the token that ends
-// a document, or -1, begins a text too.
+// Returns the config.json of a model of this family. `dtype` is the torch name of the weights' dtype.
+// `document_end`, the token that ends a document, or -1, is written as the token that begins a text too.
 inline HfConfig::Json family_config(const HfFamily& family, const ModelConfig& c, const char* dtype,
                                     int document_end) {
     HfConfig::Json json, end;
@@ -150,7 +150,8 @@ inline bool reads_as(const nlohmann::json& json, const ModelConfig& c) {
     }
 }
 
-// Names the token that ends a document, which may have changed since the config came. -1: nothing is known.
+// Sets the token that ends a document if the config lacks it, because it may have changed since the import.
+// -1: unknown.
 inline void keep_end(HfConfig::Json& config, int document_end) {
     std::vector<int> ends = hf_ends_of_text(config, INT_MAX);
     if (document_end >= 0 && std::find(ends.begin(), ends.end(), document_end) == ends.end())
@@ -159,8 +160,8 @@ inline void keep_end(HfConfig::Json& config, int document_end) {
 
 }  // namespace hf
 
-// The family that expresses a completed config: what is written of it reads back as the same model. One that
-// no family expresses is refused by the option that stands in the way.
+// Returns the family that expresses a completed config: what is written of it reads back as the same model.
+// If no family does, the option that prevents it is refused.
 inline const HfFamily& hf_family(const ModelConfig& c) {
     const HfFamily& family = hf::nearest_family(c);
     ModelConfig back = hf::read_model(nlohmann::json(hf::family_config(family, c, "", -1)), "config.json");
@@ -169,8 +170,8 @@ inline const HfFamily& hf_family(const ModelConfig& c) {
     return family;
 }
 
-// The config.json of a completed config, as family_config() has it. `published` is the one that it came with,
-// or null: it goes out again while it tells of this model, with our dtype and end of a document.
+// Returns the config.json of a completed config. `published` is the one that the model was imported with, or
+// null: it is kept while it describes this model, with our dtype and document end.
 inline nlohmann::ordered_json hf_config_json(const ModelConfig& c, const char* dtype, int document_end,
                                              const HfConfig::Json& published = {}) {
     const HfFamily& family = hf_family(c);

@@ -1,9 +1,9 @@
 /*
 A checkpoint -> a folder that Hugging Face transformers loads: config.json, the weights as safetensors,
-generation_config.json and, where there is one, the tokenizer with its settings. Weights go through memory in
-small parts; only those that are written in another order than ours are held, one tensor at a time. Nothing
-that is there is written over. The files get their names at the end, and config.json comes last, so that a
-folder which has it has all.
+generation_config.json and, if there is one, the tokenizer with its settings. Weights pass through memory in
+small parts; only tensors that are written in another order than ours are held whole, one at a time. No
+existing file is overwritten. The files get their names at the end, config.json last, so a folder that has it
+is complete.
 */
 #pragma once
 
@@ -35,7 +35,7 @@ struct TextFile {
     std::string content;
 };
 
-// Files of two models must not be mixed up.
+// Refuses a folder that has one of these files, because files of two models must not be mixed.
 inline void refuse_older(const std::string& folder, const std::vector<TextFile>& texts) {
     for (const TextFile& text : texts) {
         std::string path = folder + "/" + text.name;
@@ -44,7 +44,7 @@ inline void refuse_older(const std::string& folder, const std::vector<TextFile>&
     }
 }
 
-// The weights in the best precision that the checkpoint has.
+// Writes a tensor from the best precision that the checkpoint has.
 inline void export_tensor(CheckpointReader& reader, int number, const HfTensor& theirs,
                           SafetensorsWriter& writer) {
     Slot slot = Slot::weight;
@@ -66,7 +66,7 @@ inline void export_tensor(CheckpointReader& reader, int number, const HfTensor& 
     });
 }
 
-// The tokenizer.json of a tokenizer with a token for each byte.
+// Returns the tokenizer.json of a tokenizer with one token per byte.
 inline std::string byte_tokenizer_json() {
     TokenizerParts parts;
     for (int byte = 0; byte < 256; byte++)
@@ -77,7 +77,7 @@ inline std::string byte_tokenizer_json() {
     return tokenizer_json(parts);
 }
 
-// AutoTokenizer would otherwise make a tokenizer of the model's family, which ours need not be.
+// Without this file, AutoTokenizer would make a tokenizer of the model's family, which ours need not be.
 inline nlohmann::ordered_json tokenizer_config(const std::string& tokenizer, const std::string& path,
                                                const Options& model) {
     nlohmann::ordered_json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
@@ -93,7 +93,8 @@ inline nlohmann::ordered_json tokenizer_config(const std::string& tokenizer, con
     return config;
 }
 
-// The name in torch of the weights' dtype. A model of fp16, which becomes fp32 here, goes out under its own.
+// Returns the torch name of the weights' dtype. An fp16 model, which an import converts to fp32, keeps its
+// own.
 inline const char* torch_dtype(const nlohmann::ordered_json& published, Dtype dtype, bool as_stored) {
     if (dtype == Dtype::bf16) return "bfloat16";
     bool half = false;
@@ -104,8 +105,8 @@ inline const char* torch_dtype(const nlohmann::ordered_json& published, Dtype dt
 
 }  // namespace hf
 
-// Files that the run was imported with go out as they came, where they still hold. `tokenizer_file` is the
-// tokenizer.json of the run; empty: it has none. `as_stored`: no other dtype was asked for.
+// Files that the run was imported with are exported unchanged as long as they apply. `tokenizer_file` is the
+// tokenizer.json of the run; empty: it has none. `as_stored`: no other dtype was requested.
 inline void export_hf(CheckpointReader& reader, const Options& model, const std::string& tokenizer_file,
                       const std::string& folder, Dtype dtype, bool as_stored = false) {
     using Published = PublishedFiles;
@@ -149,7 +150,7 @@ inline void export_hf(CheckpointReader& reader, const Options& model, const std:
     for (const HfTensor& theirs : table)
         hf::export_tensor(reader, theirs.role == HfRole::zero ? -1 : numbers.at(theirs.ours), theirs, writer);
 
-    // They get their names when all is on disk, in this order.
+    // All files get their names once everything is on disk, in this order.
     std::vector<std::unique_ptr<NewFile>> files;
     for (const hf::TextFile& text : texts) {
         files.push_back(std::make_unique<NewFile>(folder + "/" + text.name));

@@ -1,9 +1,9 @@
 /*
-Families of models in Hugging Face transformers: what config.json says of one, in terms of our switches, and
-which of its tensors hold what of ours. It stands here once, and is read in both directions: an import makes a
-model of it, and an export writes it. Only what our switches express exactly is read. A key that is known to
-change what a model computes is read, or refused by its name; one that is known not to is passed over, and so
-is one that nobody knows, which is named (hf_keys.h). A missing key means what transformers takes it for.
+Families of models in Hugging Face transformers: what config.json says about one, in terms of our options, and
+which of its tensors hold which of ours. Each fact is stated once and used in both directions: an import reads
+a model, and an export writes it. Only what our options express exactly is read. A key that is known to change
+what a model computes is read, or refused by name; a key that is known not to is ignored, and so is an unknown
+one, which is reported (hf_keys.h). A missing key has the value that transformers assumes.
 */
 #pragma once
 
@@ -23,12 +23,12 @@ is one that nobody knows, which is named (hf_keys.h). A missing key means what t
 #include "data/options/model_config.h"
 #include "data/options/values.h"  // number_text
 
-// A config.json in one of two directions: each call reads a key into a switch of the model, or writes it.
+// A config.json in one of two directions: each call reads a key into a field of the model, or writes it.
 class HfConfig {
 public:
     using Json = nlohmann::ordered_json;
     static constexpr const char* remedy = "remove it if the model computes the same without it";
-    std::vector<std::string> unknown;  // keys that nobody knows
+    std::vector<std::string> unknown;  // keys that are not known here
 
     HfConfig(JsonObject& from, ModelConfig& into) : model(into), in(&from), out(nullptr) {}
     HfConfig(const ModelConfig& from, Json& into) : model(own_), in(nullptr), out(&into), own_(from) {}
@@ -41,7 +41,7 @@ public:
 
     void write(const char* key, Json value) { (*out)[key] = std::move(value); }
 
-    // The key must be there, unless `otherwise` is given.
+    // Fails if the key is missing, unless `otherwise` is given.
     void size(const char* key, int& field, std::optional<int> otherwise = {}) {
         if (out)
             write(key, field);
@@ -63,14 +63,14 @@ public:
             field = in->boolean(key, otherwise);
     }
 
-    // A switch that is one way in all models of the family, and means that where it is missing.
+    // A switch that has this value in all models of the family; a missing key means the same.
     void only(const char* key, bool value, bool written = false) {
         if (out && written) write(key, value);
         if (in && in->boolean(key, value) != value)
             refuse(key, value ? "false" : "true", value ? "true" : "false");
     }
 
-    // Probabilities that are for training, and are written as 0.
+    // A probability that is used only in training: not read, and written as 0.
     void dropout(const char* key) {
         if (out) write(key, 0.0);
     }
@@ -91,7 +91,7 @@ constexpr const char* original_context = "original_max_position_embeddings";
 // ----------------------------------------------------------------------------
 // config.json
 
-// Activations by transformers' names; the first of a kind is what is written.
+// Activations by transformers' names; an export writes the first name of a kind.
 struct Activation {
     const char* name;
     MlpKind mlp;
@@ -106,7 +106,7 @@ constexpr Activation activations[] = {{"gelu_new", MlpKind::gelu},
                                       {"silu", MlpKind::swiglu},
                                       {"swish", MlpKind::swiglu}};
 
-// `usual` is that of a family where nothing is said, and it tells whether the family has a gate.
+// `usual` is the activation of a family without the key; it also determines whether the family has a gate.
 inline void activation(HfConfig& config, const char* key, const char* usual) {
     auto find = [](auto&& is_it) {
         return std::find_if(std::begin(activations), std::end(activations), is_it);
@@ -157,7 +157,7 @@ inline void gptj(HfConfig& config) {
     config.only("rotary", true);
 }
 
-// The sizes that the others share.
+// The sizes that the other families share.
 inline void sizes(HfConfig& config) {
     ModelConfig& model = config.model;
     config.size("num_hidden_layers", model.layers);
@@ -168,7 +168,7 @@ inline void sizes(HfConfig& config) {
     config.dropout("attention_dropout");
 }
 
-// The two types of rope_scaling that there are.
+// The two supported types of rope_scaling: llama3 and linear.
 inline void llama3_scaling(HfConfig& scaling) {
     ModelConfig& model = scaling.model;
     scaling.real("factor", model.rope_scaling);
@@ -177,7 +177,7 @@ inline void llama3_scaling(HfConfig& scaling) {
     scaling.size(original_context, model.rope_original_context, model.context);
 }
 
-// All wavelengths are stretched alike where all are long for the original context.
+// All wavelengths are stretched equally, because all are long compared with an original context of 1.
 inline void linear_scaling(HfConfig& scaling) {
     ModelConfig& model = scaling.model;
     scaling.real("factor", model.rope_scaling);
@@ -189,9 +189,9 @@ inline bool is_linear(const ModelConfig& c) {
     return c.rope_original_context == 1 && c.rope_low_frequency == 1 && c.rope_high_frequency == 4;
 }
 
-// Newer versions have all of RoPE in rope_parameters, older ones the scaling alone in rope_scaling, which
-// transformers takes where both are there. `rotated` is the share of a head that is turned, for families that
-// have one.
+// Newer versions have all of RoPE in rope_parameters, older ones only the scaling in rope_scaling, which
+// transformers prefers if both are present. `rotated` is the fraction of a head that is rotated, for families
+// that have one.
 inline void rope(HfConfig& config, const char* theta, double* rotated = nullptr) {
     ModelConfig& model = config.model;
     config.real(theta, model.rope_theta, 10000);
@@ -231,12 +231,12 @@ inline void rope(HfConfig& config, const char* theta, double* rotated = nullptr)
     read_others(object, HfConfig::remedy, config.unknown);
 }
 
-// Values of Llama and of families like it where a key is missing; 0: they follow from others.
+// Values of Llama and similar families for missing keys; 0: derived from other values.
 struct LlamaDefaults {
     int kv_heads = 0, head_size = 0;
 };
 
-// The keys that Llama and families like it share.
+// The keys that Llama and similar families share.
 inline void llama_family(HfConfig& config, LlamaDefaults defaults) {
     ModelConfig& model = config.model;
     sizes(config);
@@ -248,7 +248,7 @@ inline void llama_family(HfConfig& config, LlamaDefaults defaults) {
     rope(config, "rope_theta");
 }
 
-// Keys of other families, which transformers leaves unread in this one.
+// Marks keys of other families as known, because transformers does not read them in this one.
 inline void ignore(HfConfig& config, std::initializer_list<const char*> keys) {
     for (const char* key : keys) {
         if (config.in) config.in->ignore(key);
@@ -267,7 +267,7 @@ inline void llama(HfConfig& config) {
         config.refuse("attention_bias", mlp_bias ? "false" : "true", "the value of mlp_bias");
 }
 
-// null is no window, but absent is a window of the usual size.
+// null means no window, but a missing key means a window of the usual size.
 inline void mistral(HfConfig& config) {
     llama_family(config, {.kv_heads = 8});
     ignore(config, {"layer_types", "use_sliding_window", "max_window_layers"});
@@ -277,7 +277,7 @@ inline void mistral(HfConfig& config) {
         config.size("sliding_window", config.model.window, usual_window);
 }
 
-// Each layer says whether it has a window; or else max_window_layers does, for those from it on have one.
+// layer_types says which layers have a window; without it, the layers from max_window_layers on have one.
 inline void read_layer_windows(HfConfig& config) {
     JsonObject& json = *config.in;
     ModelConfig& model = config.model;
@@ -314,7 +314,7 @@ inline void read_layer_windows(HfConfig& config) {
     }
 }
 
-// qwen2 and qwen3 share these keys, among them those of windows.
+// qwen2 and qwen3 share these keys, including those of windows.
 inline void qwen_family(HfConfig& config, LlamaDefaults defaults) {
     llama_family(config, defaults);
     if (config.in) return read_layer_windows(config);
@@ -329,20 +329,21 @@ inline void qwen_family(HfConfig& config, LlamaDefaults defaults) {
     config.write("layer_types", types);
 }
 
-// It has its biases, whatever a config says.
+// Qwen2 always has its biases; transformers does not read a switch for them.
 inline void qwen2(HfConfig& config) {
     qwen_family(config, {.kv_heads = 32});
     ignore(config, {"attention_bias"});
 }
 
-// Seed-OSS has a switch for each of three kinds of biases. A model of ours has none, those of queries, keys
-// and values, or all.
+// Seed-OSS has one switch for each of three kinds of biases. A model of ours has none of them, only those of
+// queries, keys and values, or all.
 inline void seed_oss(HfConfig& config) {
     ModelConfig& model = config.model;
     llama_family(config, {.kv_heads = 8, .head_size = 128});
     config.dropout("residual_dropout");
     if (config.out)
-        config.write("pad_token_id", nullptr);  // or token 1, whose embedding would not be trained
+        // the default is token 1, whose embedding would not be trained
+        config.write("pad_token_id", nullptr);
     bool queries = model.bias || model.qkv_bias, output = model.bias, mlp = model.bias;
     config.flag("attention_bias", queries, true);
     config.flag("attention_out_bias", output, false);
@@ -359,7 +360,8 @@ inline void qwen3(HfConfig& config) {
     config.only("attention_bias", false, true);
 }
 
-// The share of a head that is rotated. What multiplies it by the width of a head rounds down.
+// Returns the fraction of a head that is rotated, such that a reader that multiplies it by the head size and
+// rounds down gets rope_dims.
 inline double rotated_share(const ModelConfig& c) {
     double share = (double)c.rope_dims / c.head_size;
     return (int)(c.head_size * share) == c.rope_dims ? share : std::nextafter(share, 1);
@@ -384,7 +386,7 @@ inline void gpt_neox(HfConfig& config) {
     rope(config, "rotary_emb_base", &rotated);
     model.rope_dims = (int)(model.channels / model.heads * rotated);
     if (model.rope_dims < 2) config.refuse("rotary_pct", text("%g", rotated), "a pair in each head or more");
-    // Some versions of transformers write these beside the two above.
+    // Some versions of transformers write these in addition to the two above.
     float theta = model.rope_theta;
     config.real("rope_theta", theta, theta);
     if (theta != model.rope_theta)
@@ -393,8 +395,8 @@ inline void gpt_neox(HfConfig& config) {
         config.refuse("partial_rotary_factor", text("%g", again), "the value of rotary_pct");
 }
 
-// Yuan 2.0, whose code comes with its models. It is silent about what all of them have: RoPE's base, and the
-// epsilon of the local filter's norm, which is then that of all norms.
+// Yuan 2.0, whose code is published with its models. Its config omits what all of its models share: RoPE's
+// base, and the epsilon of the local filter's norm, which we require of all norms.
 inline void yuan(HfConfig& config) {
     sizes(config);
     activation(config, "hidden_act", "silu");
@@ -407,7 +409,7 @@ inline void yuan(HfConfig& config) {
     if (config.in) return;
     config.write("auto_map", {{"AutoConfig", "configuration_yuan.YuanConfig"},
                               {"AutoModelForCausalLM", "yuan_hf_model.YuanForCausalLM"}});
-    // Without these keys that code has tokens of its own vocabulary, or stops.
+    // Without these keys, that code uses tokens of its own vocabulary, or fails.
     config.write("eod_token", (*config.out)["eos_token_id"]);
     for (const char* key : {"pad_token_id", "sep_token"}) config.write(key, nullptr);
     for (const char* key :
@@ -422,24 +424,24 @@ inline void yuan(HfConfig& config) {
 
 enum class HfOrder { straight, transposed, by_head, interleaved, paired, taps };
 
-// A tensor of theirs, which holds one of ours or a section of one. The names are without their .weight and
-// .bias, and in a block without what begins them.
+// A tensor of theirs that holds one of ours, or a section of one. The names are without .weight and .bias,
+// and in a block without the block's prefix.
 struct HfRow {
     const char* theirs;
     const char* ours;
     HfOrder order = HfOrder::straight;
     int section = -1;              // the part of ours: queries, keys, values; or gates, values; -1: all
-    const char* copies = nullptr;  // the tensor of ours that it repeats, where a model has no `ours`
-    bool has_bias = false;         // it has a bias of zeros, where ours has none
+    const char* copies = nullptr;  // the tensor of ours that it repeats, if a model lacks `ours`
+    bool has_bias = false;         // theirs has a bias, of zeros, and ours has none
 };
 
 struct HfFamily {
     const char* name;          // model_type in config.json
-    const char* architecture;  // the class of transformers
-    const ModelConfig* base;   // the switches that all its models have alike, or have where nothing is said
+    const char* architecture;  // class in transformers
+    const ModelConfig* base;   // the switches that all its models share, or their defaults
     void (*config)(HfConfig& config);
-    const char* prefix;  // begins all names but the head's; those of a model without its head may lack it
-    const char* block;   // begins the names in block 3, before "3."
+    const char* prefix;  // begins all names except the head's; files of a model without its head may lack it
+    const char* block;   // prefix of the names in a block, before its number
     std::vector<HfRow> rows;
     const char* head = "lm_head.weight";
     const char* other_head = "";  // in files of some versions

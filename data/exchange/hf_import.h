@@ -1,7 +1,7 @@
 /*
-A folder of Hugging Face transformers -> a run directory with the weights as a checkpoint of step 0. All that
-can be refused of it is, by its names, before the directory is made. Memory holds small parts of the weights,
-and one tensor at a time of those that we keep in another order.
+A folder of Hugging Face transformers -> a run directory with the weights as a checkpoint of step 0.
+Unsuitable folders are refused, as far as their names and values show it, before the directory is made. Memory
+holds small parts of the weights; a tensor that we keep in another order is held whole, one at a time.
 */
 #pragma once
 
@@ -26,7 +26,7 @@ and one tensor at a time of those that we keep in another order.
 
 namespace hf {
 
-// Weights of a folder, as the table of their family describes them.
+// The weights of a folder, as the table of their family describes them.
 class Source {
 public:
     Source(const std::string& folder, std::vector<HfTensor> table)
@@ -38,7 +38,7 @@ public:
 
     const std::vector<HfTensor>& table() const { return table_; }
 
-    // fp32, unless bf16 loses nothing.
+    // Returns bf16 if that loses nothing, else fp32.
     Dtype dtype() const {
         for (const HfTensor& theirs : table_) {
             if (files_.find(theirs.name)->dtype != "BF16") return Dtype::fp32;
@@ -68,7 +68,7 @@ public:
         });
     }
 
-    // Against the row that holds what this one copies.
+    // Checks that a tensor equals the one that it copies.
     void check_copy(const HfTensor& theirs) {
         auto holds = [&](const HfTensor& row) {
             return row.role == HfRole::holds && row.ours == theirs.ours;
@@ -92,7 +92,8 @@ public:
     }
 
 private:
-    // Under one of its names, which it keeps. One that may be missing, and is, loses it.
+    // Finds a tensor under one of its names, which it keeps. An optional tensor that is missing loses its
+    // name.
     void find(HfTensor& theirs) {
         const SafeTensor* found = files_.find(theirs.name);
         if (!found && !theirs.other_name.empty()) {
@@ -144,7 +145,7 @@ inline void import_tensor(Source& source, const HfTensor& theirs, int number, Ch
     });
 }
 
-// Null where there is none, or one of a kind that is not read here: the weights are of use without.
+// Returns null if there is no tokenizer, or one of an unsupported kind: the weights are useful without it.
 inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& path, std::vector<std::string>& remarks) {
     std::error_code not_there;
     if (!std::filesystem::exists(path, not_there)) return nullptr;
@@ -157,7 +158,7 @@ inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& path, std::v
     return nullptr;
 }
 
-// The options of a run of the model. Its tokenizer is the copy that the run directory gets.
+// Returns the options of a run of the model. Its tokenizer is the copy that the run directory will hold.
 inline Options imported_options(const std::string& folder, const std::string& run_dir,
                                 const Tokenizer* tokenizer, std::vector<std::string>& remarks) {
     std::string path = folder + "/config.json";
@@ -179,7 +180,7 @@ inline Options imported_options(const std::string& folder, const std::string& ru
 
 }  // namespace hf
 
-// Reads a folder into a run directory, which may hold a run only with `overwrite`. Returns lines for the
+// Imports a folder into a run directory, which may hold a run only with `overwrite`. Returns remarks for the
 // user.
 inline std::vector<std::string> import_hf(const std::string& folder, const std::string& run_dir,
                                           bool overwrite, const ImportedRun::TensorsOf& tensors_of) {

@@ -13,12 +13,12 @@ Keys of a config.json that no family of ours reads, and their effect on a model.
 namespace hf {
 
 enum class OtherKey {
-    none,     // it tells where a model came from, how to train it or how to sample from it
+    none,     // no effect on what a model computes: its origin, how to train it or how to sample from it
     changes,  // it changes what a model computes, unless it is null, false, 0 or empty
     factor    // it multiplies something, so that 1 changes nothing
 };
 
-// Keys whose names begin with "_" are transformers' own notes, and not here.
+// Keys whose names begin with "_" are transformers' own notes, and are not listed.
 // clang-format off
 inline const std::map<std::string_view, OtherKey>& other_keys() {
     static const std::map<std::string_view, OtherKey> table = [] {
@@ -65,7 +65,7 @@ inline const std::map<std::string_view, OtherKey>& other_keys() {
 }
 // clang-format on
 
-// Takes what no family has read of an object: refuses it, passes it over, or notes it as unknown.
+// Handles the keys of an object that no family has read: refuses each, ignores it, or adds it to `unknown`.
 inline void read_others(JsonObject& object, const char* remedy, std::vector<std::string>& unknown) {
     for (const std::string& key : object.unread()) {
         auto known = other_keys().find(key);

@@ -1,12 +1,13 @@
 /*
-Tensors of Hugging Face models: which of them hold what of ours. The table of a family has a row for each of
-theirs, and both export and import walk it. A row of theirs holds rows of one of ours, from `first_row` on:
+Tensors of Hugging Face models: which of them hold which of ours. A family's table has a row for each tensor
+of theirs, and both export and import iterate over it. A tensor of theirs holds rows of one of ours, from
+`first_row` on:
 
     straight      in our order
     transposed    as columns: GPT-2's Conv1D multiplies from the other side
     by_head       queries, keys and values of the first head, then those of the second ... (GPT-NeoX); ours
                   are all queries, then all keys, then all values
-    interleaved   in each head, elements 2i and 2i + 1 are the pair that RoPE turns (GPT-J); ours are i and
+    interleaved   in each head, elements 2i and 2i + 1 form a pair that RoPE rotates (GPT-J); ours are i and
                   i + R/2 (kernels/rope.cuh)
     paired        queries and keys of the first head, then those of the second ...; one tensor has the first
                   half of all these rows, another the second (Yuan 2.0)
@@ -27,10 +28,10 @@ theirs, and both export and import walk it. A row of theirs holds rows of one of
 #include "data/options/model_config.h"
 
 enum class HfRole {
-    holds,     // it is one of ours
-    copies,    // it copies another row's tensor; an import wants both to be the same
+    holds,     // it holds one of ours, or a section of one
+    copies,    // it repeats the tensor of another row; an import requires both to be equal
     may_copy,  // like copies, but it may be missing, and is not exported
-    zero,      // ours have no such tensor; an import wants zeros
+    zero,      // ours have no such tensor; an import requires zeros
 };
 
 struct HfTensor {
@@ -38,7 +39,7 @@ struct HfTensor {
     std::string other_name;  // in files of some versions; empty: none
     std::vector<uint64_t> shape;
     HfRole role = HfRole::holds;
-    std::string ours;  // unless zero
+    std::string ours;  // empty for `zero`
     uint64_t first_row = 0;
     HfOrder order = HfOrder::straight;
     uint64_t heads = 0, head_size = 0, rope_dims = 0;  // the rows are ordered by heads of this size
@@ -57,12 +58,12 @@ struct HfTensor {
         return order == HfOrder::transposed ? rows() : order == HfOrder::taps ? columns() / 2 : columns();
     }
 
-    // In our tensor, where that which this one holds begins, and how much there lies up to its end.
+    // The range of our tensor that the elements of this one lie in: its first element, and its length.
     uint64_t our_first() const { return first_row * our_width(); }
     uint64_t our_size() const { return order == HfOrder::paired ? 2 * size() : size(); }
 
-    // Calls visit(theirs, ours) for the elements of some rows: their places counted from the first of these
-    // rows, and from our_first().
+    // Calls visit(theirs, ours) with the indices of each element of some rows: in theirs from the first of
+    // these rows on, in ours from our_first() on.
     template <typename Visit>
     void each_element(uint64_t row, uint64_t count, Visit&& visit) const {
         bool transposed = order == HfOrder::transposed, taps = order == HfOrder::taps;
@@ -74,7 +75,8 @@ struct HfTensor {
         }
     }
 
-    // Calls visit(first, count) for what it holds of ours, counted from our_first().
+    // Calls visit(first, count) for each run of consecutive elements of ours that it holds, from our_first()
+    // on.
     template <typename Visit>
     void each_run(Visit&& visit) const {
         if (order != HfOrder::paired) return visit(uint64_t(0), size());
@@ -82,7 +84,7 @@ struct HfTensor {
             visit(our_row(row) * columns(), head_size * columns());
     }
 
-    // Calls visit(row, rows) for parts that are small enough to be held in memory.
+    // Calls visit(row, rows) for parts that are small enough for memory.
     template <typename Visit>
     void each_part(Visit&& visit) const {
         constexpr uint64_t most = 1 << 22;  // elements
@@ -126,7 +128,7 @@ private:
     }
 };
 
-// c: a completed config; one that no family expresses is refused.
+// Returns the table of a completed config; refuses one that no family expresses.
 inline std::vector<HfTensor> hf_tensors(const ModelConfig& c) {
     const HfFamily& family = hf_family(c);
     const std::vector<TensorRow> ours = tensor_table(c);
@@ -141,7 +143,7 @@ inline std::vector<HfTensor> hf_tensors(const ModelConfig& c) {
                          (uint64_t)c.heads, (uint64_t)c.head_size, (uint64_t)c.rope_dims});
         return table.back();
     };
-    // A weight or a bias of theirs, if it is of this unit; in a block, with what begins its names.
+    // Adds a weight or a bias of theirs if it is in this unit; in a block, with the prefixes of its names.
     auto add_row = [&](const HfRow& row, const std::string& ending, Unit unit, const std::string& their_block,
                        const std::string& our_block) {
         // wte and wpe have no ending
@@ -186,8 +188,8 @@ inline std::vector<HfTensor> hf_tensors(const ModelConfig& c) {
     return table;
 }
 
-// The numbers of our tensors by name, of a model that the table describes. Anything else is refused; `what`
-// is where our tensors come from.
+// Returns the numbers of our tensors by name, for a model that the table describes; refuses any other. `what`
+// is the source of our tensors, for messages.
 inline std::map<std::string, int> match_hf_tensors(const std::vector<HfTensor>& table,
                                                    const std::vector<CheckpointTensor>& tensors,
                                                    const std::string& what) {
@@ -211,8 +213,8 @@ inline std::map<std::string, int> match_hf_tensors(const std::vector<HfTensor>& 
     return numbers;
 }
 
-// Tensors in files of older versions that are computed again when a model is loaded: masks, and angles of
-// RoPE.
+// Returns whether it is a tensor in files of older versions that is recomputed when a model is loaded: a
+// mask, or RoPE's frequencies.
 inline bool hf_recomputes(const std::string& name) {
     for (const char* end : {".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias",
                             ".rotary_emb.inv_freq"}) {

@@ -1,7 +1,7 @@
 /*
-A run directory for a model that was made elsewhere: the options that describe it, and one checkpoint, so that
-it is sampled from, evaluated, exported and trained on like a run of our own. A run that it replaces stays as
-it is until all of the new one is on disk; then names change.
+A run directory for a model from elsewhere: the options that describe it, and one checkpoint, so that it can
+be sampled from, evaluated, exported and trained like a run of our own. A run that it replaces stays untouched
+until all of the new one is on disk; then files are renamed.
 */
 #pragma once
 
@@ -21,10 +21,10 @@ it is until all of the new one is on disk; then names change.
 
 class ImportedRun {
 public:
-    // Names and shapes of the tensors that a model has.
+    // Returns names and shapes of the tensors of a model.
     using TensorsOf = std::function<std::vector<CheckpointTensor>(const Options&)>;
 
-    // Makes the directory, which may hold a run only with `overwrite`. `published` is of PublishedFiles.
+    // Makes the directory, which may hold a run only with `overwrite`. `published` comes from PublishedFiles.
     ImportedRun(const std::string& run_dir, const Options& options, bool overwrite, int64_t step,
                 std::vector<CheckpointTensor> tensors, const nlohmann::ordered_json& published = {})
         : run_dir_(run_dir),
@@ -33,8 +33,8 @@ public:
           log_(run_dir, overwrite ? RunFolder::replaced : RunFolder::fresh, "--output"),
           checkpoint(run_dir, step, header(published), std::move(tensors)) {}
 
-    // If the program is killed in between, there is the run that was there or the new one, whole but for its
-    // tokenizer, which must then be named; it is never that of the other.
+    // If the program is killed meanwhile, the directory holds the old run or the new one, complete except
+    // perhaps for its tokenizer, which must then be named; it never has the tokenizer of the other.
     void commit(const Tokenizer* tokenizer = nullptr) {
         const std::string place = tokenizer_path(run_dir_), older = place + ".aside", newer = place + ".new";
         checkpoint.complete();
@@ -63,5 +63,5 @@ private:
     RunLog log_;
 
 public:
-    CheckpointBuilder checkpoint;  // to be filled
+    CheckpointBuilder checkpoint;  // the importer fills it
 };

@@ -1,7 +1,7 @@
 /*
-A model of llm.c -> a run directory with one checkpoint: of its weights alone, or, where the state of all
-ranks lies beside the model, with the moments and master weights of its step, so that training goes on from
-there. Memory holds small parts of it.
+An llm.c model -> a run directory with one checkpoint: of its weights only or, if the state of all ranks lies
+beside the model, with the moments and master weights of its step, so that training continues from there.
+Memory holds small parts of it.
 */
 #pragma once
 
@@ -19,8 +19,8 @@ there. Memory holds small parts of it.
 
 namespace llmc {
 
-// The weights are the master weights, rounded up or down: a state that is of another step, or whose shares
-// would be put together in a wrong order, is not used.
+// Checks that the weights are the master weights, rounded up or down: fails for a state of another step, or
+// one whose shards would be assembled in the wrong order.
 inline void check_master(LlmcModel& model, const LlmcState& state) {
     std::vector<float> weights;
     state.each_part(Slot::master, [&](size_t i, uint64_t first, const std::vector<float>& masters) {
@@ -77,11 +77,11 @@ inline std::vector<std::string> remarks(const LlmcModel& model, const std::optio
 }  // namespace llmc
 
 struct LlmcImport {
-    bool goes_on;                      // the state of training is there too
+    bool goes_on;                      // the state of training was imported too
     std::vector<std::string> remarks;  // lines for the user
 };
 
-// Reads a model, and the state beside it, into a run directory, which may hold a run only with `overwrite`.
+// Imports a model, and the state beside it, into a run directory, which may hold a run only with `overwrite`.
 inline LlmcImport import_llmc(const std::string& path, const std::string& run_dir, bool overwrite,
                               const ImportedRun::TensorsOf& tensors_of) {
     LlmcModel model(path);

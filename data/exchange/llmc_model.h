@@ -1,13 +1,13 @@
 /*
-Models of llm.c: model_*.bin. A header of 256 numbers of 32 bits, then the tensors one behind the other, all
-in fp32 or all in bf16, little-endian.
+Models of llm.c: model_*.bin. A header of 256 numbers of 32 bits, then the tensors one after another, all in
+fp32 or all in bf16, little-endian.
 
     header  0 magic 20240326   1 version: 3 fp32, 5 bf16   2 context   3 vocabulary   4 layers   5 heads
             6 channels   7 rows of wte: the vocabulary and padding   8... zero
     tensors wte wpe | ln1w ln1b qkvw qkvb attprojw attprojb ln2w ln2b fcw fcb fcprojw fcprojb | lnfw lnfb
-            each of those in the middle for all layers, before the next begins
+            each of those in the middle is stored for all layers before the next begins
 
-Our tensors of a GPT-2 have the same shapes and the same order of elements, but for the padding.
+Our tensors of a GPT-2 have the same shapes and the same order of elements, except for the padding.
 */
 #pragma once
 
@@ -27,12 +27,12 @@ Our tensors of a GPT-2 have the same shapes and the same order of elements, but 
 #include "data/options/model_config.h"
 #include "data/options/values.h"
 
-// One of our tensors in the sequence of all parameters.
+// One of our tensors within the sequence of all parameters.
 struct LlmcTensor {
     std::string name;
-    uint64_t offset;  // its first parameter's
-    uint64_t size;    // includes padding
-    uint64_t used;    // without
+    uint64_t offset;  // index of its first parameter
+    uint64_t size;    // parameters, including padding
+    uint64_t used;    // parameters without padding
 };
 
 namespace llmc {
@@ -51,7 +51,7 @@ inline void check_zeros(const Header& header, size_t begin, size_t end, const st
     }
 }
 
-// The parameters in the order of the file.
+// Returns the tensors in the order of the file.
 inline std::vector<LlmcTensor> tensors(const ModelConfig& c, uint64_t padded_vocab) {
     uint64_t C = (uint64_t)c.channels, V = (uint64_t)c.vocab_size, T = (uint64_t)c.context, end = 0;
     std::vector<LlmcTensor> table;
@@ -88,7 +88,7 @@ inline uint64_t parameters(const std::vector<LlmcTensor>& table) {
     return table.back().offset + table.back().size;
 }
 
-// The number that each of them has among `ours`, which must be the tensors of the same model.
+// Returns the index of each of them among `ours`, which must be the tensors of the same model.
 inline std::vector<int> numbers(const std::vector<LlmcTensor>& table,
                                 const std::vector<CheckpointTensor>& ours, const std::string& path) {
     std::map<std::string, int> by_name;
@@ -107,7 +107,7 @@ inline std::vector<int> numbers(const std::vector<LlmcTensor>& table,
     return result;
 }
 
-// Refuses features that llm.c has no switch for, by the names of our options.
+// Refuses features that llm.c does not have, by the names of our options.
 inline void check_exportable(const ModelConfig& c) {
     ModelConfig theirs = {.layers = c.layers,
                           .channels = c.channels,
@@ -194,7 +194,7 @@ private:
     std::vector<char> bytes_;
 };
 
-// Writes the weights of a checkpoint, in the best precision that it has of them.
+// Exports the weights of a checkpoint, from the best precision that it has.
 inline void export_llmc(CheckpointReader& reader, const ModelConfig& model, const std::string& path,
                         Dtype dtype) {
     constexpr uint64_t padding = 128;  // rows, as llm.c pads them

@@ -1,16 +1,15 @@
 /*
-Training state of llm.c: one file state_STEP_RANK.bin of each rank, beside model_STEP.bin. A header of 256
-numbers of 32 bits, then AdamW's first moments, second moments and, where they are kept, the fp32 master
-weights, each a sequence of fp32; then, in a run that shuffles, where it was in its data, which nothing else
-can use.
+Training state of llm.c: one file state_STEP_RANK.bin per rank, beside model_STEP.bin. A header of 256 numbers
+of 32 bits, then AdamW's first moments, second moments and, if they are kept, the fp32 master weights, each a
+sequence of fp32; then, in a run that shuffles, its position in the data, which no other program can use.
 
     header  0 magic 20240527   1 version 1   2 ranks   3 rank   4 master weights (0 or 1)   5 shuffles (0, 1)
             10 step   20 to 23 state of random numbers   30 to 33 place in the data   others zero
 
-A rank has a value for every parameter, in the order of the model file, or, where ZeRO 1 cut the optimizer,
-for its share: of every tensor of every layer, not of the sequence as a whole, rank r of P has elements [r *
-size / P, (r + 1) * size / P), at 1/P of the tensor's offset in the model. The header does not tell which; the
-size does.
+A rank has a value for every parameter, in the order of the model file, or, if ZeRO 1 sharded the optimizer,
+for its shard: rank r of P has elements [r * size / P, (r + 1) * size / P) of every tensor of every layer, not
+of the sequence as a whole, at 1/P of the tensor's offset in the model. The header does not say which; the
+file size does.
 */
 #pragma once
 
@@ -37,7 +36,7 @@ inline std::string state_name(long long step, int rank) {
     return text("state_%08lld_%05d.bin", step, rank);
 }
 
-// The step in the name model_00001000.bin; -1 for another name.
+// Returns the step in a name such as model_00001000.bin; -1 for any other name.
 inline int64_t step_of_model(const std::string& path) {
     std::string name = std::filesystem::path(path).filename();
     long long step = -1;
@@ -45,7 +44,7 @@ inline int64_t step_of_model(const std::string& path) {
     return named ? step : -1;
 }
 
-// The files of a step in a folder, by rank.
+// Returns the state files of a step in a folder, by rank.
 inline std::map<int, std::string> state_files(const std::string& folder, int64_t step) {
     std::map<int, std::string> files;
     std::error_code error;
@@ -67,7 +66,7 @@ inline std::map<int, std::string> state_files(const std::string& folder, int64_t
 // The state of all ranks, checked; the values are read on demand.
 class LlmcState {
 public:
-    // `files` by rank, at least one; `tensors` of the model beside them.
+    // `files`: by rank, at least one; `tensors`: those of the model beside them.
     LlmcState(const std::map<int, std::string>& files, int64_t step, std::vector<LlmcTensor> tensors)
         : step_(step), tensors_(std::move(tensors)) {
         for (const auto& [rank, path] : files) {
@@ -98,8 +97,8 @@ public:
     int ranks() const { return header_[2]; }
     bool has_master() const { return header_[4] == 1; }
 
-    // Calls take(tensor, slot, first, values) until it has had all elements of all tensors: `values` begin at
-    // element `first` of the tensor, which is counted as in the model's table.
+    // Calls take(tensor, first, values) until it has had all elements of a slot: `values` begin at element
+    // `first` of the tensor, which is an index in the model's table.
     template <typename Take>
     void each_part(Slot slot, Take&& take) const {
         std::vector<float> values;
@@ -129,7 +128,7 @@ private:
             fail("%s: too short, or became shorter while it was read; copy it again", path.c_str());
     }
 
-    // Which of the sequences.
+    // Returns the index of the slot among the sequences.
     static uint64_t place(Slot slot) { return slot == Slot::m ? 0 : slot == Slot::v ? 1 : 2; }
 
     uint64_t share_bytes() const { return llmc::parameters(tensors_) / (uint64_t)parts_ * sizeof(float); }
@@ -167,7 +166,7 @@ private:
         }
     }
 
-    // Into how many shares its size says that the state is cut.
+    // Returns the number of shards that the size of the file implies.
     int parts_of(const std::string& path) const {
         uint64_t parameters = llmc::parameters(tensors_), ranks = (uint64_t)header_[2];
         if (has_size(path, parameters)) return 1;
@@ -185,14 +184,15 @@ private:
         return (int)ranks;
     }
 
-    // Tells whether the file has the length of so many values in each sequence.
+    // Returns whether the file has the length of `values` values in each sequence.
     bool has_size(const std::string& path, uint64_t values) const {
         struct stat status;
         FileHandle file = open_regular(path, &status);
         uint64_t size = (uint64_t)status.st_size;
         uint64_t end = sizeof(llmc::Header) + values * sizeof(float) * (has_master() ? 3 : 2);
         if (header_[5] == 0) return end == size;
-        // Two lists follow, of files and of samples in one: a count, and their order.
+        // Two lists follow, the order of the files and that of the samples in one: each a count, and its
+        // items.
         for (int list = 0; list < 2; list++) {
             uint64_t count;
             if (end > size || size - end < sizeof count) return false;
@@ -207,6 +207,6 @@ private:
     int64_t step_;
     std::vector<LlmcTensor> tensors_;
     std::vector<std::string> paths_;  // by rank
-    llmc::Header header_ = {};        // that of rank 0
+    llmc::Header header_ = {};        // the header of rank 0
     int parts_ = 1;
 };

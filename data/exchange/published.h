@@ -1,7 +1,8 @@
 /*
-What a folder of Hugging Face says of a model besides its weights and its tokenizer: its text files as they
-came. The header of each checkpoint of the run has them ("published"), so that an export gives back the tokens
-that end a text, the chat template, the names and whatever else no option of ours stands for.
+The information that a Hugging Face folder has about a model besides its weights and its tokenizer: its text
+files, unchanged. The header of each checkpoint of the run contains them ("published"), so that an export
+returns the tokens that end a text, the chat template, the names and anything else that no option of ours
+represents.
 */
 #pragma once
 
@@ -23,7 +24,7 @@ public:
     static constexpr const char *config = "config.json", *generation = "generation_config.json",
                                 *tokenizer = "tokenizer_config.json";
 
-    // Those in a folder. One that cannot be read is told in `remarks`.
+    // Reads those of a folder. A file that cannot be read is reported in `remarks`.
     PublishedFiles(const std::string& folder, std::vector<std::string>& remarks)
         : files_(nlohmann::ordered_json::object()) {
         constexpr uint64_t most = 8 << 20;
@@ -41,32 +42,32 @@ public:
         }
     }
 
-    // Those of the header of a checkpoint.
+    // Takes those in the header of a checkpoint.
     explicit PublishedFiles(const nlohmann::ordered_json& about)
         : files_(about.value(published_key, nlohmann::ordered_json::object())) {}
 
     const nlohmann::ordered_json& to_json() const { return files_; }
 
-    // The tokenizer.json that these files tell of, by its hash.
+    // The tokenizer.json that these files belong to is identified by its hash.
     void set_tokenizer(const std::string& json) { files_["tokenizer"] = hash_of(json); }
     bool tell_of(const std::string& tokenizer_json) const {
         return source("tokenizer") == hash_of(tokenizer_json);
     }
 
-    // Empty where there is none.
+    // Empty if there is none.
     std::string source(const std::string& name) const {
         auto file = files_.find(name);
         return file != files_.end() && file->is_string() ? file->get<std::string>() : "";
     }
 
-    // Null where there is none.
+    // Null if there is none.
     nlohmann::ordered_json json(const char* name) const {
         auto json = nlohmann::ordered_json::parse(source(name), nullptr, false);
         return json.is_object() ? json : nlohmann::ordered_json();
     }
 
-    // The tokens that end a text when one is generated. generation_config.json goes before config.json, as it
-    // does in transformers.
+    // Returns the tokens that end a generated text. generation_config.json takes precedence over config.json,
+    // as in transformers.
     std::vector<int> ends_of_text(int vocab_size) const {
         for (const char* name : {generation, config}) {
             nlohmann::ordered_json said = json(name);

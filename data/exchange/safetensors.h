@@ -1,8 +1,8 @@
 /*
-Reading safetensors: one file, or the folder of a Hugging Face model, whose tensors may be spread over several
-files ("shards") with an index. The tables are checked before anything else is read; of the tensors, no more
-is read than is asked for. The total_size of an index is passed over: tools that convert a model leave it as
-it was, and the shards tell their own sizes.
+Reads safetensors: one file, or the folder of a Hugging Face model, whose tensors may be spread over several
+files ("shards") with an index. The tables are checked before anything else is read, and of the tensors only
+the requested elements are read. The total_size of an index is ignored, because tools that convert a model
+leave it unchanged; the shards state their own sizes.
 */
 #pragma once
 
@@ -47,7 +47,7 @@ public:
     const std::vector<SafeTensor>& tensors() const { return header_.tensors; }  // in the order of their bytes
     const SafeTensor* find(const std::string& name) const { return header_.find(name); }  // null: not there
 
-    // Elements [first, first + count) of a tensor of floating-point numbers.
+    // Reads elements [first, first + count) of a tensor of floating-point numbers.
     void read_floats(const SafeTensor& tensor, uint64_t first, uint64_t count, float* to) {
         FloatFormat format = format_of(tensor);
         uint64_t size = tensor.size(), width = float_bytes(format);
@@ -65,7 +65,7 @@ public:
         }
     }
 
-    // Gives the file back until the next read.
+    // Closes the file until the next read.
     void close() { file_.close(); }
 
 private:
@@ -103,7 +103,7 @@ private:
     SafetensorsHeader header_;
 };
 
-// model.safetensors, or model.safetensors.index.json and the shards that it names. One file is open at a
+// model.safetensors, or model.safetensors.index.json and the shards that it names. Only one file is open at a
 // time.
 class SafetensorsFolder {
 public:
@@ -124,7 +124,7 @@ public:
 
     const std::string& folder() const { return folder_; }
 
-    // Null if there is none of this name.
+    // Returns null if there is none of this name.
     const SafeTensor* find(const std::string& name) const {
         auto row = by_name_.find(name);
         return row == by_name_.end() ? nullptr : shards_[row->second].find(name);
@@ -137,7 +137,7 @@ public:
         return result;
     }
 
-    // Elements [first, first + count) of a tensor of floating-point numbers.
+    // Reads elements [first, first + count) of a tensor of floating-point numbers.
     void read_floats(const std::string& name, uint64_t first, uint64_t count, float* to) {
         auto row = by_name_.find(name);
         if (row == by_name_.end()) {
@@ -189,7 +189,7 @@ private:
         }
     }
 
-    // A plain name: a model does not reach out of its folder.
+    // Requires a plain name, because a model must not refer to files outside its folder.
     static std::string file_name(const std::string& path, const std::string& tensor,
                                  const nlohmann::json& file) {
         std::string name = file.is_string() ? file.get<std::string>() : "";

@@ -1,5 +1,5 @@
 /*
-The header of a safetensors file: a table of tensors as JSON, in front of their bytes.
+The header of a safetensors file: a table of tensors as JSON, before their bytes.
 
     at  bytes
      0      8  N, little-endian
@@ -7,9 +7,9 @@ The header of a safetensors file: a table of tensors as JSON, in front of their 
                "__metadata__": {"KEY": "VALUE", ...}}, and white space around it
    8+N         the tensors' bytes, row-major and little-endian; offsets count from here
 
-Nothing is trusted: a header is refused unless it is exactly of this form and the tensors, put in order, cover
-the bytes up to the end of the file without holes or overlaps. The table is read row by row, so that a hostile
-header of the largest size takes little more memory than its own.
+Nothing is trusted: a header is refused unless it has exactly this form and the tensors, in the order of their
+offsets, cover the bytes up to the end of the file without holes or overlaps. The table is read row by row, so
+that a hostile header of the largest size needs little more memory than its own size.
 */
 #pragma once
 
@@ -34,7 +34,7 @@ struct SafeTensor {
     std::vector<uint64_t> shape;
     uint64_t begin = 0, end = 0;  // bytes, from the end of the header
 
-    // Elements.
+    // Returns the number of elements.
     uint64_t size() const {
         uint64_t result = 1;
         for (uint64_t dimension : shape) result *= dimension;
@@ -45,7 +45,7 @@ struct SafeTensor {
 struct SafetensorsHeader {
     std::vector<SafeTensor> tensors;  // in the order of their bytes
 
-    // Null if there is none of this name.
+    // Returns null if there is none of this name.
     const SafeTensor* find(const std::string& name) const {
         auto row = by_name.find(name);
         return row == by_name.end() ? nullptr : &tensors[row->second];
@@ -59,7 +59,7 @@ namespace safetensors {
 constexpr uint64_t longest_header = 100'000'000;
 constexpr const char* metadata_key = "__metadata__";
 
-// Bits of an element; 0 for a type that does not exist.
+// Returns the bits of an element; 0 for a type that does not exist.
 inline uint64_t element_bits(std::string_view dtype) {
     static const std::map<std::string_view, uint64_t> bits = {
         {"F4", 4},          {"F6_E2M3", 6},     {"F6_E3M2", 6}, {"BOOL", 8}, {"U8", 8},   {"I8", 8},
@@ -70,7 +70,7 @@ inline uint64_t element_bits(std::string_view dtype) {
     return row == bits.end() ? 0 : row->second;
 }
 
-// The type of a value, for messages about one that has the wrong type.
+// Returns the type of a value, for messages about one that has the wrong type.
 inline const char* kind_of(const nlohmann::json& value) {
     static constexpr const char* kinds[] = {
         "null",          "an object",         "an array", "a text",
@@ -79,7 +79,7 @@ inline const char* kind_of(const nlohmann::json& value) {
     return kinds[(size_t)value.type()];
 }
 
-// Adds the tensor that a row of the table describes. Metadata, which are a row too, are checked only.
+// Adds the tensor that a row of the table describes. Metadata is a row too, but is only checked.
 inline void add_row(SafetensorsHeader& header, const std::string& name, const nlohmann::json& row,
                     const std::string& path) {
     auto refuse_row = [&](const char* what) {
@@ -121,11 +121,11 @@ inline void add_row(SafetensorsHeader& header, const std::string& name, const nl
 }
 
 // Reads the table row by row. The tree of a hostile header could be twenty times its size and very deep, and
-// of two equal keys it would keep one; so keys and depth are checked as they come, and only one row is kept
-// at a time.
+// would keep only one of two equal keys; so keys and depth are checked during parsing, and only one row is
+// kept at a time.
 inline SafetensorsHeader read_rows(std::string_view source, const std::string& path) {
     using Event = nlohmann::json::parse_event_t;
-    constexpr int deepest = 4;                 // values lie in the table, a row and a shape at most
+    constexpr int deepest = 4;                 // values are nested in the table, a row and a shape at most
     constexpr size_t most_values = 1'000'000;  // in a row
     SafetensorsHeader header;
     std::set<std::string> names, fields;  // fields: of the row called `name`
@@ -165,7 +165,7 @@ inline SafetensorsHeader read_rows(std::string_view source, const std::string& p
     return header;
 }
 
-// Checks that the shape has a size, and that the bytes are those of the shape.
+// Checks that the size of the shape does not overflow, and that the byte range matches it.
 inline void check_size(const SafeTensor& tensor, const std::string& where) {
     uint64_t bits = 1;
     bool overflow = false;
@@ -183,7 +183,7 @@ inline void check_size(const SafeTensor& tensor, const std::string& where) {
     }
 }
 
-// Puts the tensors in the order of their bytes, which must be the `data_bytes` bytes behind the header.
+// Sorts the tensors by their bytes, which must be exactly the `data_bytes` bytes after the header.
 inline void check_places(SafetensorsHeader& header, uint64_t data_bytes, const std::string& path) {
     std::sort(header.tensors.begin(), header.tensors.end(), [](const SafeTensor& a, const SafeTensor& b) {
         return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
@@ -211,7 +211,7 @@ inline void check_places(SafetensorsHeader& header, uint64_t data_bytes, const s
 
 }  // namespace safetensors
 
-// `source`: the N bytes behind the first 8; `data_bytes`: what the file has behind those.
+// `source`: the N bytes after the first 8; `data_bytes`: the number of bytes in the file after those.
 inline SafetensorsHeader parse_safetensors_header(std::string_view source, uint64_t data_bytes,
                                                   const std::string& path) {
     size_t begin = source.find_first_not_of(" \t\r\n");

@@ -1,8 +1,8 @@
 /*
-Writing the weights of a Hugging Face model: model.safetensors, or, where that would be larger than a shard
-may be, model-00001-of-00003.safetensors and so on with model.safetensors.index.json. Places follow from the
-names and shapes, so the elements can come in pieces and in any order, and memory holds one piece. A tensor is
-in one shard. None of the files has its name before all of them are complete.
+Writes the weights of a Hugging Face model: model.safetensors or, if that would exceed the size of a shard,
+model-00001-of-00003.safetensors and so on with model.safetensors.index.json. Offsets follow from the names
+and shapes, so the elements can come in pieces and in any order, and memory holds one piece. Each tensor is in
+one shard. No file gets its name before all are complete.
 */
 #pragma once
 
@@ -21,10 +21,10 @@ in one shard. None of the files has its name before all of them are complete.
 #include "data/base/file.h"
 #include "data/exchange/safetensors_header.h"
 
-// Which parts of something have been done, where the parts come in any order.
+// The set of finished parts of something, where the parts come in any order.
 class Ranges {
 public:
-    // [begin, end). False if part of it is there already.
+    // Adds [begin, end). Returns false if part of it was added before.
     bool add(uint64_t begin, uint64_t end) {
         if (begin == end) return true;
         auto next = end_of_.lower_bound(begin);
@@ -43,7 +43,7 @@ public:
     }
 
 private:
-    std::map<uint64_t, uint64_t> end_of_;  // each that has a gap before and behind it, by its begin
+    std::map<uint64_t, uint64_t> end_of_;  // the end of each contiguous range, by its begin
 };
 
 struct NamedShape {
@@ -53,10 +53,10 @@ struct NamedShape {
 
 class SafetensorsWriter {
 public:
-    static constexpr uint64_t most_shard_bytes = 5'000'000'000;  // Hugging Face takes no larger ones
+    static constexpr uint64_t most_shard_bytes = 5'000'000'000;  // the usual limit of Hugging Face
 
-    // Makes the folder; without commit() nothing is left behind. Tensors are put into shards in the order
-    // given.
+    // Makes the folder; without commit() nothing is left behind. Tensors are assigned to shards in the given
+    // order.
     SafetensorsWriter(const std::string& folder, const std::vector<NamedShape>& tensors, Dtype dtype,
                       uint64_t shard_bytes = most_shard_bytes)
         : folder_(folder), made_(folder), dtype_(dtype) {
@@ -70,7 +70,7 @@ public:
     SafetensorsWriter(const SafetensorsWriter&) = delete;
     SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
-    // Elements [first, first + count) of a tensor, each once.
+    // Writes elements [first, first + count) of a tensor; each element once.
     void append(const std::string& name, uint64_t first, uint64_t count, const float* values) {
         auto row = places_.find(name);
         if (row == places_.end())
@@ -123,7 +123,7 @@ private:
         std::vector<SafeTensor> tensors;
         uint64_t bytes = 0;       // size of the tensors
         uint64_t missing = 0;     // elements
-        uint64_t data_begin = 0;  // bytes in front of the tensors
+        uint64_t data_begin = 0;  // bytes before the tensors
         std::unique_ptr<NewFile> file;
     };
     struct TensorPlace {
@@ -131,7 +131,7 @@ private:
         Ranges written;  // elements
     };
 
-    // Refuses a folder with another model's files, of which a reader could take the wrong ones.
+    // Refuses a folder with another model's files, because a reader could pick the wrong ones.
     void refuse_older() const {
         std::error_code error;
         std::filesystem::directory_iterator entry(folder_, error), end;
@@ -160,13 +160,13 @@ private:
         bool full = !shards_.empty() && shards_.back().bytes > 0 &&
                     (shards_.back().bytes > shard_bytes || bytes > shard_bytes - shards_.back().bytes);
         if (shards_.empty() || full) shards_.emplace_back();
-        tensor.end = bytes;  // its place follows when the shard is complete
+        tensor.end = bytes;  // its offset is set when the shard is complete
         shards_.back().bytes += bytes;
         shards_.back().missing += bytes / dtype_size(dtype_);
         shards_.back().tensors.push_back(std::move(tensor));
     }
 
-    // The usual order in a file is that of the names.
+    // Names a shard, and sorts its tensors by name, which is the usual order in a file.
     void name_shard(size_t number) {
         Shard& shard = shards_[number];
         shard.name = shards_.size() == 1
@@ -191,7 +191,7 @@ private:
         return total;
     }
 
-    // The header ends with spaces, so that the tensors begin at a multiple of 8.
+    // Returns the header, padded with spaces so that the tensors begin at a multiple of 8.
     static std::string header_text(const Shard& shard) {
         std::string source = text("{\"%s\":{\"format\":\"pt\"}", safetensors::metadata_key);
         for (const SafeTensor& tensor : shard.tensors) {
@@ -240,6 +240,6 @@ private:
     std::string folder_;
     MadeFolder made_;
     Dtype dtype_;
-    std::vector<Shard> shards_;                  // whose files go before their folder does
+    std::vector<Shard> shards_;  // after made_: unfinished files are removed before their folder
     std::map<std::string, TensorPlace> places_;  // by name
 };

@@ -1,6 +1,6 @@
 /*
-A model is written for another program only where that program reads the same model. So a switch that the
-other one does not have is refused by its option, whatever the switch is.
+A model is exported for another program only if that program reads the same model. Any option that the other
+program cannot express is therefore refused by name.
 */
 #pragma once
 
@@ -10,7 +10,7 @@ other one does not have is refused by its option, whatever the switch is.
 #include "data/options/model_config.h"
 #include "data/options/values.h"
 
-// The options of a model, without values that have no effect in it.
+// Returns the options of a model, with defaults for values that have no effect on it.
 inline Options effective_options(ModelConfig c) {
     const ModelConfig usual;
     bool rope = c.position == PositionKind::rope, scaled = rope && c.rope_scaling != 1;
@@ -25,15 +25,15 @@ inline Options effective_options(ModelConfig c) {
     return options;
 }
 
-// Refuses ours, of which `theirs` is what the other program reads, by the first option in which they differ.
-// Theirs may be incomplete. `who` has no such models, and `remedy` says what to do.
+// Refuses `ours` if it differs from `theirs`, which is what the other program reads, by the first option that
+// differs. `theirs` may be incomplete. `who` names the other program, and `remedy` says what to do.
 inline void check_same_model(const ModelConfig& ours, ModelConfig theirs, const std::string& who,
                              const char* remedy) {
-    // so that a width that is no multiple of the heads is refused here
+    // so that a width that is not a multiple of the heads is refused here
     if (theirs.head_size == 0) theirs.head_size = theirs.channels / theirs.heads;
     complete(theirs);
     Options own = effective_options(ours), other = effective_options(theirs);
-    // a kind before a size, which may follow from it
+    // kinds are compared before sizes, which may follow from them
     for (bool sizes : {false, true}) {
         for (const OptionRow& row : option_table()) {
             if (row.resume != Resume::shape || is_number(row) != sizes) continue;

@@ -1,5 +1,5 @@
 /*
-What a command line becomes; data/launch/parse_command_line.h reads it.
+The result of reading a command line, which data/launch/parse_command_line.h does.
 */
 #pragma once
 
@@ -17,31 +17,31 @@ What a command line becomes; data/launch/parse_command_line.h reads it.
 #include "data/run/run_log.h"
 #include "data/tokenizer/tokenizer.h"
 
-// A command line of `train`, and what it has found.
+// A command line of `train`, and what was found for it.
 struct TrainingLine {
     Options options;
-    std::optional<StoredRun> origin;      // the checkpoint that the run goes on from
-    bool weights_only = false;            // it takes only the weights of `init`
-    RunFolder folder = RunFolder::fresh;  // the part that its directory plays
+    std::optional<StoredRun> origin;      // the checkpoint that the run starts from
+    bool weights_only = false;            // only the weights of `origin` are taken, for --init
+    RunFolder folder = RunFolder::fresh;  // how its directory is used
     std::vector<std::string> notes;       // for its header
 };
 
 // A command line of `plan`.
 struct PlanLine {
     PlanOptions command;
-    Options options;  // the training run that is planned, but for what is searched for
+    Options options;  // the planned training run, except for what is searched
     GivenOptions given;
-    std::vector<std::string> notes = {};  // assumptions for what was not told
+    std::vector<std::string> notes = {};  // assumptions about what was not given
 };
 
-// Commands that work on files alone.
+// Commands that work only on files.
 using FileCommand =
     std::variant<TokenizeOptions, DataOptions, InspectOptions, ReportOptions, ExportOptions, ImportOptions>;
 
 using CommandLine =
     std::variant<TrainingLine, PlanLine, SelftestOptions, SampleOptions, EvalOptions, FileCommand>;
 
-// Takes a preset or a foreign config; --model names it. What there is to tell is added to `notes`.
+// Applies the preset or foreign config that --model names. Remarks are added to `notes`.
 inline void apply_model(Options& options, std::vector<std::string>& notes) {
     if (const Preset* preset = find_preset(options.model)) {
         static_cast<ModelConfig&>(options) = preset->config;
@@ -57,12 +57,12 @@ inline void apply_model(Options& options, std::vector<std::string>& notes) {
     }
 }
 
-// The content of the file of a tokenizer of this name, or the name where it has none.
+// Returns the content of the tokenizer's file, or the name if it has no file.
 inline std::string content_of(const Tokenizer* tokenizer, const std::string& name) {
     return tokenizer && !tokenizer->file().empty() ? tokenizer->json() : name;
 }
 
-// The others work on hosts without a device too.
+// Returns whether a command computes on a device; the others also work on hosts without one.
 inline bool computes(Command command, const GivenOptions& given) {
     return command == command_train || command == command_sample || command == command_eval ||
            command == command_selftest || is_given("--measure", given);

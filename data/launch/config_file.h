@@ -1,12 +1,12 @@
 /*
-Options of `train` in a file (--config): lines that --print-config writes, or the options.json of a run.
+Options of `train` in a file (--config): lines as --print-config writes them, or the options.json of a run.
 
     # a comment
     model = gpt2-124M
     learning-rate = 3e-4        # learning_rate, as in JSON, is the same
     prompt = '#include <'       # a value may be in quotes; in double ones it is written as in JSON
 
-Each becomes an option that is given, so all that holds for the command line holds for the file.
+Each line is treated as a given option, so all rules of the command line also hold for the file.
 */
 #pragma once
 
@@ -26,14 +26,14 @@ Each becomes an option that is given, so all that holds for the command line hol
 #include "data/options/synonyms.h"
 #include "data/options/values.h"
 
-// Options of a file are no option of a file themselves.
+// Returns whether a file may hold the option; --config and --print-config are only for the command line.
 inline bool is_in_config(const OptionRow& row) {
     return row.belongs_to(command_train) && row.field != std::string_view("config") &&
            row.field != std::string_view("print_config");
 }
 
-// A file has the value of every option. Some follow from another one, and from that of the command line if it
-// is given there.
+// Returns whether the value of an option follows from the option `from`. A file has the value of every
+// option, so those that follow from an option of the command line must not be taken from it.
 inline bool follows(const OptionRow& row, const std::string& from) {
     static const std::map<std::string_view, std::vector<std::string_view>> followers = {
         {"--tokenizer", {"vocab_size", "document_end"}},
@@ -54,7 +54,8 @@ inline std::string name_of_key(std::string key) {
     return "--" + key;
 }
 
-// value(row): the text of an option's value. Errors in the name and in the value are reported with this line.
+// value(row): returns the text of an option's value. Errors in the name and in the value are reported with
+// this line.
 template <typename Value>
 GivenOption config_option(const std::string& file, long line, const std::string& name, Value&& value) try {
     const OptionRow* row = find_option(name, command_train);
@@ -68,7 +69,7 @@ GivenOption config_option(const std::string& file, long line, const std::string&
     fail("%s:%ld: %s", printable(file).c_str(), line, error.what());
 }
 
-// Reads the value of a line, the text after its =.
+// Returns the value of a line; `rest` is the text after its =.
 inline std::string config_value(std::string_view rest) {
     constexpr std::string_view blanks = " \t\r";
     rest.remove_prefix(std::min(rest.find_first_not_of(blanks), rest.size()));
@@ -99,8 +100,8 @@ inline std::string config_value(std::string_view rest) {
     return value;
 }
 
-// A record tells of one start of a run. What holds for a single start is not taken from it, nor how many
-// ranks there were.
+// Returns the options in the record of a run's start, without those that apply only to that start, and
+// without those that depend on the number of ranks.
 inline GivenOptions options_of_record(const std::string& file, const std::string& content) {
     GivenOptions given;
     const nlohmann::json record = in_todays_form(parse_json(content, file), file);
@@ -142,8 +143,8 @@ inline GivenOptions read_config(const std::string& file) {
     return with_joined_lists(given);
 }
 
-// The options of a command line and, before them, those of its --config that it does not say itself, and that
-// do not follow from what it says.
+// Returns the options of a command line, preceded by those of its --config that it neither gives itself nor
+// determines by others that it gives.
 inline GivenOptions with_config(const GivenOptions& given) {
     GivenOptions all;
     for (const GivenOption& option : given) {
@@ -158,7 +159,7 @@ inline GivenOptions with_config(const GivenOptions& given) {
     return all;
 }
 
-// All options, as read_config() takes them, but for those that another number of ranks has other values of.
+// Returns all options as read_config() reads them, except those that depend on the number of ranks.
 inline std::string config_text(const Options& options) {
     constexpr std::string_view plain =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+.,:/*=%@~";

@@ -1,5 +1,5 @@
 /*
-Finds the checkpoint that a run goes on from: the newest that can be used, or the one that is named.
+Finds the checkpoint that a run resumes from: the newest usable one, or the one that is named.
 */
 #pragma once
 
@@ -20,7 +20,7 @@ Finds the checkpoint that a run goes on from: the newest that can be used, or th
 #include "data/launch/resume.h"
 #include "data/run/run_log.h"
 
-// RUN of RUN/checkpoints/step_N; empty for a checkpoint that lies elsewhere.
+// Returns RUN of RUN/checkpoints/step_N; empty for a checkpoint elsewhere.
 inline std::string run_of_checkpoint(const std::string& folder) {
     using std::filesystem::path;
     for (path place : {path(folder), std::filesystem::current_path() / folder}) {
@@ -49,9 +49,9 @@ inline StoredRun stored_run(const CheckpointReader& reader) {
     return run;
 }
 
-// A program that was killed between the last byte of a checkpoint and its name leaves step_N.partial. One
-// that is newer than all checkpoints, and whole by its checksums, gets its name here. Returns what there is
-// to tell, if anything.
+// A program that is killed after it has written all of a checkpoint, but before it renames it, leaves
+// step_N.partial. If that is newer than all checkpoints, and complete by its checksums, it gets its final
+// name here. Returns a note, or nothing.
 inline std::string complete_unfinished(const std::string& run_dir) {
     std::vector<int64_t> steps = checkpoint_steps(run_dir);
     int64_t newest = steps.empty() ? -1 : steps[0];
@@ -63,7 +63,7 @@ inline std::string complete_unfinished(const std::string& run_dir) {
         found = folder;
     }
     if (found.empty()) return "";
-    // The one that saves it may be at work. Where there is no log, there is no such program.
+    // The program that saves it may still be running. If there is no log, there is no such program.
     FileHandle log(open(log_path(run_dir).c_str(), O_WRONLY | O_CLOEXEC));
     if (!log && errno != ENOENT) return "";
     if (log && !try_lock(log)) return "";
@@ -79,7 +79,7 @@ inline std::string complete_unfinished(const std::string& run_dir) {
            checkpoint_folder(run_dir, newest) + " now";
 }
 
-// The checkpoint in a folder, of which every file is there.
+// Returns the checkpoint in a folder, after checking that all of its files are there.
 inline StoredRun checkpoint_at(const std::string& folder) {
     std::string index = read_checkpoint_index(folder);
     CheckpointReader reader(folder, index);

@@ -1,7 +1,7 @@
 /*
-From the command line to Options: the defaults, then the preset or config.json named by --model, or what a
-checkpoint has (data/launch/resume.h), then what was given explicitly, then complete_options()
-(data/options/rules.h), which fills in what follows from the rest and refuses what does not fit together.
+Turns a command line into Options: the defaults, then the preset or config.json named by --model, or the
+options of a checkpoint (data/launch/resume.h), then what was given explicitly, then complete_options()
+(data/options/rules.h), which derives the remaining values and refuses combinations that do not fit.
 */
 #pragma once
 
@@ -29,11 +29,11 @@ checkpoint has (data/launch/resume.h), then what was given explicitly, then comp
 // ----------------------------------------------------------------------------
 // the command line
 
-// A tokenizer that is asked for brings its vocabulary and the token that ends a document along, unless these
-// are given themselves.
+// A given tokenizer sets the vocabulary size and the token that ends a document, unless these are given
+// themselves.
 class TokenizerChoice {
 public:
-    // The one asked for, or that of the model.
+    // Loads the given tokenizer, or else that of the model.
     TokenizerChoice(Options& options, const std::string& asked_for) {
         auto tokenizer = Tokenizer::load_if_any(asked_for.empty() ? options.tokenizer : asked_for);
         if (!tokenizer) return;
@@ -51,11 +51,11 @@ public:
     }
 
 private:
-    int needed_ = 0;  // tokens
+    int needed_ = 0;  // tokens that the vocabulary must hold
 };
 
-// An on|off option may stand alone, for on. A value that follows one is joined to it by a "=", as cxxopts
-// wants it where a value may be left out.
+// Joins an on|off option and a value that follows it with "=", as cxxopts requires for optional values. The
+// option without a value means on.
 inline std::vector<std::string> with_switch_values(const std::vector<std::string>& words) {
     std::vector<std::string> arguments;
     for (const std::string& word : words) {
@@ -69,7 +69,7 @@ inline std::vector<std::string> with_switch_values(const std::vector<std::string
     return arguments;
 }
 
-// Takes a command line apart, from the command's own name on.
+// Parses a command line, which begins with the command's name.
 inline GivenOptions read_arguments(Command command, const std::vector<std::string>& words) {
     cxxopts::Options parser("train_gpt");
     parser.allow_unrecognised_options();
@@ -123,8 +123,8 @@ inline GivenOptions read_arguments(Command command, const std::vector<std::strin
     return with_config(with_joined_lists(given));
 }
 
-// Notes on options that are given several times, as by a script that adds its arguments to options of its
-// own: the last one holds. A list of files that is given twice is refused.
+// Returns notes on options that are given several times, for example by a script that appends its arguments
+// to options of its own: the last one counts. Refuses a list of training files that is given twice.
 inline std::vector<std::string> repeated_options(const GivenOptions& given) {
     std::vector<std::string> lines;
     for (size_t i = 0; i < given.size(); i++) {
@@ -144,7 +144,7 @@ inline std::vector<std::string> repeated_options(const GivenOptions& given) {
 }
 
 // ----------------------------------------------------------------------------
-// the beginning of a training run
+// the start of a training run
 
 inline void check_origin(const Options& asked) {
     if (resumes_newest(asked) && asked.overwrite)
@@ -164,20 +164,20 @@ inline std::optional<StoredRun> named_checkpoint(const char* option, const std::
     return found;
 }
 
-// The folder in which --resume looks; empty: none.
+// Returns the folder in which --resume looks; empty: none.
 inline std::string resumed_place(const Options& asked) {
     if (!resumes_newest(asked)) return asked.resume;
     return asked.run_dir.empty() ? default_run_dir(asked.model) : asked.run_dir;
 }
 
-// The run's folder in --fallback-dir, where its last checkpoint may be as well. It is empty where --resume
-// auto does not look there.
+// Returns the run's folder in --fallback-dir, which may hold its last checkpoint; empty if --resume auto does
+// not look there.
 inline std::string fallback_place(const Options& asked) {
     bool looks = resumes_newest(asked) && !asked.fallback_dir.empty();
     return looks ? shared_run_dir(asked.fallback_dir, resumed_place(asked)) : "";
 }
 
-// The newest checkpoint of a run that can be used, of those in its directory and in --fallback-dir.
+// Returns the newest usable checkpoint of a run, from its directory or from --fallback-dir.
 inline std::optional<StoredRun> newest_of_run(const Options& asked, const FindCheckpoint& find) {
     std::string run_dir = resumed_place(asked), fallback = fallback_place(asked), error;
     std::optional<StoredRun> own, last;
@@ -201,7 +201,7 @@ inline std::optional<StoredRun> newest_of_run(const Options& asked, const FindCh
     return own;
 }
 
-// Finds the run's origin. If --resume auto is given too, --init is for the first start of the run.
+// Finds the run's origin. With --resume auto, --init applies only to the first start of the run.
 inline void find_origin(TrainingLine& line, const Options& asked, const FindCheckpoint& find) {
     if (resumes_newest(asked)) {
         std::string run_dir = resumed_place(asked);
@@ -219,7 +219,7 @@ inline void find_origin(TrainingLine& line, const Options& asked, const FindChec
     for (const std::string& note : line.origin->notes) line.notes.push_back(note);
 }
 
-// The run directory, when it is known.
+// Sets how the run directory, now known, is used; refuses to overwrite the run's origin.
 inline void check_run_folder(TrainingLine& line) {
     const Options& o = line.options;
     bool of_origin = line.origin && is_same_folder(line.origin->run_dir, o.run_dir);
@@ -238,7 +238,7 @@ inline bool is_same_tokenizer(const std::string& a, const std::string& b) {
     return a == b || content(a) == content(b);
 }
 
-// A resumed run has its own copy of its tokenizer, whichever file that was copied from.
+// A resumed run keeps its own copy of its tokenizer; --tokenizer may name another file with the same content.
 inline void take_own_tokenizer(TrainingLine& line, const StoredOptions& stored) {
     std::string& asked = line.options.tokenizer;
     if (line.weights_only || kind_of<TokenizerKind>(stored.tokenizer()) == TokenizerKind::none) return;
@@ -278,7 +278,7 @@ inline void check_steps_left(const TrainingLine& line) {
          options.steps, origin.checkpoint.c_str(), (long long)origin.step);
 }
 
-// The defaults, with the given values over them.
+// Returns the defaults, overridden by the given values.
 inline Options asked_options(const GivenOptions& given) {
     Options asked;
     set_values(given, asked);
@@ -292,15 +292,15 @@ inline Options asked_options(const GivenOptions& given) {
     return asked;
 }
 
-// The places where parse_training() may look for a checkpoint. asked: asked_options(), for they follow from
-// the command line alone.
+// Returns the places where parse_training() may look for a checkpoint. asked: asked_options(), because the
+// places follow from the command line only.
 inline std::vector<std::string> origin_places(const Options& asked) {
     std::vector<std::string> places = {resumed_place(asked), fallback_place(asked), asked.init};
     std::erase(places, "");
     return places;
 }
 
-// `processes` are to train together.
+// processes: the number of processes that train together.
 inline TrainingLine parse_training(const GivenOptions& given, int processes = 1,
                                    const FindCheckpoint& find = find_checkpoint,
                                    const LayoutChoices& choose = {}) {
@@ -413,7 +413,7 @@ inline CommandLine parse_options(Command command, const GivenOptions& given, int
     __builtin_unreachable();
 }
 
-// The command a first argument names.
+// Returns the command that a first argument names.
 inline Command parse_command(const std::string& name) {
     std::vector<std::string> names;
     for (const CommandHelp& row : command_table()) {
@@ -424,7 +424,7 @@ inline Command parse_command(const std::string& name) {
          nearest_name(name, names).c_str());
 }
 
-// The answer to a command line that only asks for help or the version; empty: it asks for neither.
+// Returns the answer to a command line that only asks for help or the version; empty: it asks for neither.
 // words: from the command on. -h may also be the value of an option.
 inline std::string answer_to(const std::vector<std::string>& words) {
     const int width = terminal_width(80);

@@ -1,6 +1,6 @@
 /*
-A training run that goes on from a checkpoint (--resume), or begins with the weights of one (--init): which
-options it takes over from there, by the policy that the table has for each, and what is said of those that
+A training run that continues from a checkpoint (--resume), or begins with the weights of one (--init): which
+options it takes over, by the policy that the option table has for each, and the remarks about options that
 are given another value.
 */
 #pragma once
@@ -23,31 +23,32 @@ are given another value.
 #include "data/options/values.h"
 #include "data/tokenizer/tokenizer.h"
 
-// A checkpoint, and what it says of the run that made it.
+// A checkpoint, and what it records about the run that made it.
 struct StoredRun {
     std::string checkpoint;          // its folder
-    std::string run_dir;             // the run that it lies in; empty: none
+    std::string run_dir;             // the run that it belongs to; empty: none
     std::string tokenizer;           // copy of its tokenizer in that run; empty: there is none
     int64_t step = 0;                // steps done
     nlohmann::json options;          // the form of options_to_json() or model_options_to_json()
-    std::vector<std::string> notes;  // for the header: newer ones that are not it, and why
-    std::vector<std::string> gone;   // options of it that name files which are not here
+    std::vector<std::string> notes;  // for the header: newer ones that were passed over, and why
+    std::vector<std::string> gone;   // its options that name files which are missing here
     std::vector<std::string> older;  // folders of the run's older checkpoints, the newest first
     std::string index;               // the bytes of its index, on the rank that has read them
 };
 
-// Looks for a checkpoint: for the newest that can be used of a run directory, or in the folder of one.
-// Returns nothing where there is none, and fails where there are some and none can be used.
+// Looks for a checkpoint: the newest usable one of a run directory, or the one in a folder. Returns nothing
+// if there is none, and fails if there are some and none is usable.
 using FindCheckpoint = std::function<std::optional<StoredRun>(const std::string& place)>;
 
-// An option with the text that the command line has for it.
+// An option with its text on the command line.
 struct GivenOption {
     const OptionRow* row;
     std::string value;
 };
 using GivenOptions = std::vector<GivenOption>;
 
-// Lists of files that have names may be given several times, and become one (data/options/named_lists.h).
+// Returns whether an option takes lists of named files, which may be given several times and are joined
+// (data/options/named_lists.h).
 inline bool takes_named_lists(const OptionRow& row) {
     return row.field == std::string("val_data") || row.field == std::string("data");
 }
@@ -79,11 +80,11 @@ inline bool is_given(const std::string& name, const GivenOptions& given) {
                        [&](const GivenOption& g) { return option_name(*g.row) == name; });
 }
 
-// Options that another one can say in other words.
+// Pairs of options that express the same setting.
 constexpr std::pair<const char*, const char*> said_otherwise[] = {{"--val-tokens", "--val-batches"},
                                                                   {"--steps", "--epochs"}};
 
-// Says whether an option is given, in its own words or in others.
+// Returns whether an option is given, itself or by its counterpart.
 inline bool is_said(const OptionRow& row, const GivenOptions& given) {
     return is_given(row, given) || std::ranges::any_of(said_otherwise, [&](const auto& words) {
                std::string name = option_name(row);
@@ -92,12 +93,12 @@ inline bool is_said(const OptionRow& row, const GivenOptions& given) {
            });
 }
 
-// Options of a layout that another number of ranks has other values of.
+// Returns whether the value of an option depends on the number of ranks.
 inline bool follows_ranks(const OptionRow& row) {
     return &row == find_option("--dp") || &row == find_option("--shard-group");
 }
 
-// The tokens of the tokenizer must be in the vocabulary of a model that exists already.
+// Checks that the tokens of the tokenizer are in the vocabulary of a model that exists already.
 inline void check_tokenizer(const Tokenizer& tokenizer, const std::string& name, const Options& model,
                             const std::string& checkpoint) {
     if (tokenizer.vocab_size() <= model.vocab_size) return;
@@ -105,7 +106,7 @@ inline void check_tokenizer(const Tokenizer& tokenizer, const std::string& name,
          printable(name).c_str(), tokenizer.vocab_size(), checkpoint.c_str(), model.vocab_size);
 }
 
-// The options of a checkpoint, for a run that goes on from it or, with weights_only, takes its weights.
+// The options of a checkpoint, for a run that continues from it or, with weights_only, takes its weights.
 class StoredOptions {
 public:
     StoredOptions(const StoredRun& run, bool weights_only)
@@ -113,12 +114,12 @@ public:
           weights_only_(weights_only),
           stored_(stored_options(run.options, run.checkpoint)),
           record_(in_todays_form(run.options, run.checkpoint)) {
-        // The run's copy is the one it was trained with, wherever the file is now that was named.
+        // The run's copy is the one it was trained with; the file that was named may have moved.
         if (kind_of<TokenizerKind>(stored_.tokenizer) == TokenizerKind::file && !run.tokenizer.empty())
             stored_.tokenizer = run.tokenizer;
     }
 
-    // Before those that are given.
+    // Copies the stored options; to be called before the given ones are set.
     void take_over(Options& options) const {
         for (const OptionRow& row : option_table()) {
             bool taken = !weights_only_ && row.resume != Resume::layout && row.resume != Resume::not_stored;
@@ -126,7 +127,7 @@ public:
         }
     }
 
-    // RoPE that begins to be scaled is scaled from the context that the weights were trained with.
+    // RoPE that was unscaled so far is scaled from the context that the weights were trained with.
     void take_original_context(Options& options, const GivenOptions& given) const {
         bool begins = stored_.rope_scaling == 1 && options.rope_scaling != 1;
         if (weights_only_ && begins && !is_given("--rope-original-context", given))
@@ -136,7 +137,7 @@ public:
     const std::string& tokenizer() const { return stored_.tokenizer; }
     long long processes() const { return stored_.ranks(); }
 
-    // Refuses a run that was moved away from its files, and names all of them that are not given anew.
+    // Refuses a run that was moved away from its files, and names all options that must be given anew.
     void check_files(const GivenOptions& given) const {
         std::string missing;
         for (const std::string& name : run_.gone) {
@@ -148,8 +149,8 @@ public:
                  run_.checkpoint.c_str(), missing.c_str());
     }
 
-    // Refuses other values of what the checkpoint was made for: its tensors are of this shape, and its state
-    // means something in such a run only.
+    // Refuses to change values that the checkpoint was made for: its tensors have this shape, and its state
+    // is meaningful only in such a run.
     void check_fixed(const Options& options,
                      const char* remedy = "leave the option out, or begin a run without it") const {
         for (const OptionRow& row : option_table()) {
@@ -164,11 +165,10 @@ public:
         }
     }
 
-    // Lowers --tp and --pp of the checkpoint where they do not fit the processes, and returns what is to be
-    // said of that.
+    // Lowers --tp and --pp of the checkpoint if they do not fit the processes, and returns a note about it.
     std::string fit_cut(Options& options, const GivenOptions& given, int processes) const {
         const Cut kept = options;
-        Cut least = kept;  // values that the user gave stand
+        Cut least = kept;  // values that the user gave are kept
         if (!is_given("--tp", given)) least.tp = 1;
         if (!is_given("--pp", given)) least.pp = 1;
         bool is_planned = kept.tp == 0 || kept.pp == 0;
@@ -184,7 +184,7 @@ public:
                     now.tp, now.pp);
     }
 
-    // If no given option changes how the run is cut, the options that followed from the cut stay as well.
+    // If no given option changes the layout, the options that followed from it stay as well.
     void take_layout(Options& options, const GivenOptions& given, int processes) const {
         bool same_model = options.tp == stored_.tp && options.pp == stored_.pp &&
                           options.pp_schedule == stored_.pp_schedule &&
@@ -197,8 +197,8 @@ public:
         }
     }
 
-    // For the header of the run, one line each: what is given and differs, what else its text is made of, how
-    // else it is cut, and what comes of that. The options are complete.
+    // Returns the differences for the header of the run, one line each: given options, the text that it
+    // trains on, its layout, and their consequences. The options must be complete.
     std::vector<std::string> changes(const Options& options, const GivenOptions& given) const {
         std::vector<std::string> lines;
         for (const OptionRow& row : option_table()) {
@@ -230,12 +230,13 @@ public:
     }
 
 private:
-    // A program that did not know an option, or a model from elsewhere, has stored nothing to compare.
+    // Returns whether the checkpoint has the option; an older program, or the import of a model, did not
+    // store it.
     bool is_stored(const OptionRow& row) const {
         return row.belongs_to(command_train) && record_.contains(row.field);
     }
 
-    // A model with RoPE may begin with another context (--init), and wavelengths to suit it.
+    // A model with RoPE may start with another context (--init), and with wavelengths that suit it.
     bool adapts_to_context(const OptionRow& row) const {
         std::string_view field = row.field;
         bool is_adapted = field == "context" || (field.starts_with("rope_") && field != "rope_dims");
@@ -244,8 +245,8 @@ private:
 
     void copy(const OptionRow& row, Options& options) const { row.set(options, row.get(stored_)); }
 
-    // Tells whether the value of a row is the stored one. 0 can be, if it stands for a value that follows
-    // from others.
+    // Returns whether the value of a row equals the stored one. 0 can, if it stands for a value that is
+    // derived from others.
     bool comes_to_stored(const OptionRow& row, const Options& options) const {
         Options changed = stored_;
         row.set(changed, row.get(options));
@@ -258,7 +259,8 @@ private:
         return value_text(row, changed) == value_text(row, stored_);
     }
 
-    // Empty: the first step has about the rate that it would have had without the options of this start.
+    // Returns a note about a jump of the learning rate; empty if the first step has about the rate that it
+    // would have had without the options of this start.
     std::string learning_rate_jump(const Options& options) const {
         auto rate = [](const Options& o, int64_t step) {
             return o.learning_rate * schedule(o, (int)std::min<int64_t>(step, o.steps - 1));
@@ -279,5 +281,5 @@ private:
     const StoredRun& run_;
     const bool weights_only_;
     Options stored_;
-    nlohmann::json record_;  // run.options as today's program would have written them
+    nlohmann::json record_;  // run.options in the form that this program writes
 };

@@ -1,5 +1,5 @@
 /*
-What a run left: its weights, the options that shaped them, and the tokenizer that its text goes through.
+The result of a run: its weights, the options that shaped them, and the tokenizer of its text.
 */
 #pragma once
 
@@ -19,8 +19,8 @@ struct TrainedModel {
     Options options;
     std::unique_ptr<Tokenizer> tokenizer;
 
-    // Loads the newest checkpoint of a run directory, or the checkpoint in a folder. `tokenizer_name`
-    // takes the place of the run's own tokenizer.
+    // Loads the newest checkpoint of a run directory, or the checkpoint in a folder. `tokenizer_name`, unless
+    // empty, replaces the run's own tokenizer.
     TrainedModel(const std::string& run, const std::string& tokenizer_name) : reader(newest_checkpoint(run)) {
         StoredRun stored = stored_run(reader);
         options = stored_options(stored.options, stored.checkpoint);

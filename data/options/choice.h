@@ -1,11 +1,12 @@
 /*
-An option with a few named values is an enum class, and its names stand beneath it, in its order:
+An option with a few named values is an enum class, followed by its names in the same order:
 
     enum class NormKind { layernorm, rmsnorm };
     NAMES_OF(NormKind, "layernorm", "rmsnorm");
 
-The command line, JSON and messages have the names, the program has the enum. Where an option takes a few
-words or else something longer (a file, a list), its last enumerator is for that, and has no name:
+The command line, JSON and messages use the names, the program uses the enum. If an option also accepts
+something longer (a file, a list) instead of one of the words, its last enumerator is for that, and has no
+name:
 
     enum class TokenizerKind { none, bytes, file };
     NAMES_OF(TokenizerKind, "none", "bytes");
@@ -33,14 +34,14 @@ constexpr const char* name_of(Enum value) {
     return NamesOf<Enum>::all[(int)value];
 }
 
-// The enumerator that has the text as its name, else the last one.
+// Returns the enumerator with this name, or the last one if no name matches.
 template <typename Enum>
 constexpr Enum kind_of(std::string_view value) {
     auto& names = NamesOf<Enum>::all;
     return (Enum)(std::find(std::begin(names), std::end(names), value) - std::begin(names));
 }
 
-// A value of one of these enums, whatever its type.
+// A value of any of these enums, with the names of its type.
 struct Choice {
     int value;
     std::span<const char* const> names;

@@ -1,8 +1,8 @@
 /*
 How a run is cut over its processes: fills in --dp, --shard-group, --global-batch, --tp-overlap and
 --pp-chunks, and refuses a layout that does not fit the number of processes, the model or the batch. A refusal
-names the two nearest layouts that fit processes and model, found by trying them all: there are few ways to
-write a number as a product of three.
+names the two nearest layouts that fit processes and model, found by exhaustive search: a number has few
+factorizations into three.
 */
 #pragma once
 
@@ -25,13 +25,14 @@ write a number as a product of three.
 // ----------------------------------------------------------------------------
 // parts into which a model can be cut
 
-// Parts of the layers on each of `pp` stages.
+// Number of parts of the layers on each of `pp` stages.
 inline int chunks_of(const Options& options, int pp) {
     if (options.pp_chunks > 0) return options.pp_chunks;
     return options.pp_schedule == PipelineSchedule::interleaved && pp > 1 ? 2 : 1;
 }
 
-// Why a completed model and its sequences cannot be cut over tp * pp ranks, or nothing if they can.
+// Returns why a completed model and its sequences cannot be cut over tp * pp ranks, or an empty string if
+// they can.
 inline std::string cut_refusal(const Options& model, int tp, int pp) {
     for (const TensorRow& row : tensor_table(model)) {
         if (row.unit != Unit::block || row.shard != Shard::rows) continue;
@@ -44,7 +45,7 @@ inline std::string cut_refusal(const Options& model, int tp, int pp) {
                             size);
         }
     }
-    // Rows and channels between the matrices are divided too.
+    // Rows and channels between the matrices are divided as well.
     for (auto [option, size] :
          {std::pair{"--channels", model.channels}, {"--sequence-length", model.sequence_length}}) {
         if (size % tp) return text("--tp %d: does not divide %s %d", tp, option, size);
@@ -66,8 +67,8 @@ inline bool fits(const Cut& cut, int processes) {
     return cut.dp == 0 ? processes % cut.ranks() == 0 : processes == cut.ranks();
 }
 
-// The first layout that fits all processes and the model, from one on that does not, with fewer stages and
-// then fewer tensor ranks, but not fewer than in `least`. The same one where there is none.
+// Returns the first layout that fits all processes and the model, searching down from `from`: first fewer
+// stages, then fewer tensor ranks, but not fewer than in `least`. Returns `from` if none fits.
 inline Cut lowered_layout(const Options& model, const Cut& from, const Cut& least, int processes) {
     Cut cut = from;
     for (cut.tp = from.tp; cut.tp >= least.tp; cut.tp--) {
@@ -77,7 +78,7 @@ inline Cut lowered_layout(const Options& model, const Cut& from, const Cut& leas
     return from;
 }
 
-// Options that turn one layout into another: "--tp 2 --dp 4".
+// The options that turn one layout into another: "--tp 2 --dp 4".
 inline std::string layout_changes(const Cut& from, const Cut& to) {
     std::string changes;
     auto add = [&](const char* option, int value) {
@@ -89,9 +90,9 @@ inline std::string layout_changes(const Cut& from, const Cut& to) {
     return changes;
 }
 
-// The two layouts of all processes that fit the model and are nearest to the one asked for, as a remedy:
-// first those that change the fewest options, then those that change --tp and --pp least, for --dp is what is
-// left. A way of cutting that was not asked for is not proposed.
+// Proposes the two layouts of all processes that fit the model and are nearest to the one asked for: those
+// that change the fewest options first, then those that change --tp and --pp least, because --dp follows from
+// them. Tensor or pipeline parallelism is proposed only if it was asked for.
 inline std::string nearest_layouts(const Options& model, const Cut& asked, int processes) {
     struct Candidate {
         std::array<int, 4> distance;
@@ -118,7 +119,7 @@ inline std::string nearest_layouts(const Options& model, const Cut& asked, int p
     return alternatives(nearest);
 }
 
-// The divisors of a number that are nearest to one that is none, up to `most`: "2 or 4".
+// The divisors of `number` nearest to `to`, which is not one; the larger one only up to `most`: "2 or 4".
 inline std::string nearest_divisors(int to, int number, int most) {
     int below = std::min(to, number), above = to;
     while (number % below) below--;
@@ -127,9 +128,9 @@ inline std::string nearest_divisors(int to, int number, int most) {
 }
 
 // ----------------------------------------------------------------------------
-// layers of the parts of a pipeline
+// layers of each part of a pipeline
 
-// "3,4,4,3": layers of each part, which must be `parts` numbers with the sum `layers`.
+// Parses "3,4,4,3", the layers of each part: `parts` numbers with the sum `layers`.
 inline std::vector<int> parse_split(const std::string& list, int layers, int parts) {
     std::vector<int> split;
     long long sum = 0;
@@ -179,7 +180,7 @@ inline void complete_ranks(Options& options, int processes) {
              below ? text("%lld or ", below).c_str() : "", above, below ? below : above);
     }
     if (options.dp == 0) options.dp = (int)(processes / parts);
-    // Below 2^60: each is at most 2^20.
+    // The product does not overflow: each factor is at most 2^20.
     if (parts * options.dp != processes) {
         fail("--dp %d: with --tp %d and --pp %d a layout of %lld processes, and this run has %d; give %s, or "
              "start %lld (mpirun -np %lld)",
@@ -188,7 +189,7 @@ inline void complete_ranks(Options& options, int processes) {
     }
 }
 
-// Refuses options that no number of stages makes valid.
+// Refuses options that no number of stages would make valid.
 inline void check_pipeline_options(const Options& options) {
     if (options.pp_chunks > 1 && options.pp_schedule != PipelineSchedule::interleaved) {
         fail("--pp-chunks %d: with --pp-schedule %s a stage has one part of the layers; add --pp-schedule "
@@ -244,7 +245,7 @@ inline void complete_shard_group(Options& options) {
     }
 }
 
-// The first steps need micro-batches of `tokens` tokens, and one for each data rank.
+// The first steps need whole micro-batches of `tokens` tokens, and at least one for each data rank.
 inline void complete_batch_ramp(Options& options, long long tokens) {
     BatchRamp ramp = parse_batch_ramp(options.batch_ramp);
     const char* given = options.batch_ramp.c_str();
@@ -260,11 +261,13 @@ inline void complete_batch_ramp(Options& options, long long tokens) {
     }
 }
 
-// The data ranks take the micro-batches of a step in turn (comm/layout.h), so each needs one at least.
+// Micro-batches of a step are dealt out to data ranks in turn (comm/layout.h), so there must be at least one
+// for each.
 inline void complete_global_batch(Options& options) {
     long long tokens = (long long)options.sequence_length * options.micro_batch, least = tokens * options.dp;
     if (!options.batch_ramp.empty()) complete_batch_ramp(options, tokens);
-    // Stages of an interleaved pipeline wait least where the micro-batches of a rank are a multiple of it.
+    // Stages of an interleaved pipeline idle least if the number of a rank's micro-batches is a multiple of
+    // the stages.
     int round = options.pp_schedule == PipelineSchedule::interleaved ? options.pp : 1;
     if (options.global_batch == 0) options.global_batch = least * round;
     bool too_small = options.dp > 1 && options.global_batch < least;
@@ -294,22 +297,23 @@ inline void complete_global_batch(Options& options) {
     check_limits(row, row.get(options));
 }
 
-// The choices for options that are not given. Code that knows how long layouts take, or reads token files, is
-// above this room.
+// Chooses values for options that are not given. These functions are passed in, because code that estimates
+// the speed of layouts or reads token files is in higher layers.
 struct LayoutChoices {
     // Completes the cut of a run whose --tp or --pp is auto.
     std::function<void(Options& options, int processes)> cut = [](Options&, int) {
         fail("--tp auto: a layout is chosen where a run begins; give --tp and --pp");
     };
-    // Ranks that share the state, of a layout that is complete otherwise.
+    // Returns the number of ranks that share the state, for a layout that is otherwise complete.
     std::function<int(const Options& options)> shard_group = [](const Options& o) { return o.dp; };
-    // Tokens of a pass over the data.
+    // Returns the tokens in one pass over the data.
     std::function<double(const Options& options)> tokens_of_epoch = [](const Options&) -> double {
         fail("--epochs: tokens are counted where a run begins; give --steps");
     };
 };
 
-// For options that are complete but for the layout. Nothing is cut yet, so a refusal costs no memory.
+// Completes the layout; all other options must be complete. Nothing is allocated yet, so a refusal costs no
+// memory.
 inline void complete_layout(Options& options, int processes, const LayoutChoices& choose = {}) {
     if (options.tp == 0 || options.pp == 0) choose.cut(options, processes);
     bool chooses_group = options.zero > 0 && options.shard_group == 0;

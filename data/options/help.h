@@ -1,9 +1,9 @@
 /*
-The text of --help and of the log header, from the table of options.
+The text of --help and of the log header, generated from the table of options.
 
-The help of a command has a section for each group of its options, and one of them can be asked for alone:
-`train --help data`. Where an option means different things to several commands, its row says so in braces,
-"Empty: {train: that of the model}{data: none}.", and the help of each command has its own part alone.
+The help of a command has a section for each group of its options; `train --help data` shows only one. If an
+option means different things to several commands, its row says so in braces, "Empty: {train: that of the
+model}{data: none}.", and the help of each command shows only its own part.
 */
 #pragma once
 
@@ -125,7 +125,7 @@ inline const char* command_name(Command command) {
 // ----------------------------------------------------------------------------
 // --help
 
-// Groups in the order of the table.
+// The groups of a command's options, in the order of the table.
 inline std::vector<std::string> option_groups(Command command) {
     std::vector<std::string> groups;
     for (const OptionRow& row : option_table()) {
@@ -142,12 +142,13 @@ inline std::string positional_name(const OptionRow& row) {
     return name + (holds<std::vector<std::string>>(row) ? "..." : "");
 }
 
-// The column where the words of a line of help begin: beside the name, or beneath it on a narrow terminal.
+// The column where the text of an option's help begins: beside the name, or beneath it on a narrow terminal.
 inline int help_indent(int width) {
     return width < 72 ? 8 : 30;
 }
 
-// `names`, such as "sample eval", against the name of one command; empty: they are not names of commands.
+// Returns whether `names`, such as "sample eval", includes this command; empty if any word is not the name of
+// a command.
 inline std::optional<bool> name_command(const std::string& names, Command command) {
     bool named = false;
     std::istringstream words(names);
@@ -159,26 +160,26 @@ inline std::optional<bool> name_command(const std::string& names, Command comman
     return named;
 }
 
-// The help of an option as one command has it: what stands in braces for other commands is left out.
+// The help of an option for one command: parts in braces for other commands are left out.
 inline std::string words_for(Command command, std::string help) {
     for (size_t begin = 0; (begin = help.find('{', begin)) != std::string::npos;) {
         size_t colon = help.find(": ", begin), end = help.find('}', begin);
         if (colon == std::string::npos || end == std::string::npos || colon > end) break;
         std::optional<bool> named = name_command(help.substr(begin + 1, colon - begin - 1), command);
         if (!named) {
-            begin++;  // other braces
+            begin++;  // braces that do not list commands
             continue;
         }
         std::string words = *named ? help.substr(colon + 2, end - colon - 2) : "";
         bool apart = words.empty() && begin > 0 && help[begin - 1] == ' ';
-        size_t blank = apart && help.compare(end + 1, 1, " ") == 0;  // two would meet
+        size_t blank = apart && help.compare(end + 1, 1, " ") == 0;  // otherwise two blanks would meet
         help.replace(begin, end + 1 - begin + blank, words);
         begin += words.size();
     }
     return help;
 }
 
-// `dashes` is what the name begins with.
+// dashes: the prefix of the name.
 inline std::string option_help(const OptionRow& row, Command command, int width, const char* dashes = "--") {
     int indent = help_indent(width);
     std::string value = is_switch(row)         ? " [on|off]"
@@ -210,14 +211,13 @@ inline std::string preset_help(int width) {
     return "Presets for --model\n  " + wrapped(names, 2, 2, width);
 }
 
-// A command line, broken before options that are not in quotes, so that it can be copied into a shell as it
-// stands.
+// A command line, broken only before options outside quotes, so that it can be copied into a shell as it is.
 inline std::string example_help(const std::string& example, int width) {
     std::string result, line = "  train_gpt";
     std::istringstream words(example);
     std::string part, word;
     auto add_part = [&] {
-        if ((int)(line.size() + 1 + part.size() + 2) > width) {  // and " \\"
+        if ((int)(line.size() + 1 + part.size() + 2) > width) {  // room for " \\"
             result += line + " \\\n";
             line = "     ";
         }
@@ -232,7 +232,7 @@ inline std::string example_help(const std::string& example, int width) {
     return result + line + "\n";
 }
 
-// Options of a group; "" if the command has none there, or only what is given without a name.
+// Help for the options of a group; empty if the command has none in it except positional ones.
 inline std::string group_help(Command command, const std::string& group, int width) {
     std::string rows;
     for (const OptionRow& row : option_table()) {
@@ -244,7 +244,7 @@ inline std::string group_help(Command command, const std::string& group, int wid
            (group == "Layout" && command == command_plan ? " (searched, where left out)" : "") + "\n" + rows;
 }
 
-// The names by which sections of a command's help are asked for.
+// The names of the sections of a command's help, for --help SECTION.
 inline std::vector<std::string> help_sections(Command command) {
     std::vector<std::string> sections;
     for (std::string& group : option_groups(command)) {
@@ -268,7 +268,7 @@ inline std::string help_section(Command command, const std::string& asked, int w
     return group_help(command, group, width);
 }
 
-// The fate of a job, by how it ends.
+// The help of `launch` on what happens to a job, by the way it ends.
 inline std::string launch_help(int width) {
     std::string result = wrapped(
         "The arguments after -- are the job, as train_gpt would take them; they name its --run-dir. --resume "
@@ -344,7 +344,7 @@ inline std::string general_help(int width) {
 // ----------------------------------------------------------------------------
 // log header
 
-// Tells whether an option of a run would have its value if it were left out: its default or that of the
+// Returns whether an option of a run would have the same value if it were left out: its default, that of the
 // preset, or one that follows from other options.
 inline bool is_left_out(const OptionRow& row, const Options& options) {
     Options usual;
@@ -360,12 +360,12 @@ inline bool is_left_out(const OptionRow& row, const Options& options) {
     try {
         complete_options(without, (int)options.ranks());
     } catch (const Error&) {
-        return false;  // the others need it
+        return false;  // the other options are not valid without it
     }
     return value_text(row, without) == value;
 }
 
-// The options of a run that are its own, one group to a paragraph.
+// The options of a run that differ from their defaults, one paragraph for each group.
 inline std::string options_summary(const Options& options, int width) {
     constexpr int indent = 13;
     std::string result;

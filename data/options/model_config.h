@@ -1,6 +1,6 @@
 /*
-What a model is made of: one transformer with switches, and the parameter tensors that follow from them. The
-fields are options of the same names (--mlp-width for mlp_width). Zero means "derived from the others";
+The configuration of a model: one transformer with switches, and the parameter tensors that follow from them.
+The fields are options of the same names (--mlp-width for mlp_width). Zero means "derived from the others";
 complete() fills those in.
 */
 #pragma once
@@ -24,11 +24,11 @@ NAMES_OF(NormKind, "layernorm", "rmsnorm");
 enum class PositionKind { learned, rope };
 NAMES_OF(PositionKind, "learned", "rope");
 
-// gelu is the formula with tanh, gelu_exact that with the error function.
+// gelu is the tanh approximation, gelu_exact uses the error function.
 enum class MlpKind { gelu, gelu_exact, swiglu };
 NAMES_OF(MlpKind, "gelu", "gelu-exact", "swiglu");
 
-// A parallel block has one norm, with attention and MLP side by side behind it.
+// A parallel block has one norm, followed by attention and MLP side by side.
 enum class BlockKind { sequential, parallel };
 NAMES_OF(BlockKind, "sequential", "parallel");
 
@@ -52,28 +52,28 @@ struct ModelConfig {
     int rope_original_context = 8192;
     MlpKind mlp = MlpKind::gelu;
     bool bias = true;
-    bool qkv_bias = false;            // those of queries, keys and values alone
+    bool qkv_bias = false;            // only those of queries, keys and values
     int window = 0;                   // sliding attention window; 0: none
-    std::string window_pattern = {};  // layers with a window and without, in turn, as 3:1; empty: all have it
+    std::string window_pattern = {};  // layers with a window : layers without, repeated; empty: all have it
     BlockKind block = BlockKind::sequential;
     bool tie_embeddings = true;
     bool qk_norm = false;
     bool local_filter = false;
-    std::string ngram = {};          // tokens of the n-grams that look up rows of tables, as 2,3; empty: none
-    long long ngram_rows = 1 << 20;  // rows of each table for each length of n-gram, in all heads together
+    std::string ngram = {};          // lengths of n-grams that look up table rows, such as 2,3; empty: none
+    long long ngram_rows = 1 << 20;  // rows of a table for each n-gram length, in all heads together
     int ngram_width = 64;            // numbers of a row
     int ngram_heads = 4;             // rows that an n-gram looks up
-    bool ngram_gate = true;          // the stream decides how much of them is added to it
-    std::string ngram_layers = {};   // those with a table, from 0, as 1,6; empty: the second
+    bool ngram_gate = true;          // the stream decides how much of the rows is added to it
+    std::string ngram_layers = {};   // layers with a table, from 0, such as 1,6; empty: the second
 };
 
-// Layers in turn: so many with a window, then so many without.
+// Layers alternate: `sliding` with a window, then `full` without.
 struct WindowPattern {
     int sliding, full;
     std::string text() const { return std::to_string(sliding) + ":" + std::to_string(full); }
 };
 
-// "3:1". Refuses what is none.
+// Parses "3:1". Refuses anything else.
 inline WindowPattern parse_window_pattern(const std::string& source) {
     WindowPattern pattern = {};
     auto number = [](const char* from, const char* to, int& value) {
@@ -89,14 +89,14 @@ inline WindowPattern parse_window_pattern(const std::string& source) {
     return pattern;
 }
 
-// The window of a layer, from 0; 0: it has none.
+// The window of a layer, counted from 0; 0: no window.
 inline int window_of_layer(const ModelConfig& c, int layer) {
     if (c.window_pattern.empty()) return c.window;
     auto [sliding, full] = parse_window_pattern(c.window_pattern);
     return layer % ((int64_t)sliding + full) < sliding ? c.window : 0;
 }
 
-// The shortest pattern by which the layers there are have their windows; empty: all are alike.
+// The smallest pattern that gives the model's layers the same windows; empty if all layers are alike.
 inline std::string effective_window_pattern(const ModelConfig& c) {
     int sliding = 0;
     while (sliding < c.layers && window_of_layer(c, sliding) > 0) sliding++;
@@ -105,7 +105,7 @@ inline std::string effective_window_pattern(const ModelConfig& c) {
     return sliding == 0 || sliding == c.layers ? "" : WindowPattern{sliding, end - sliding}.text();
 }
 
-// Ascending numbers between limits: "2,3". Refuses what is none.
+// Parses ascending numbers between limits: "2,3". Refuses anything else.
 inline std::vector<int> parse_ascending(const char* option, const std::string& list, int least, int most) {
     std::vector<int> numbers;
     if (list.empty()) return numbers;
@@ -125,11 +125,11 @@ inline std::vector<int> parse_ascending(const char* option, const std::string& l
 }
 
 // ----------------------------------------------------------------------------
-// n-gram memory (kernels/ngram_gate.cuh): which layers have a table, and the heads that look rows up in it
+// n-gram memory (kernels/ngram_gate.cuh): the layers that have a table, and the heads that look up its rows
 
 constexpr int longest_ngram = 8;  // tokens
 
-// A head looks up one row for each token, by the n-gram that ends with it, among rows of its own.
+// For each token, a head looks up one of its own rows, chosen by the n-gram that ends with the token.
 struct NgramHead {
     int tokens;            // length of the n-gram
     uint64_t first, rows;  // its rows in each table
@@ -139,14 +139,14 @@ inline std::vector<int> ngram_sizes(const ModelConfig& c) {
     return parse_ascending("--ngram", c.ngram, 1, longest_ngram);
 }
 
-// All heads of a table; also those of its part that one of `tp` tensor ranks looks up.
+// Heads of a table; with `tp`, those that one of `tp` tensor ranks looks up.
 inline int ngram_head_count(const ModelConfig& c, int tp = 1) {
     return (int)ngram_sizes(c).size() * c.ngram_heads / tp;
 }
 
 inline bool has_table(const ModelConfig& c, int layer) {
     if (c.ngram.empty()) return false;
-    constexpr int any = 1 << 20;  // complete() refuses those that the model does not have
+    constexpr int any = 1 << 20;  // complete() refuses layers beyond the model's
     return std::ranges::count(parse_ascending("--ngram-layers", c.ngram_layers, 0, any), layer) > 0;
 }
 inline std::vector<bool> layers_with_table(const ModelConfig& c) {
@@ -155,10 +155,9 @@ inline std::vector<bool> layers_with_table(const ModelConfig& c) {
     return has;
 }
 
-// Each head has a prime number of rows, and no two have the same: n-grams that share a row of one head have
-// rows of their own in others.
+// Heads have distinct prime numbers of rows, so n-grams that collide in one head rarely do in another.
 inline std::vector<NgramHead> ngram_heads(const ModelConfig& c) {
-    // Divisors are 2, 3 and what neither divides.
+    // Trial division by 2, 3 and the numbers that neither divides.
     auto is_prime = [](uint64_t n) {
         if (n < 5 || n % 2 == 0 || n % 3 == 0) return n == 2 || n == 3;
         for (uint64_t divisor = 5; divisor * divisor <= n; divisor += 6)
@@ -181,14 +180,14 @@ inline std::vector<NgramHead> ngram_heads(const ModelConfig& c) {
     return heads;
 }
 
-// Rows of each table.
+// Rows of each table, in all heads.
 inline uint64_t rows_of_table(const ModelConfig& c) {
     if (c.ngram.empty()) return 0;
     NgramHead last = ngram_heads(c).back();
     return last.first + last.rows;
 }
 
-// Numbers that the rows of a token have together.
+// Numbers in all the rows that one token looks up.
 inline int ngram_inputs(const ModelConfig& c) {
     return ngram_head_count(c) * c.ngram_width;
 }
@@ -198,16 +197,16 @@ inline int ngram_inputs(const ModelConfig& c) {
 
 enum class SublayerKind { attention, filtered_attention, mlp, ngram_memory };
 
-// Sublayers side by side: each reads the same norm of the residual stream and adds to the stream.
+// Sublayers side by side: all read the same norm of the residual stream, and add to the stream.
 using SublayerGroup = std::vector<SublayerKind>;
 
 struct LayerKind {
-    int window;                         // attention's; 0: none
-    bool has_table;                     // n-grams look rows up before all groups
-    std::vector<SublayerGroup> groups;  // one after another, each with a norm of its own
+    int window;                         // the attention window; 0: none
+    bool has_table;                     // n-grams look up rows before all groups
+    std::vector<SublayerGroup> groups;  // one after another, each with its own norm
 };
 
-// A layer, from 0, as the model has it. All layers have as many groups.
+// The kind of a layer, counted from 0. All layers have the same number of groups.
 inline LayerKind layer_kind(const ModelConfig& c, int layer) {
     SublayerKind attention = c.local_filter ? SublayerKind::filtered_attention : SublayerKind::attention;
     LayerKind kind = {window_of_layer(c, layer), has_table(c, layer), {{attention}, {SublayerKind::mlp}}};
@@ -215,12 +214,12 @@ inline LayerKind layer_kind(const ModelConfig& c, int layer) {
     return kind;
 }
 
-// Outputs of the product that makes queries, keys and values.
+// Outputs of the matrix product that makes queries, keys and values.
 inline int qkv_width(const ModelConfig& c) {
     return (c.heads + 2 * c.kv_heads) * c.head_size;
 }
 
-// Tells whether that product has a bias: alone, or as all products do.
+// Returns whether that product has a bias: its own option, or that of all products.
 inline bool has_qkv_bias(const ModelConfig& c) {
     return c.bias || c.qkv_bias;
 }
@@ -236,33 +235,33 @@ inline int filter_width(const ModelConfig& c) {
 }
 
 // ----------------------------------------------------------------------------
-// the parameter tensors, one row each: name, shape, initial values, weight decay, how it is sharded
+// the parameter tensors, one row each: name, shape, initial values, weight decay, sharding
 
-// A model is a chain of units: the embedding, each block, and the head, where it has a matrix of its own. The
-// other tensors behind the last block lie in that block's unit, ahead of the block's own tensors: a message
+// A model is a chain of units: the embedding, each block, and the head if it has its own matrix. The other
+// tensors after the last block are in that block's unit, ahead of the block's own tensors: a separate message
 // of so few numbers would take as long as one of many.
 enum class Unit { embedding, last_block, block, head };
 
-// How a tensor is sharded: what of it each tensor rank has.
+// How a tensor is sharded over tensor ranks.
 enum class Shard {
-    replicated,  // all of it, and the gradient of its part of the work: their sum is the gradient
-    rows,        // a part of the rows, section by section
-    columns      // a part of the columns, evenly
+    replicated,  // each rank has all of it, and a gradient from its part of the work; the sum is the gradient
+    rows,        // each rank has a part of the rows of each section
+    columns      // each rank has an equal part of the columns
 };
 
-// Rows that are cut for themselves: the queries of attention, say, or its keys.
+// Rows that are divided separately: the queries of attention, for example, or its keys.
 struct Section {
     size_t rows;
-    // Into how many it can be cut at most; 0: any number. With more tensor ranks than pieces, neighbours have
-    // a copy each of the same piece, and its gradient is the sum of theirs.
+    // The most pieces it can be divided into; 0: any number. With more tensor ranks than pieces, neighboring
+    // ranks each hold a copy of the same piece, and its gradient is the sum of theirs.
     int pieces = 0;
     const char* name = "";
-    const char* option = "";  // the user sets its rows, or pieces, by this
-    bool has_copies = false;  // may have them: more ranks than pieces are allowed
-    bool apart = false;  // multiplied by itself, for its input is another than that of the rows before it
+    const char* option = "";  // the option that sets its rows or pieces
+    bool has_copies = false;  // copies are allowed, for more ranks than pieces
+    bool apart = false;  // a product of its own, because its input differs from that of the rows before it
 };
 
-// The kinds of tensors that training can treat differently.
+// The kinds of tensors that training treats differently.
 enum class TensorKind { matrix, vector, embedding, head };
 constexpr int tensor_kinds = 4;
 
@@ -271,13 +270,13 @@ struct TensorRow {
     Unit unit;
     const char* name;       // in files; the tensors of block 3 are "layers.3." + name
     size_t rows, cols;      // cols 0: a vector
-    float mean, deviation;  // initial values are normal, or uniform up to the deviation on either side
+    float mean, deviation;  // initial values are normal, or uniform within mean +- deviation
     bool decay;             // weight decay: matrices only
     Shard shard = Shard::replicated;
-    std::vector<Section> sections = {};  // divide the rows; empty: there is one section
-    size_t pad_to = 1;  // a rank's rows are padded to a multiple of it: always zero, not in files
+    std::vector<Section> sections = {};  // a division of the rows; empty: one section
+    size_t pad_to = 1;  // each rank's rows are padded to a multiple of this: always zero, not in files
     bool uniform = false;
-    std::vector<bool> layers = {};  // for each layer: it has this tensor; empty: all have
+    std::vector<bool> layers = {};  // for each layer, whether it has this tensor; empty: all have it
 
     bool is_in(int layer) const { return layers.empty() || layers[layer]; }
     std::vector<int64_t> shape() const {
@@ -287,14 +286,14 @@ struct TensorRow {
     size_t width() const { return std::max<size_t>(cols, 1); }
     size_t size() const { return rows * width(); }
     bool is_block_matrix() const { return kind() == TensorKind::matrix; }
-    // A vector is a bias or the weight of a norm, wherever it is used.
+    // A vector is a bias or the weight of a norm, in any unit.
     TensorKind kind() const {
         return cols == 0                 ? TensorKind::vector
                : unit == Unit::embedding ? TensorKind::embedding
                : unit == Unit::head      ? TensorKind::head
                                          : TensorKind::matrix;
     }
-    // One at least.
+    // Returns at least one section.
     std::vector<Section> all_sections() const {
         return sections.empty() ? std::vector<Section>{{rows}} : sections;
     }
@@ -318,14 +317,14 @@ enum Tensor {
 
 constexpr int vocab_multiple = 128;  // the vocabulary is padded to this: products with odd sizes are slow
 
-// Initial values follow GPT-2: normal(0, 0.02), and the two projections back to the residual stream scaled by
-// 1/sqrt(2 layers). Those of the local filter follow Yuan 2.0: uniform up to 1/sqrt(numbers that an output is
-// made of). Its convolutions have their two taps one below the other, that of the token before first.
+// Initial values follow GPT-2: normal(0, 0.02), with the two projections back to the residual stream scaled
+// by 1/sqrt(2 layers). Those of the local filter follow Yuan 2.0: uniform within 1/sqrt(fan-in). The rows of
+// its convolution matrices are two taps, first the previous token's, then the token's own.
 //
-// Tensor ranks have a part of the heads, of the MLP and of the vocabulary each (Shoeybi et al.,
-// "Megatron-LM", 2019): rows of the matrices that read the residual stream, columns of those that write to
-// it. Norms, and biases of what is written, work on a part of the tokens each (Korthikanti et al., "Reducing
-// activation recomputation in large transformer models", 2022), so their gradients are summed.
+// Each tensor rank has a part of the heads, of the MLP and of the vocabulary (Shoeybi et al., "Megatron-LM",
+// 2019): rows of the matrices that read the residual stream, columns of those that write to it. Norms, and
+// biases of what is written, work on each rank's part of the tokens (Korthikanti et al., "Reducing activation
+// recomputation in large transformer models", 2022), so their gradients are summed.
 inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
     size_t C = c.channels, V = c.vocab_size, P = c.context, HS = c.head_size, A = c.heads * HS,
            KV = c.kv_heads * HS, F = c.mlp_width, F1 = fc_width(c);
@@ -388,13 +387,13 @@ inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
     return table;
 }
 
-// A product with a matrix of a block, as one of the tensor ranks makes it.
+// A matrix product of a block, as one tensor rank computes it.
 struct LocalProduct {
-    const char* name;  // the matrix's
+    const char* name;  // the matrix's name
     size_t inputs, outputs;
 };
 
-// All products of a block.
+// All matrix products of a block.
 inline std::vector<LocalProduct> local_products(const ModelConfig& c, int tp) {
     std::vector<LocalProduct> products;
     for (const TensorRow& row : tensor_table(c)) {
@@ -409,14 +408,14 @@ inline std::vector<LocalProduct> local_products(const ModelConfig& c, int tp) {
     return products;
 }
 
-// How often a model has a tensor.
+// The number of copies of a tensor in a model: one for each layer that has it, or 1 outside blocks.
 inline int count_of(const TensorRow& row, const ModelConfig& c) {
     return row.unit != Unit::block ? 1
            : row.layers.empty()    ? c.layers
                                    : (int)std::ranges::count(row.layers, true);
 }
 
-// Parameters of a completed config, but for the rows of tables; a tied output matrix counts once.
+// Parameters of a completed config, without the rows of n-gram tables; a tied output matrix counts once.
 inline int64_t parameter_count(const ModelConfig& c) {
     int64_t count = 0;
     for (const TensorRow& row : tensor_table(c)) count += (int64_t)row.size() * count_of(row, c);
@@ -435,10 +434,10 @@ inline int64_t block_parameters(const ModelConfig& c) {
 // ----------------------------------------------------------------------------
 // limits of a model
 
-constexpr int most_head_size = 256;  // attention takes no larger ones
+constexpr int most_head_size = 256;  // the attention kernels support no larger ones
 
-// Fills in the zeros and refuses what is not a model. Each field by itself is within the limits that the
-// table of options has for it.
+// Fills in the zeros and refuses an invalid model. Each field on its own must be within its limits in the
+// table of options.
 inline void complete(ModelConfig& c) {
     if (c.head_size == 0) {
         if (c.channels % c.heads) {
@@ -493,7 +492,7 @@ inline void complete(ModelConfig& c) {
         }
     }
 
-    // The layers multiply numbers that are below 2^51, so their count is looked at in floating point first.
+    // A count for one layer is below 2^51, so the product with the layers is checked in floating point first.
     ModelConfig one_layer = c;
     one_layer.layers = 1;
     constexpr double most_parameters = 1e15;

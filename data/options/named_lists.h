@@ -1,6 +1,6 @@
 /*
-Lists of files that have names: --val-data web=web_*.bin --val-data code=code_*.bin. Records keep them as one
-text, with a ; between two. One list alone needs no name.
+Lists of files with names: --val-data web=web_*.bin --val-data code=code_*.bin. Records keep them as one
+string, separated by semicolons. A single list needs no name.
 */
 #pragma once
 
@@ -15,14 +15,15 @@ text, with a ; between two. One list alone needs no name.
 #include "data/base/strings.h"
 
 struct NamedList {
-    std::string name;  // empty: it is alone, and has none
+    std::string name;  // may be empty if it is the only list
     std::string list;
 
-    // For people: the name, or else the files.
+    // For messages: the name, or the files if it has none.
     const std::string& title() const { return name.empty() ? list : name; }
 };
 
-// option: for messages. The name of a file that is there is one, whatever is in it.
+// Splits `given` into lists. An existing file is always one list, even if its name contains ; or =. option:
+// for messages.
 inline std::vector<NamedList> named_lists(const char* option, const std::string& given) {
     if (access(given.c_str(), F_OK) == 0) return {{"", given}};
     std::vector<NamedList> lists;

@@ -1,6 +1,6 @@
 /*
-A row of the table of options: an option's name, its limits, its help and its policies, with its value in each
-of the structs of options that have it.
+A row of the table of options: an option's name, limits, help and policies, and access to its value in each
+struct of options that has it.
 */
 #pragma once
 
@@ -14,12 +14,12 @@ of the structs of options that have it.
 
 #include "data/options/options.h"
 
-// The value of an option, of its own type.
+// The value of an option, in its own type.
 using OptionValue = std::variant<int, long long, float, double, bool, Choice, Interval, std::string,
                                  std::vector<std::string>>;
 
-// Says what a suffix of a row's number means: k is 1000 where things are counted (tokens of a run, steps) and
-// 1024 in the size of a batch or of a text; m is a minute in a number of seconds.
+// The meaning of a suffix on a number: k is 1000 for counts (tokens of a run, steps) and 1024 for the size of
+// a batch or of a text; m is a minute in a number of seconds.
 enum class Suffixes { none, of_count, of_size, of_time };
 
 // The numbers that a row accepts.
@@ -28,29 +28,28 @@ struct Limits {
     Suffixes suffixes = Suffixes::none;
 };
 
-// Says what happens to an option when a run is resumed (--resume) or begins with another run's weights
-// (--init).
+// How an option is handled when a run is resumed (--resume) or begins with another run's weights (--init).
 enum class Resume {
     overridable,        // the checkpoint's value holds unless another is given
     overridable_noted,  // like overridable, but another value is reported
-    fixed,   // the checkpoint's value holds; another is refused, for it would change what the state means
-    shape,   // like fixed, for the shape of weights; --init takes over these and the next kind alone
-    tokens,  // like overridable_noted, for how the model's text is made
-    layout,  // the checkpoint's value holds while the run is cut as it was; else it follows from the new cut
-    not_stored  // a value holds for this start alone
+    fixed,   // the checkpoint's value holds; another is refused, as it would change the meaning of the state
+    shape,   // like fixed, for the shape of weights; --init takes over only these and `tokens`
+    tokens,  // like overridable_noted, for how the model's text is encoded
+    layout,  // the checkpoint's value holds if the cut is the same; otherwise it follows from the new cut
+    not_stored  // a value holds only for this start
 };
 
-// Says whether the ranks of one job may have different values of an option.
+// Specifies whether the ranks of one job may have different values of an option.
 enum class Ranks {
-    alike,  // they may not: another value on another rank is refused (comm/agreement.h)
-    own     // they may: a path on its own node, whose content is compared, or what concerns no other rank
+    alike,  // no: another value on another rank is refused (comm/agreement.h)
+    own     // yes: a path on its own node, whose content is compared, or of no concern to other ranks
 };
 
-// An option, whatever its type, and whichever structs of options have it.
+// An option of any type, and its place in each of the structs of options that have it.
 class OptionRow {
 public:
-    // field(options): that field of a struct of options. The option belongs to the commands whose structs
-    // have it.
+    // field(options): returns that field of a struct of options. The option belongs to the commands whose
+    // structs have the field.
     template <typename Field>
     OptionRow(const char* name, Field, const char* group, Ranks ranks, Limits limits, const char* help,
               Resume resume = Resume::overridable, bool positional = false, bool later = false)
@@ -74,14 +73,14 @@ public:
     const char* help;
     Resume resume;
     bool positional;  // given without its name
-    bool later;       // files were written before it: there a model has its standard value
+    bool later;       // older files lack it; their models have its standard value
 
     bool belongs_to(Command command) const { return access_[command].get; }
 
-    // The value where it is not given.
+    // The value if the option is not given.
     const OptionValue& standard(Command command) const { return *access_[command].standard; }
 
-    // A value of its type.
+    // A value that shows the option's type.
     const OptionValue& example() const {
         return *std::ranges::find_if(access_, [](const Access& a) { return a.get; })->standard;
     }
@@ -91,7 +90,7 @@ public:
         return access_[O::command].get(&options);
     }
 
-    // value: of the option's type
+    // value: must have the option's type
     template <typename O>
     void set(O& options, const OptionValue& value) const {
         access_[O::command].set(&options, value);

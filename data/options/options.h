@@ -1,6 +1,6 @@
 /*
-The options of each command as fields of a struct of its own, with their defaults. data/options/table.h has a
-row for each name.
+The options of each command as fields of its own struct, with their defaults. data/options/table.h has a row
+for each name.
 */
 #pragma once
 
@@ -29,14 +29,14 @@ NAMES_OF(PipelineLayers, "time", "memory");
 enum class Offload { none, optimizer };
 NAMES_OF(Offload, "none", "optimizer");
 
-// Messages between these ranks.
+// Messages among these ranks, which a plan assumes to be never overlapped with computation.
 enum class Exposed { none, tensor, pipeline, data };
 NAMES_OF(Exposed, "none", "tensor", "pipeline", "data");
 
 enum class ResumeFrom { newest, place };
 NAMES_OF(ResumeFrom, "auto");
 
-// The memory that the rows of tables lie in.
+// The memory that holds the rows of n-gram tables.
 enum class TablePlace { device, host };
 NAMES_OF(TablePlace, "device", "host");
 
@@ -50,7 +50,7 @@ NAMES_OF(LearningRateSchedule, "cosine", "linear", "constant", "wsd");
 enum class MatmulDtype { automatic, bf16, fp8 };
 NAMES_OF(MatmulDtype, "auto", "bf16", "fp8");
 
-// Each makes again what the one before it does, and more.
+// Each recomputes more than the one before it.
 enum class Recompute { none, elementwise, mlp, block, automatic };
 NAMES_OF(Recompute, "none", "elementwise", "mlp", "block", "auto");
 
@@ -86,10 +86,10 @@ NAMES_OF(SelftestFormat, "text", "json");
 enum class PreTokenizerRules { gpt2, llama3, qwen };
 NAMES_OF(PreTokenizerRules, "gpt2", "llama3", "qwen");
 
-// How often something is done: after so many steps, after so many seconds, or as often as costs least.
+// How often something is done: every `count` steps, every `count` seconds, or at the interval of lowest cost.
 struct Interval {
     enum Unit { steps, seconds, best } unit;
-    int count;  // 0: never, or what is best
+    int count;  // 0: never; always 0 for best
 };
 
 // ----------------------------------------------------------------------------
@@ -114,19 +114,20 @@ constexpr int command_count = command_import + 1;
 
 constexpr int usual_seed = 1337, usual_micro_batch = 4;
 
-// How a step is cut over processes and into micro-batches. `plan` searches for the fastest, by what is given.
+// How a step is cut over processes and into micro-batches. `plan` searches for the fastest cut within what is
+// given.
 struct Cut {
     int tp = 1, pp = 1;
     int dp = 0;  // 0: processes / (tp * pp)
     int micro_batch = usual_micro_batch;
     PipelineSchedule pp_schedule = PipelineSchedule::one_f_one_b;
-    int pp_chunks = 0;  // 0: 2 for an interleaved pipeline, else 1
+    int pp_chunks = 0;  // 0: 2 for an interleaved pipeline, otherwise 1
     int zero = 0;
-    int shard_group = 0;  // 0: chosen, and 1 where --zero 0 cuts nothing
+    int shard_group = 0;  // 0: chosen; 1 if --zero 0 shards nothing
     Recompute recompute = Recompute::automatic;
     int tp_overlap = 0;          // 0: chosen by complete_layout
     int sequence_length = 0;     // 0: context
-    long long global_batch = 0;  // tokens of one step; 0: as few as can be, or the usual ones of a plan
+    long long global_batch = 0;  // tokens of one step; 0: as few as possible, or a plan's usual number
     Dtype reduce_dtype = Dtype::fp32;
     bool overlap = true;
     int prefetch = 1;
@@ -134,12 +135,12 @@ struct Cut {
     TablePlace ngram_place = TablePlace::device;
 
     auto operator<=>(const Cut&) const = default;
-    // The processes of a data rank, and those that it needs; if dp is 0, a multiple of these will do.
+    // Processes of one data rank, and of the whole layout; if dp is 0, any multiple of these works.
     long long ranks_of_data() const { return (long long)std::max(tp, 1) * std::max(pp, 1); }
     long long ranks() const { return ranks_of_data() * std::max(dp, 1); }
 };
 
-// The optimizer of a step, and the numbers that it computes in.
+// The optimizer of a step, and the number formats that it computes in.
 struct Arithmetic {
     OptimizerKind optimizer = OptimizerKind::adamw;
     MatmulDtype matmul_dtype = MatmulDtype::automatic;
@@ -148,37 +149,37 @@ struct Arithmetic {
     bool stochastic_rounding = false;
 };
 
-// The options of `train`, and what a checkpoint tells of the run that made it. Sizes left at 0 that can be
-// worked out from the others are filled in by complete_options().
+// The options of `train`, and the record in a checkpoint of the run that made it. complete_options() fills in
+// sizes left at 0 that follow from the others.
 struct Options : ModelConfig, Cut, Arithmetic {
     static constexpr Command command = command_train;
 
     std::string model = "tiny";
 
-    std::string train_data, val_data;  // globs, comma separated, with weights before them or without
+    std::string train_data, val_data;  // globs, comma separated, with or without weights before them
     std::string tokenizer;             // none | bytes | a file; empty: that of the model
-    int document_end = -1;             // token that ends a document; -1: documents are not told apart
+    int document_end = -1;             // token that ends a document; -1: documents are not separated
     bool reset_positions = false;
     DataReader data_reader = DataReader::rank;
     std::string config;  // a file of options; empty: none
     bool print_config = false;
-    int max_time = 0;  // seconds; 0: any
+    int max_time = 0;  // seconds; 0: no limit
     std::string run_dir;
     bool overwrite = false;
     int seed = usual_seed;
 
     int steps = 1000;
-    double epochs = 0;       // 0: steps says it
+    double epochs = 0;       // 0: use steps
     std::string batch_ramp;  // 256k:1M:2000; empty: no ramp
 
     std::string pp_layers = name_of(PipelineLayers::time);  // or a list like 3,4,4,3
-    float throttle_link = 0;                                // GB/s; 0: as fast as it goes
-    int communication_timeout = 600;                        // seconds; 0: for ever
+    float throttle_link = 0;                                // GB/s; 0: not throttled
+    int communication_timeout = 600;                        // seconds; 0: no limit
 
     std::string resume;  // auto | a run directory | a checkpoint
     std::string init;    // a run directory | a checkpoint
     Interval save_every = {Interval::steps, 1000};
-    double failure_rate = 0.474;  // in 1,000 days of a device; 0: none
+    double failure_rate = 0.474;  // per device in 1,000 days; 0: none
     int keep = 2;
     int keep_every = 0;
     int keep_best = 0;
@@ -206,7 +207,7 @@ struct Options : ModelConfig, Cut, Arithmetic {
     float gradient_clip = 1;
 
     double spike_sigma = 0;  // deviations; 0: nothing is a spike
-    int spike_skips = 3;     // in a row; 0: any number
+    int spike_skips = 3;     // skips in a row; 0: no limit
     int check_replicas = 0;  // steps; 0: never
     int check_replay = 0;    // likewise
 
@@ -220,12 +221,12 @@ struct Options : ModelConfig, Cut, Arithmetic {
     bool timings = true;
     std::string trace_steps;  // 100:103; empty: none
     float peak_tflops = 0;
-    std::string machine;  // a card or a file, which steps are predicted for; empty: the cards that are here
+    std::string machine;  // a card or a file, which step times are predicted for; empty: the cards present
     std::string matmul_tuning = name_of(MatmulTuning::on);
 
     int val_every = 100;
-    long long val_tokens = 128 << 10;  // 0: all there are
-    int val_batches = 0;               // 0: val_tokens says it
+    long long val_tokens = 128 << 10;  // 0: all
+    int val_batches = 0;               // 0: use val_tokens
     std::string choices;               // a file of questions; empty: none
     int choices_every = 1000;          // steps; 0: never
     int sample_every = 0;
@@ -233,37 +234,37 @@ struct Options : ModelConfig, Cut, Arithmetic {
     std::string prompt;
 };
 
-// The model, the step and the layout have the options of `train`.
+// The model, the step and the layout are the same options as those of `train`.
 struct PlanOptions : ModelConfig, Cut, Arithmetic {
     static constexpr Command command = command_plan;
 
     std::string model = "tiny";
-    std::string machine;     // a card | a file; empty: the card that is here
-    std::string measure;     // a file to write what is measured to, instead of planning
+    std::string machine;     // a card | a file; empty: the card present
+    std::string measure;     // a file to write measurements to, instead of planning
     int gpus = 0;            // devices; must be given
-    long long tokens = 0;    // the run's length; 0: not told
-    double price = 0;        // an hour of a device; 0: not told
-    double failures = 3.79;  // in 1,000 days of a node; 0: none
-    double machine_failures = -1, network_failures = -1, software_failures = -1;  // -1: their part of these
+    long long tokens = 0;    // the run's length; 0: not given
+    double price = 0;        // one device-hour; 0: not given
+    double failures = 3.79;  // per node in 1,000 days; 0: none
+    double machine_failures = -1, network_failures = -1, software_failures = -1;  // -1: share of failures
     int restart_time = 300;                                                       // seconds
     int spares = 0;                                                               // nodes
     bool elastic = false;
     Interval save_every = {Interval::steps, 1000};
     int communication_timeout = 600;
-    bool explain = false;  // the one layout that is given
+    bool explain = false;  // explain the one layout that is given
     Exposed exposed = Exposed::none;
     PlanFormat format = PlanFormat::text;
 };
 
-// The job comes behind them, after a -- of its own.
+// The job follows these options, after a `--`.
 struct LaunchOptions {
     static constexpr Command command = command_launch;
 
     std::string hosts;                // a file; empty: this machine
-    int ranks = 0;                    // 0: all slots but those of the spares; without hosts, 1
+    int ranks = 0;                    // 0: all slots except those of the spares; without hosts, 1
     int spares = 0;                   // hosts
     std::string launcher = "mpirun";  // mpirun | srun | a command line
-    double hang_timeout = 0;          // seconds; 0: by the times of the run's steps
+    double hang_timeout = 0;          // seconds; 0: derived from the run's step times
     double grace = 30;                // seconds
     double check_timeout = 60;        // seconds
     bool selftest = false;            // each host tests itself before the job starts, and after failures
@@ -278,15 +279,15 @@ struct AgentOptions {
 
     std::string run_dir;
     double every = 1;         // seconds
-    double hang_timeout = 0;  // seconds; 0: it judges nobody
+    double hang_timeout = 0;  // seconds; 0: reports no hangs
 };
 
 struct SelftestOptions {
     static constexpr Command command = command_selftest;
 
-    double seconds = 0;   // 0: as many as are usual on such devices
-    std::string run_dir;  // whose disk is tested; empty: that of temporary files
-    std::string measure;  // a file for the machine as it was measured; empty: none
+    double seconds = 0;   // 0: the usual number for such devices
+    std::string run_dir;  // its disk is tested; empty: that of temporary files
+    std::string measure;  // a file to write the measured machine to; empty: none
     SelftestFormat format = SelftestFormat::text;
     int communication_timeout = 60;  // seconds
 };
@@ -296,17 +297,17 @@ struct TokenizeOptions {
 
     std::vector<std::string> inputs;  // files and folders of text
     std::string output;               // beginning of the names of the files to write
-    std::string tokenizer;            // bytes | a file; empty: bytes, or the one that is trained
+    std::string tokenizer;            // bytes | a file; empty: bytes, or the tokenizer that is trained
     bool overwrite = false;
     int seed = usual_seed;
-    int train_tokenizer = 0;  // tokens of its vocabulary; 0: none is trained
+    int train_tokenizer = 0;  // vocabulary size; 0: none is trained
     PreTokenizerRules pre_tokenizer = PreTokenizerRules::llama3;
     long long tokenizer_text = 1 << 30;  // bytes
     std::string text_field = "text";
     bool skip_binary = false;
     long long skip_bad = 0;      // lines of .jsonl
     int threads = 0;             // 0: one for each core
-    double val_fraction = 0.01;  // 0: no files for validation
+    double val_fraction = 0.01;  // 0: no validation files
     long long shard_tokens = 100 << 20;
 };
 
@@ -318,9 +319,9 @@ struct DataOptions {
     int document_end = -1;
 };
 
-// How a model that is not trained is cut over processes; those that are left over share the work.
+// How a model is cut over processes for inference; left-over processes share the work as data ranks.
 struct InferenceCut {
-    int tp = 0, pp = 0;  // 0: the fewest ranks that it fits on
+    int tp = 0, pp = 0;  // 0: the fewest ranks that the model fits on
     int zero = 0;        // 3: data ranks share the parameters
 };
 
@@ -330,7 +331,7 @@ struct SampleOptions : InferenceCut {
     std::string run;        // a run directory | a checkpoint
     std::string tokenizer;  // empty: that of the run
     int seed = usual_seed;
-    bool seed_is_given = false;  // no option: without it a session on a terminal draws a seed
+    bool seed_is_given = false;  // not an option: without it a session on a terminal draws a seed
     std::vector<std::string> prompt;
     std::string prompt_file;
     bool interactive = false;
@@ -354,9 +355,9 @@ struct EvalOptions : InferenceCut {
     int micro_batch = usual_micro_batch;
     int sequence_length = 0;  // 0: the model's context
     int limit = 0;            // samples or examples; 0: all
-    bool log = false;         // the log of each run gets the results too
+    bool log = false;         // also write the results to the log of each run
     EvalFormat format = EvalFormat::text;
-    std::string output;  // a file; empty: the standard output
+    std::string output;  // a file; empty: standard output
 };
 
 struct InspectOptions {
@@ -396,8 +397,8 @@ inline bool resumes_newest(const Options& o) {
     return kind_of<ResumeFrom>(o.resume) == ResumeFrom::newest;
 }
 
-// Says whether positions count from the beginning of each document. Heads that are rotated see no more of
-// their positions than how far they are apart, so for those --reset-positions changes nothing.
+// Returns whether positions count from the beginning of each document. Rotary attention depends only on the
+// distance between positions, so --reset-positions changes nothing for it.
 inline bool resets_positions(const Options& o) {
     return o.reset_positions && o.position == PositionKind::learned;
 }

@@ -1,6 +1,5 @@
 /*
-What options must be to fit together, and what those that are left out come to: complete_options() for each
-command.
+Checks that options fit together, and fills in those that are left out: complete_options() for each command.
 */
 #pragma once
 
@@ -17,8 +16,8 @@ command.
 #include "data/options/values.h"
 #include "data/options/presets.h"
 
-// The folder of a run that is given none: runs/ and a preset's name, or that of the folder which holds the
-// config.json of the model (or held it, when a run began that is taken up).
+// The default run directory: runs/ and the preset's name, or the name of the folder that holds the model's
+// config.json (or held it when a run that is now resumed began).
 inline std::string default_run_dir(const std::string& model) {
     std::filesystem::path path = (std::filesystem::current_path() / model).lexically_normal();
     if (!path.has_filename() || path.filename() == "config.json") path = path.parent_path();
@@ -26,7 +25,7 @@ inline std::string default_run_dir(const std::string& model) {
     return "runs/" + one_line(find_preset(model) ? model : path.filename().string());
 }
 
-// The model, and the tokens that it is made for.
+// Completes the model, and checks its tokens.
 inline void complete_model(Options& options) {
     complete(static_cast<ModelConfig&>(options));
     if (options.document_end >= options.vocab_size) {
@@ -35,7 +34,7 @@ inline void complete_model(Options& options) {
     }
 }
 
-// Options: of training or of a plan.
+// O: the options of training or of a plan.
 template <typename O>
 void complete_sequence_length(O& options) {
     if (options.sequence_length == 0) options.sequence_length = options.context;
@@ -52,7 +51,7 @@ inline void check_micro_batch(const Options& options) {
     }
 }
 
-// Refuses lists that are none, and a choice of the best by a validation that is not made.
+// Refuses invalid lists of validation data, and options for a validation or for questions that never run.
 inline void check_validation(const Options& options) {
     std::vector<NamedList> sets = named_lists("--val-data", options.val_data);
     if (options.keep_best > 0 && (sets.empty() || options.val_every == 0))
@@ -83,7 +82,7 @@ inline void check_checkpoint_options(const Options& options) {
     }
 }
 
-// Refuses options for another optimizer, or for a tensor that does not exist.
+// Refuses options of another optimizer, or for a tensor that the model does not have.
 inline void check_optimizer_options(const Options& options) {
     if (options.log_trust_ratios > 0 && options.optimizer != OptimizerKind::lamb) {
         fail("--log-trust-ratios %d: --optimizer %s takes no ratios; give --optimizer lamb, or leave it out",
@@ -116,7 +115,7 @@ inline void check_trace(const Options& options) {
     }
 }
 
-// Rows miss updates where they come ahead of them.
+// Rows are stale only if they are prefetched, from host memory, before the updates of earlier steps.
 inline void check_staleness(const Options& options) {
     if (options.ngram_staleness == 0 || options.ngram.empty()) return;
     const char* remedy = options.ngram_place != TablePlace::host ? "--ngram-place host"
@@ -127,7 +126,7 @@ inline void check_staleness(const Options& options) {
              options.ngram_staleness, remedy);
 }
 
-// Checks compare ranks: they need some that hold, or could compute, the same.
+// Checks compare ranks, so they need several that hold, or could compute, the same values.
 inline void check_comparisons(const Options& options) {
     if (options.check_replay > 0 && options.dp == 1) {
         fail("--check-replay %d: data ranks compare what they compute, and there is one; leave it out",
@@ -143,7 +142,7 @@ inline void check_comparisons(const Options& options) {
     }
 }
 
-// Work that talks to other ranks, or to the host, cannot be given to the device in one graph.
+// Work that communicates with other ranks, or with the host, cannot be captured in one graph.
 inline void check_graphs(const Options& options, int processes) {
     if (options.cuda_graphs != CudaGraphs::on) return;
     if (processes > 1) {
@@ -158,8 +157,8 @@ inline void check_graphs(const Options& options, int processes) {
     }
 }
 
-// --epochs in steps, of a run that is complete up to its batch. What the last step is short of is rounded up;
-// a millionth of a step is no more than the rounding of decimals.
+// Converts --epochs to --steps; the batch must be complete. A partial last step is rounded up, unless it is
+// below a millionth of a step, which is only the rounding of decimals.
 inline void complete_steps(Options& options, const LayoutChoices& choose) {
     if (options.epochs == 0) return;
     long long rising = options.batch_ramp.empty() ? 0 : parse_batch_ramp(options.batch_ramp).steps;
@@ -211,7 +210,7 @@ inline void complete_training(Options& options, int processes, const LayoutChoic
     if (options.run_dir.empty()) options.run_dir = default_run_dir(options.model);
 }
 
-// `processes` are to train together.
+// processes: the number that train together.
 inline void complete_options(Options& options, int processes, const LayoutChoices& choose = {}) {
     check_limits(options);
     complete_model(options);
@@ -244,8 +243,8 @@ inline void complete_options(TokenizeOptions& options) {
         fail("--tokenizer none: text becomes tokens by a tokenizer; give bytes or a file");
 }
 
-// Tokens of a step where a plan is not told: about those of GPT-3 of the same size (Brown et al., "Language
-// models are few-shot learners", 2020, table 2.1), in a power of two of sequences, which many numbers of
+// The default batch of a plan, in tokens: about that of GPT-3 of the same size (Brown et al., "Language
+// models are few-shot learners", 2020, table 2.1), as a power of two of sequences, which many numbers of
 // ranks divide.
 inline long long usual_global_batch(const ModelConfig& config, int sequence_length) {
     double parameters = (double)parameter_count(config);
@@ -277,7 +276,7 @@ inline void complete_options(const AgentOptions& options) {
     if (options.run_dir.empty()) fail("agent: --run-dir: missing; name the directory of the run to watch");
 }
 
-// All of its values stand by themselves.
+// Its values do not depend on each other.
 inline void complete_options(const SelftestOptions&) {}
 
 inline void complete_options(const DataOptions& options) {
@@ -310,7 +309,7 @@ inline void complete_options(const EvalOptions& options) {
     check_inference_cut(options);
     if (options.data.empty() && options.choices.empty())
         fail("eval: nothing to measure on; give --data or --choices");
-    named_lists("--data", options.data);  // refuses what are none
+    named_lists("--data", options.data);  // refuses invalid lists
 }
 
 inline void complete_options(const InspectOptions& options) {
@@ -335,7 +334,7 @@ inline void complete_options(const ImportOptions& options) {
 // ----------------------------------------------------------------------------
 // values from a file
 
-// The options of the training run that a file tells of.
+// The options of the training run that a file describes.
 inline Options stored_options(const nlohmann::json& json, const std::string& file) {
     Options options = options_from_json(json, file);
     try {

@@ -1,6 +1,6 @@
 /*
-The course of the learning rate, warm-up and then one of several ways down; and that of the batch, which may
-rise (--batch-ramp).
+The schedules of the learning rate, warm-up and then one of several ways down, and of the batch size, which
+may rise (--batch-ramp).
 */
 #pragma once
 
@@ -13,8 +13,8 @@ rise (--batch-ramp).
 #include "data/options/options.h"  // Options
 #include "data/options/values.h"   // read_number
 
-// The rate of step `step` of `steps` (from 0), as a share of the peak. Warm-up rises linearly to 1; the last
-// step runs at the final rate exactly.
+// The learning rate of step `step` (from 0) as a share of the peak. Warm-up rises linearly to 1; the last
+// step runs at the final rate exactly, except with a constant schedule.
 inline float schedule(const Options& o, int step) {
     if (step < o.warmup_steps) return (float)(step + 1) / o.warmup_steps;
     float last = o.final_learning_rate;
@@ -37,15 +37,15 @@ inline float schedule(const Options& o, int step) {
 // ----------------------------------------------------------------------------
 // tokens of a step
 //
-// A batch that rises does so in multiples of what it begins with, whatever the layout: so a run that goes on
-// in another layout takes the same samples in the same steps. 256k:1M:2000 is
+// A batch rises in multiples of its first size in any layout, so a run that resumes in another layout uses
+// the same samples in the same steps. 256k:1M:2000 is
 //
-//     steps      1 .. 667    .. 1334    .. 2000    behind
+//     steps      1 .. 667    .. 1334    .. 2000    after
 //     tokens     256k        512k       768k       1M
 
 struct BatchRamp {
     long long first, last;  // tokens; last is a multiple of first
-    long long steps;        // before the last
+    long long steps;        // at sizes before the last
 
     long long levels() const { return last / first; }
     // The first step of each level, from 0.
@@ -53,7 +53,7 @@ struct BatchRamp {
     long long level(long long step) const { return std::min(levels() - 1, step * (levels() - 1) / steps); }
 };
 
-// START:END:STEPS. Refuses what is none.
+// Parses START:END:STEPS. Refuses anything else.
 inline BatchRamp parse_batch_ramp(const std::string& source) {
     auto refuse = [&](const char* reason) {
         fail("--batch-ramp %s: %s; give tokens of the first step, tokens of a step in the end and the steps "
@@ -79,12 +79,12 @@ inline BatchRamp parse_batch_ramp(const std::string& source) {
     return ramp;
 }
 
-// Steps of a run, counted from 1.
+// A range of steps of a run, counted from 1.
 struct StepRange {
     int first, last;
 };
 
-// FIRST:LAST, or one step. Refuses what is none.
+// Parses FIRST:LAST, or one step. Refuses anything else.
 inline StepRange parse_step_range(const char* option, const std::string& source) {
     StepRange range = {0, 0};
     int length = 0;
@@ -97,14 +97,14 @@ inline StepRange parse_step_range(const char* option, const std::string& source)
     return range;
 }
 
-// Tokens of the step after `step` steps.
+// The tokens of a step, counted from 0.
 inline long long tokens_of_step(const Options& o, int step) {
     if (o.batch_ramp.empty()) return o.global_batch;
     BatchRamp ramp = parse_batch_ramp(o.batch_ramp);
     return ramp.first * (1 + ramp.level(step));
 }
 
-// Tells whether that step has others than the one before.
+// Returns whether the batch size differs from that of the previous step.
 inline bool batch_changes(const Options& o, int step) {
     return step > 0 && tokens_of_step(o, step) != tokens_of_step(o, step - 1);
 }

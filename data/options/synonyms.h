@@ -1,6 +1,6 @@
 /*
-The names that other trainers have for options (llm.c, nanoGPT, Megatron-LM, torchtitan, transformers), for
-the refusal of one that is not known here.
+Names of options in other trainers (llm.c, nanoGPT, Megatron-LM, torchtitan, transformers), for messages that
+refuse an unknown option.
 */
 #pragma once
 
@@ -16,7 +16,7 @@ the refusal of one that is not known here.
 
 struct Synonym {
     std::string_view names;  // each between spaces
-    const char* option;      // the one here; null: there is none
+    const char* option;      // the option of this program; null: none
     const char* note = "";   // the difference, or why there is none
 };
 
@@ -71,7 +71,7 @@ constexpr Synonym synonyms[] = {
     {" compile flash-attn use-flash-attn ", nullptr, "its kernels are compiled, with flash attention"},
 };
 
-// The row of a name such as --batch_size; null: there is none.
+// Finds the row of a name such as --batch_size; null if there is none.
 inline const Synonym* find_synonym(std::string name) {
     std::ranges::replace(name, '_', '-');
     if (!name.starts_with("--")) return nullptr;
@@ -81,7 +81,7 @@ inline const Synonym* find_synonym(std::string name) {
     return row == std::end(synonyms) ? nullptr : row;
 }
 
-// Refuses the name of an option that the command does not have. A value may be joined to it by a "=".
+// Refuses an option that the command does not have. `argument` may include "=VALUE".
 [[noreturn]] inline void refuse_unknown(const std::string& argument, Command command) {
     std::string name = argument.substr(0, argument.find('='));
     const Synonym* synonym = find_synonym(name);

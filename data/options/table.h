@@ -11,7 +11,7 @@ the struct and in JSON, --learning-rate on the command line.
 #include "data/options/option_row.h"
 #include "data/options/options.h"
 
-// A constraint of a parameter, for nvcc drops one that stands behind all parameters of a lambda.
+// Constrains the parameter, because nvcc drops a constraint that follows all parameters of a lambda.
 template <typename O, typename Struct>
 concept Of = std::is_same_v<std::remove_cvref_t<O>, Struct>;
 
@@ -27,7 +27,7 @@ inline const std::vector<OptionRow>& option_table() {
     const auto size = [](double low, double high) { return Limits{low, high, Suffixes::of_size}; };
     const auto time = [](double low, double high) { return Limits{low, high, Suffixes::of_time}; };
 #define FIELD(name) #name, [](auto&& options) -> decltype((options.name)) { return options.name; }
-// The field of one struct alone, where others have another option of the name.
+// The field of one struct only, for a name that means another option in other structs.
 #define FIELD_OF(Struct, name)                                                                               \
 #name, [](Of <Struct> auto&& options) -> decltype((options.name)) { return options.name; }
     static const std::vector<OptionRow> table = {
@@ -58,54 +58,57 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(rope_dims), "Model", alike, range(0, most_head_size),
          "RoPE: rotated dimensions of each head. 0: all.", shape},
         {FIELD(rope_scaling), "Model", alike, range(1, 1e6),
-         "RoPE: Llama 3.1 stretching of long wavelengths by this factor. 1: none.", shape},
+         "RoPE: stretch long wavelengths by this factor, as Llama 3.1 does. 1: no stretching.", shape},
         {FIELD(rope_low_frequency), "Model", alike, range(1e-3, 1e6),
-         "RoPE scaling: wavelengths beyond the original context over this are stretched in full.", shape},
+         "RoPE scaling: wavelengths longer than the original context divided by this are stretched in full.",
+         shape},
         {FIELD(rope_high_frequency), "Model", alike, range(1e-3, 1e6),
-         "RoPE scaling: wavelengths below the original context over this are left alone.", shape},
+         "RoPE scaling: wavelengths shorter than the original context divided by this are left unchanged.",
+         shape},
         {FIELD(rope_original_context), "Model", alike, range(1, 16777216),
-         "RoPE scaling: context before stretching, in tokens; where --init begins to stretch, that of the "
-         "weights if none is given. 1: all wavelengths are stretched (linear RoPE).",
+         "RoPE scaling: the context before stretching, in tokens. Where --init starts the stretching, the "
+         "default is the context of those weights. 1: stretch all wavelengths (linear RoPE).",
          shape},
         {FIELD(mlp), "Model", alike, by_name,
          "Activation of the MLP: GELU by its tanh formula, GELU by the error function, or gated SiLU.",
          shape},
         {FIELD(bias), "Model", alike, on_off, "Biases in the matrix products and in layernorm.", shape},
         {FIELD(qkv_bias), "Model", alike, on_off,
-         "With --bias off: biases of queries, keys and values alone, as in Qwen2.", shape, !positional,
+         "With --bias off: biases for queries, keys and values only, as in Qwen2.", shape, !positional,
          later},
         {FIELD(window), "Model", alike, range(0, 16777216),
-         "Sliding window: each token attends to this many tokens, itself included. 0: to all before it.",
+         "Sliding window: each token attends to this many tokens, itself included. 0: to all earlier ones.",
          shape},
         {FIELD(window_pattern), "Model", alike, any_text,
-         "Layers that have the window: 3:1 is one full layer after three with a window, in turn. Empty: all.",
+         "Which layers have the window: 3:1 alternates three layers with a window and one full layer. Empty: "
+         "all layers.",
          shape, !positional, later},
-        {FIELD(block), "Model", alike, by_name, "MLP after attention, or both side by side behind one norm.",
-         shape},
+        {FIELD(block), "Model", alike, by_name,
+         "MLP after attention, or both in parallel after a shared norm.", shape},
         {FIELD(tie_embeddings), "Model", alike, on_off, "Use the token embedding as the output matrix too.",
          shape},
         {FIELD(qk_norm), "Model", alike, on_off, "RMSNorm of each query and key head before RoPE.", shape},
         {FIELD(local_filter), "Model", alike, on_off,
-         "Make queries and keys of each token and the two before it, by two convolutions (Yuan 2.0).", shape,
-         !positional, later},
+         "Compute queries and keys from each token and the two before it, through two convolutions (Yuan "
+         "2.0).",
+         shape, !positional, later},
         {FIELD(ngram), "Model", alike, any_text,
-         "N-gram memory: the last 2 tokens and the last 3, for 2,3, look rows up in tables, and what these "
-         "hold is added to the residual stream (Engram). Empty: there is none.",
+         "N-gram memory (Engram): 2,3 lets the last 2 and the last 3 tokens look up rows in tables; the rows "
+         "are added to the residual stream. Empty: no n-gram memory.",
          shape, !positional, later},
         {FIELD(ngram_rows), "Model", alike, count(1, 1e12),
-         "Rows of each table for each number of tokens in --ngram; the heads share them, each a prime "
-         "number.",
+         "Rows of each table for each n in --ngram. The heads split them, with a prime number of rows each.",
          shape, !positional, later},
-        {FIELD(ngram_width), "Model", alike, range(8, 4096), "Numbers of a row of a table, a multiple of 8.",
+        {FIELD(ngram_width), "Model", alike, range(8, 4096), "Elements in a row of a table, a multiple of 8.",
          shape, !positional, later},
         {FIELD(ngram_heads), "Model", alike, range(1, 256),
-         "Rows that each n-gram looks up, by hashes of their own.", shape, !positional, later},
+         "Rows that each n-gram looks up, each with its own hash.", shape, !positional, later},
         {FIELD(ngram_gate), "Model", alike, on_off,
-         "The residual stream decides how much of what n-grams find is added to it. off: all of it.", shape,
-         !positional, later},
+         "Let the residual stream decide how much of the looked-up rows is added to it. off: add all of it.",
+         shape, !positional, later},
         {FIELD(ngram_layers), "Model", alike, any_text,
-         "Layers with a table of n-grams, counted from 0, as in 1,6. Empty: the second.", shape, !positional,
-         later},
+         "Layers that have an n-gram table, counted from 0, as in 1,6. Empty: the second layer.", shape,
+         !positional, later},
 
         {FIELD(machine), "Machine", own, any_text,
          "What a run is planned for, and its steps are compared with: a card by its name, such as h100 or "
@@ -116,426 +119,427 @@ inline const std::vector<OptionRow>& option_table() {
          "Measures the devices and links of the ranks that this is started with, writes them to this .json "
          "file for --machine, and plans nothing."},
         {FIELD(gpus), "Machine", alike, range(0, most_ranks),
-         "The devices that you have. A layout may leave some idle if that is faster."},
+         "Number of devices that you have. A layout may leave some idle if that is faster."},
         {FIELD(price), "Machine", alike, range(0, 1e6),
-         "Price of a device for an hour, in any currency. 0: not told."},
+         "Price of one device for one hour, in any currency. 0: unknown."},
         {FIELD(failures), "Failures", alike, range(0, 1e6),
-         "Failures that end a run, in 1,000 days of a node. The default is that of Llama 3 on 16,384 "
-         "devices. 0: there are none."},
+         "Failures that end a run, per 1,000 node-days. The default is that of Llama 3 on 16,384 devices. 0: "
+         "none."},
         {FIELD(machine_failures), "Failures", alike, range(-1, 1e6),
-         "Those of them that break a node, which another one replaces. -1: the share of --failures that they "
-         "were there, 73%."},
+         "Of --failures, those that break a node, which is then replaced. -1: the share observed in that "
+         "run, 73%."},
         {FIELD(network_failures), "Failures", alike, range(-1, 1e6),
-         "Those of the network. -1: likewise, 12%."},
+         "Of --failures, those of the network. -1: the share observed, 12%."},
         {FIELD(software_failures), "Failures", alike, range(-1, 1e6),
-         "Those of software. -1: likewise, 15%."},
+         "Of --failures, those of software. -1: the share observed, 15%."},
         {FIELD(restart_time), "Failures", alike, range(0, most),
-         "Seconds until a run that ended trains again: processes start, connect and load the checkpoint."},
+         "Seconds from the end of a run until it trains again: starting processes, connecting, loading the "
+         "checkpoint."},
         {FIELD_OF(PlanOptions, spares), "Failures", alike, range(0, most_ranks),
-         "Nodes that wait to replace one that broke; else it takes half an hour until there is another."},
+         "Spare nodes that replace broken ones. Without a spare, a replacement takes half an hour."},
         {FIELD(elastic), "Failures", alike, on_off,
-         "Until there is another node, the run goes on with a data rank less: a checkpoint loads on any "
-         "number of them."},
+         "While a node is missing, keep training with one data rank fewer: a checkpoint loads on any number "
+         "of data ranks."},
         {FIELD_OF(PlanOptions, tokens), "Run", alike, count(0, 1e16),
-         "Tokens that are to be trained on, for days, cost and --steps. 0: not told."},
+         "Tokens to train on, which gives days, cost and --steps. 0: unknown."},
         {FIELD(explain), "Output", alike, on_off,
-         "Tell of one layout alone, whether it fits or not: the one that is given. What is left out of it is "
-         "as in train."},
+         "Report on a single layout, the given one, whether it fits or not. Options left out have the same "
+         "defaults as in train."},
         {FIELD(exposed), "Output", alike, by_name,
-         "Plans as if messages of this kind were never hidden behind work, which tells what hiding them is "
-         "worth; train hides all of them, or with --overlap off none."},
+         "Plan as if messages of this kind were never hidden behind computation, which shows what hiding "
+         "them is worth. train hides all of them, or none with --overlap off."},
         {FIELD_OF(PlanOptions, format), "Output", alike, by_name, "A table and sentences, or JSON."},
 
         {FIELD(hosts), "Hosts", alike, any_text,
-         "File of the hosts, in the form of mpirun's: a line `node1 slots=8` for each, with the number of "
-         "ranks that it takes; # begins a comment. Empty: the nodes and tasks of the job of Slurm or PBS "
-         "around this one (SLURM_JOB_NODELIST and SLURM_TASKS_PER_NODE, or PBS_NODEFILE), or this machine."},
+         "Host file in mpirun's format: one line `node1 slots=8` per host, with the number of ranks it "
+         "takes; # begins a comment. Empty: the nodes and tasks of the surrounding Slurm or PBS job "
+         "(SLURM_JOB_NODELIST and SLURM_TASKS_PER_NODE, or PBS_NODEFILE), or this machine."},
         {FIELD(ranks), "Hosts", alike, range(0, most_ranks),
-         "Processes of the job. Hosts are filled in the order of their file, and what is left over are "
-         "spares. 0: as many as the hosts have slots, without those of the last --spares hosts; on this "
-         "machine, one."},
+         "Number of processes. Hosts are filled in the order of the host file; those left over are spares. "
+         "0: one per slot of all hosts except the last --spares; on this machine, one."},
         {FIELD_OF(LaunchOptions, spares), "Hosts", alike, range(0, most_ranks),
-         "Hosts that must be left over, to take the place of those that fail their check. Where none is "
-         "left, the job goes on with fewer data ranks and the same batch."},
+         "Hosts to hold back as spares, which replace hosts that fail their check. Once no spare is left, "
+         "the job continues with fewer data ranks and the same batch."},
         {FIELD(launcher), "Hosts", alike, any_text,
-         "What starts processes: mpirun, srun, or a command line, where {hosts} stands for the file of the "
-         "hosts to use, {names} for their names with commas between them, {nodes} and {ranks} for the "
-         "numbers of hosts and ranks. What a command line that begins with mpirun or srun leaves out of "
-         "these is added to it: 'mpirun --oversubscribe --mca btl_tcp_if_include eth0'. It starts a job, and "
-         "with one rank whatever is to run on a single host."},
+         "Program that starts processes: mpirun, srun, or a command line in which {hosts} is replaced by the "
+         "host file, {names} by the host names separated by commas, and {nodes} and {ranks} by the numbers "
+         "of hosts and ranks. If a command line that begins with mpirun or srun leaves any of these out, "
+         "they are added: 'mpirun --oversubscribe --mca btl_tcp_if_include eth0'. It starts the job, and "
+         "single-rank commands on individual hosts."},
         {FIELD(hang_timeout), "Failures", alike, range(0, most),
-         "Seconds without a sign of progress of any rank before {launch: the job is ended, and }who holds it "
-         "up is named{launch: ; until its first step, a minute at least}. {launch: 0: twenty times the "
-         "longest of the last steps, a minute at least; ten minutes while a job starts and while it "
-         "saves.}{agent: 0: nobody is.}"},
-        {FIELD_OF(AgentOptions, run_dir), "Run", own, any_text, "Directory of the run that is watched."},
-        {FIELD(every), "Run", own, range(0.01, 3600), "Seconds from one line to the next."},
+         "Seconds without progress on any rank before {launch: the job is ended and }the rank that blocks it "
+         "is named{launch: ; until the first step, at least a minute}. {launch: 0: twenty times the longest "
+         "recent step, at least a minute; ten minutes while a job starts and while it saves.}{agent: 0: "
+         "never.}"},
+        {FIELD_OF(AgentOptions, run_dir), "Run", own, any_text, "Run directory to watch."},
+        {FIELD(every), "Run", own, range(0.01, 3600), "Seconds between lines."},
         {FIELD(grace), "Failures", alike, range(0, most),
-         "Seconds between the SIGTERM and the SIGKILL that end a job that hangs."},
+         "Seconds between the SIGTERM and the SIGKILL that end a hung job."},
         {FIELD(check_timeout), "Failures", alike, range(1, most),
-         "Seconds in which a host must run a small command. That is tried before the job starts and after "
-         "each failure; a host that does not is put aside, and tried again after the next one."},
+         "Seconds within which a host must run a small command. Every host is checked before the job starts "
+         "and after each failure; one that fails is set aside, and checked again after the next failure."},
         {FIELD(selftest), "Failures", alike, on_off,
-         "Each host runs train_gpt selftest with all its slots before the job starts and after each failure, "
-         "and one that names a suspect is put aside: a minute with GPUs."},
+         "Run train_gpt selftest on every host, with all its slots, before the job starts and after each "
+         "failure, and set aside hosts that it names as suspects. Takes a minute with GPUs."},
         {FIELD(max_restarts), "Failures", alike, range(0, most),
-         "Restarts in --restart-window, after which the job is given up."},
+         "Restarts within --restart-window after which launch gives up."},
         {FIELD(restart_window), "Failures", alike, range(1, most),
-         "Seconds that --max-restarts counts over."},
+         "Seconds over which --max-restarts counts."},
         {FIELD(backoff), "Failures", alike, range(0, 3600),
-         "Seconds before a restart; doubled for each that made no progress, up to an hour."},
+         "Seconds to wait before a restart; doubled after each restart that made no progress, up to an "
+         "hour."},
         {FIELD(on_event), "Failures", alike, any_text,
-         "Command line for /bin/sh at each incident and at the end, with the incident as JSON in its "
-         "standard input and in the variable TRAIN_GPT_INCIDENT. Nobody waits for it."},
+         "Command line for /bin/sh, run at each incident and at the end, with the incident as JSON on its "
+         "standard input and in the variable TRAIN_GPT_INCIDENT. launch does not wait for it."},
         {FIELD(seconds), "Selftest", alike, range(0, 3600),
-         "Seconds that it takes, about: half of them multiply matrices, a fifth writes patterns to memory. "
-         "0: as many as are usual, 60 with GPUs and 2 without."},
+         "Approximate duration: half of it multiplies matrices, a fifth writes patterns to memory. 0: the "
+         "usual duration, 60 with GPUs and 2 without."},
         {FIELD_OF(SelftestOptions, run_dir), "Selftest", alike, any_text,
-         "Folder whose disk is tested: that of the runs, where checkpoints will be. Empty: that of temporary "
-         "files, $TMPDIR or /tmp."},
+         "Folder whose disk is tested: the one that will hold runs and checkpoints. Empty: the folder for "
+         "temporary files, $TMPDIR or /tmp."},
         {FIELD_OF(SelftestOptions, measure), "Output", alike, any_text,
-         "Measures what a plan has to know as well, if all is healthy, and writes the machine to this .json "
-         "file for train_gpt plan --machine, with the rate of its disk."},
+         "If all is healthy, also measure what a plan needs, and write this machine, with the rate of its "
+         "disk, to this .json file for train_gpt plan --machine."},
         {FIELD_OF(SelftestOptions, format), "Output", alike, by_name,
-         "A table, or JSON: all rates of all ranks and links, and the suspects."},
+         "A table, or JSON: the rates of all ranks and links, and the suspects."},
 
         {FIELD(train_data), "Data", alike, any_text,
          "Token files to train on, .bin of llm.c (train_gpt tokenize makes them) or .idx of Megatron: paths "
          "or glob patterns, separated by commas; with weights, a blend: 0.7:web_*.bin,0.3:code.idx.",
          overridable_noted},
         {FIELD(val_data), "Data", alike, any_text,
-         "Token files to measure the validation loss on, in the same form. Given several times, each with a "
-         "name, web=web_*.bin and code=code_*.bin, they are sets with losses of their own. Empty: no "
-         "validation.",
+         "Token files for the validation loss, in the same form. Given several times with names, as in "
+         "web=web_*.bin and code=code_*.bin, each is a set with its own loss. Empty: no validation.",
          overridable_noted},
         {FIELD(val_tokens), "Data", alike, count(0, 1e12),
-         "Tokens that one validation takes, the first of each set of --val-data: the same ones whatever the "
-         "batch and the layout are, so that losses of several runs can be compared. 0: all.",
+         "Tokens of one validation, the first ones of each set of --val-data: the same tokens for any batch "
+         "and layout, so that the losses of several runs can be compared. 0: all.",
          overridable_noted},
         {FIELD(val_batches), "Data", alike, range(0, 1048576),
-         "In place of --val-tokens: the tokens of this many batches of --global-batch, as it is when the run "
-         "begins. 0: --val-tokens says it.",
+         "Instead of --val-tokens: the tokens of this many batches, each of the --global-batch that the run "
+         "begins with. 0: use --val-tokens.",
          not_stored},
         {FIELD(tokenizer), "Data", own, any_text,
-         "What turns text into tokens: none, bytes (a token for each), a tokenizer.json, or a rank file of "
-         "tiktoken as ENCODING:FILE. {train: The vocabulary's size and the document end are taken from it.} "
-         "Empty: {train: that of the model}{tokenize: bytes}{sample eval: that of the run}{data: none}.",
+         "Turns text into tokens: none, bytes (one token per byte), a tokenizer.json, or a tiktoken rank "
+         "file as ENCODING:FILE. {train: It sets the vocabulary size and the document end.} Empty: {train: "
+         "that of the model}{tokenize: bytes}{sample eval: that of the run}{data: none}.",
          tokens},
         {FIELD(document_end), "Data", alike, range(-1, 16777215),
-         "Token that ends a document; attention does not reach across it. -1: documents are not told apart.",
-         tokens},
+         "Token that ends a document; attention does not cross it. -1: ignore document boundaries.", tokens},
         {FIELD(reset_positions), "Data", alike, on_off,
-         "Count positions from the beginning of each document. For learned positions: rotary ones tell "
-         "distances only, so it makes no difference to them.",
+         "Count positions from the beginning of each document. This matters for learned positions only: "
+         "rotary ones depend on distances.",
          overridable_noted},
         {FIELD(data_reader), "Data", alike, by_name,
-         "Who reads the files: each rank what it needs, or one process of each machine for all there, so "
-         "that a shared file system has one reader from each. The batches are the same.",
+         "Which processes read the token files: each rank its own share, or one process per machine for all "
+         "its ranks, so that a shared file system has one reader per machine. The batches are the same.",
          not_stored},
 
         {FIELD(config), "Run", own, any_text,
-         "File of options, for those that the command line leaves open: the options.json of a run, except "
-         "its ranks and what holds for one start, or lines such as learning-rate = 3e-4, as --print-config "
-         "makes them; # begins a comment.",
+         "File with values for options that are not given on the command line: the options.json of a run, "
+         "except for its ranks and options that hold for one start only, or lines such as learning-rate = "
+         "3e-4, as printed by --print-config; # begins a comment.",
          not_stored},
         {FIELD(print_config), "Run", alike, on_off,
-         "Print all options that the run would have, as --config reads them, and do not train.", not_stored},
+         "Print all options that the run would have, in the form that --config reads, and do not train.",
+         not_stored},
         {FIELD_OF(Options, run_dir), "Run", own, any_text,
          "Folder for the log, the options, the samples and the checkpoints. Empty: that of the run that "
          "--resume names, else runs/ and the model's name.",
          not_stored},
-        {FIELD(overwrite), "Run", alike, on_off, "Replace what an earlier run left there.", not_stored},
+        {FIELD(overwrite), "Run", alike, on_off, "Replace an earlier run in the same folder.", not_stored},
         {FIELD(seed), "Run", alike, range(0, most),
          "Seed of all random numbers: the same seed gives the same result, bit for bit.", fixed},
         {FIELD(log_every), "Run", alike, count(1, most),
-         "Steps between lines on the screen, each with the means of the steps since the one before; "
+         "Steps between lines on the screen, each with means over the steps since the previous line; "
          "log.jsonl has every step."},
         {FIELD(quiet), "Run", own, on_off,
-         "Show warnings and errors, on standard error, and the last line of the run; log.jsonl has the rest.",
+         "Show only warnings and errors, on standard error, and the last line of the run; log.jsonl has the "
+         "rest.",
          not_stored},
         {FIELD(log_trust_ratios), "Run", alike, count(0, most),
-         "--optimizer lamb: steps between records of the ratios of all matrices in log.jsonl. 0: none."},
+         "--optimizer lamb: steps between records of all matrices' trust ratios in log.jsonl. 0: none."},
         {FIELD(timings), "Run", alike, on_off,
-         "Record when each rank's device does what: log.jsonl then has the phases of every step on the "
-         "fastest and the slowest rank, ranks.jsonl those of all ranks, and ranks that are slow are named.",
+         "Record what each rank's device does when: log.jsonl then has the phases of every step on the "
+         "fastest and the slowest rank, ranks.jsonl those of all ranks, and slow ranks are named.",
          not_stored},
         {FIELD(trace_steps), "Run", alike, any_text,
-         "First and last step, as in 100:103, whose work on all ranks is written to the run directory as a "
-         "timeline for ui.perfetto.dev, trace_000100.json.gz. Empty: none.",
+         "First and last step, as in 100:103, to trace on all ranks, as a timeline for ui.perfetto.dev in "
+         "the run directory, trace_000100.json.gz. Empty: none.",
          not_stored},
         {FIELD(peak_tflops), "Run", alike, range(0, 1e6),
-         "TFLOP/s that MFU is a share of. 0: the card's published dense rate, or an estimate.", not_stored},
+         "Peak TFLOP/s that MFU is relative to. 0: the card's published dense rate, or an estimate.",
+         not_stored},
         {FIELD(matmul_tuning), "Run", alike, any_text,
-         "bf16 builds for GPUs: before the first step, time several algorithms of cuBLASLt for each matrix "
-         "product of the model and take the fastest, which may change the last bits of results. The choice "
-         "is kept in the run directory, in matmul_algorithms.json, and a resumed run takes it again. A "
-         "file: keep it there, for several runs to share and agree bit for bit. off: take what cuBLASLt "
+         "bf16 builds for GPUs: before the first step, time several cuBLASLt algorithms for each matrix "
+         "product of the model and use the fastest, which may change the last bits of results. The choice is "
+         "stored in the run directory, in matmul_algorithms.json, and reused when the run resumes. A file: "
+         "store it there, so that several runs share it and agree bit for bit. off: use what cuBLASLt "
          "proposes."},
         {FIELD(steps), "Run", alike, count(1, most), "Optimizer steps of the run.", overridable_noted},
         {FIELD(epochs), "Run", alike, range(0, 1e6),
-         "In place of --steps: passes over --train-data; of a blend, over as many tokens as all sources "
-         "have. "
-         "0: --steps says it.",
+         "Instead of --steps: passes over --train-data; for a blend, over as many tokens as all its sources "
+         "hold. 0: use --steps.",
          not_stored},
         {FIELD(max_time), "Run", alike, time(0, most),
-         "Seconds since the start of the process by which the run has saved and ended, as if asked to stop, "
-         "for a job with a time limit. It begins no step that would leave too little time to save, judged by "
-         "how long steps, validations and saves have taken. 0: no limit.",
+         "Seconds after the start of the process by which the run must have saved and ended, as if asked to "
+         "stop, for jobs with a time limit. No step begins that would leave too little time to save, judging "
+         "by how long steps, validations and saves have taken. 0: no limit.",
          not_stored},
         {FIELD(micro_batch), "Run", alike, range(1, 1048576),
-         "Sequences that go through the model at once on each data rank; more is faster and takes more "
+         "Sequences that each data rank passes through the model at once; larger is faster and needs more "
          "memory."},
         {FIELD(sequence_length), "Run", alike, range(0, 16777216), "Tokens of each sequence. 0: --context.",
          fixed},
         {FIELD(global_batch), "Run", alike, size(0, 1e12),
-         "Tokens of each step, gathered from several micro-batches where need be. 0: {train: one micro-batch "
-         "of each data rank, or --pp of them where --pp-schedule is interleaved}{plan: about as many as "
-         "GPT-3 "
-         "of the same size had}.",
+         "Tokens of each step, accumulated over several micro-batches if necessary. 0: {train: one "
+         "micro-batch per data rank, or --pp of them with --pp-schedule interleaved}{plan: about as many as "
+         "GPT-3 used at the same size}.",
          overridable_noted},
         {FIELD(batch_ramp), "Run", alike, any_text,
-         "A batch that rises, START:END:STEPS: from START tokens a step to END, which is --global-batch, "
-         "when STEPS steps have been made; in multiples of START, each as long as the others. As in "
+         "Growing batch, START:END:STEPS: from START tokens per step to END, which is --global-batch, "
+         "reached after STEPS steps; it grows in multiples of START, which last equally long. Example: "
          "256k:1M:2000.",
          overridable_noted},
 
         {FIELD(resume), "Checkpoints", alike, any_text,
-         "Go on from a checkpoint: a run directory, for its newest, or the folder of one. auto: the newest "
-         "of --run-dir, and a new run where there is none, so that one command both starts a run and "
-         "restarts it. Options that are not given are those of the checkpoint; it may have been made on "
-         "another number of processes, cut in another way. A --tp and --pp of the checkpoint that do not "
-         "fit the processes are lowered, and the run says so.",
+         "Continue from a checkpoint: a run directory, for its newest one, or the folder of one. auto: the "
+         "newest one of --run-dir, or a new run if there is none, so that the same command starts and "
+         "restarts a run. Options that are not given are those of the checkpoint, which may come from "
+         "another number of processes and another layout. If its --tp and --pp do not fit the processes, "
+         "they are lowered, and the run says so.",
          not_stored},
         {FIELD(init), "Checkpoints", alike, any_text,
-         "Begin a new run with the weights of a run, of one checkpoint or of an import, to train them on: "
-         "the model and its tokenizer are taken from there, the optimizer starts afresh.",
+         "Begin a new run with the weights of a run, a checkpoint or an import: it takes the model and its "
+         "tokenizer from there and starts the optimizer afresh.",
          not_stored},
         {FIELD(save_every), "Checkpoints", alike, count(0, most),
-         "Steps between checkpoints, or time, as in 90s, 10m and 2h. auto: as often as costs least, by Young "
-         "and Daly, from how long saves keep the training waiting and --failure-rate; no sooner than twice "
-         "the time that one takes to be written, and each hour at least. 0: one when the run ends or is "
-         "asked to stop, as there is in any case."},
+         "Steps between checkpoints, or a time, as in 90s, 10m and 2h. auto: the interval that costs least "
+         "(Young and Daly), from how long a save makes training wait and from --failure-rate; at least twice "
+         "the time that writing takes, at most an hour. 0: only the checkpoint that every run writes when it "
+         "ends or is asked to stop."},
         {FIELD(failure_rate), "Checkpoints", alike, range(0, 1e6),
-         "Failures that end a run, in 1,000 days of a device, for --save-every auto. The default is that of "
-         "Llama 3: 419 in 54 days on 16,384 devices. 0: there are none."},
+         "Failures that end a run, per 1,000 device-days, for --save-every auto. The default is that of "
+         "Llama 3: 419 in 54 days on 16,384 devices. 0: none."},
         {FIELD(keep), "Checkpoints", alike, range(0, most),
-         "Newest checkpoints to keep; an older one is deleted when a new one is safely on disk. 0: all."},
+         "Newest checkpoints to keep; an older one is deleted once a new one is safely on disk. 0: all."},
         {FIELD(keep_every), "Checkpoints", alike, count(0, most),
-         "Keep those after every so many steps too, for good; a multiple of --save-every. 0: none."},
+         "Steps between checkpoints that are kept for good; a multiple of --save-every. 0: none."},
         {FIELD(keep_best), "Checkpoints", alike, range(0, most),
-         "Keep this many checkpoints with the lowest validation losses, beside those of --keep. One is saved "
-         "whenever a validation finds such a loss. 0: none."},
+         "Checkpoints with the lowest validation losses to keep, besides those of --keep. A validation that "
+         "finds such a loss also saves a checkpoint. 0: none."},
         {FIELD(best_set), "Checkpoints", alike, any_text,
-         "The set of --val-data that --keep-best goes by. Empty: the first."},
+         "The set of --val-data that decides for --keep-best. Empty: the first."},
         {FIELD(async_save), "Checkpoints", alike, on_off,
-         "Train on while a checkpoint is written from a copy in the memory of the host. off: wait for the "
-         "disk and save that memory."},
+         "Keep training while a checkpoint is written from a copy in host memory. off: wait for the disk and "
+         "save that memory."},
         {FIELD(disk_wait), "Checkpoints", alike, range(0, most),
-         "Seconds to try again where the last checkpoint of a run cannot be written; meanwhile there are its "
-         "weights alone, if they can be. On a disk that is still full then, older ones are deleted, but "
-         "neither the newest that is whole nor what --keep-every or --keep 0 keeps."},
+         "Seconds during which a run that cannot write its last checkpoint keeps trying; until then it "
+         "writes the weights alone, if it can. If the disk is still full after that, it deletes older "
+         "checkpoints, but neither the newest complete one nor those that --keep-every or --keep 0 keeps."},
         {FIELD(fallback_dir), "Checkpoints", alike, any_text,
-         "Where the last checkpoint of a run goes, at once, if the run directory does not take it; several "
-         "runs may share it. --resume auto looks there too. On several machines, a place that all of them "
-         "share.",
+         "Folder that receives the last checkpoint of a run, without delay, if it cannot be written to the "
+         "run directory; several runs may share it. --resume auto looks there too. With several machines, "
+         "use a folder that they all share.",
          not_stored},
 
         {FIELD(optimizer), "Optimizer", alike, by_name,
-         "What makes new weights of gradients. lamb: AdamW's update, scaled for each matrix to the norm of "
-         "its weights, for batches several times larger; it wants learning rates of its own, around 0.01. "
-         "muon: the blocks' matrices go by an orthogonal matrix near the gradient's mean, the rest by AdamW, "
-         "with AdamW's learning rates; it keeps one moment of these instead of two.",
+         "Optimizer. lamb: AdamW's update, scaled for each matrix to the norm of its weights, for batches "
+         "several times larger; it needs its own learning rates, around 0.01. muon: for the blocks' "
+         "matrices, steps along an orthogonalized mean of the gradient, with one moment instead of two; for "
+         "the rest, AdamW. It works with AdamW's learning rates.",
          fixed},
-        {FIELD(learning_rate), "Optimizer", alike, range(0, 10), "Step size at its peak.", overridable_noted},
+        {FIELD(learning_rate), "Optimizer", alike, range(0, 10), "Peak learning rate.", overridable_noted},
         {FIELD(schedule), "Optimizer", alike, by_name,
-         "Course of the learning rate after the warm-up; wsd stays at the peak and falls at the end of the "
-         "run.",
+         "Learning rate schedule after the warm-up; wsd stays at the peak and decays at the end of the run.",
          overridable_noted},
         {FIELD(warmup_steps), "Optimizer", alike, count(-1, most),
-         "Steps in which the learning rate rises from 0 to its peak. -1: a twentieth of the run, at most "
+         "Steps over which the learning rate rises from 0 to its peak. -1: a twentieth of the run, at most "
          "2000.",
          overridable_noted},
         {FIELD(final_learning_rate), "Optimizer", alike, range(0, 1),
          "Learning rate at the last step, as a fraction of the peak.", overridable_noted},
         {FIELD(decay_fraction), "Optimizer", alike, range(0, 1),
-         "wsd: part of the run in which the learning rate falls.", overridable_noted},
+         "wsd: fraction of the run over which the learning rate decays.", overridable_noted},
         {FIELD(weight_decay), "Optimizer", alike, range(0, 10),
-         "Decay of the matrices towards 0; biases and norms do not decay.", overridable_noted},
+         "Weight decay of the matrices; biases and norms do not decay.", overridable_noted},
         {FIELD(embedding_lr), "Optimizer", alike, range(0, 1e4),
-         "Learning rate of the embeddings, as a multiple of --learning-rate. Tied ones are the head too.",
+         "Learning rate of the embeddings, as a multiple of --learning-rate. Tied embeddings are also the "
+         "output matrix.",
          overridable_noted},
         {FIELD(head_lr), "Optimizer", alike, range(0, 1e4),
-         "Learning rate of the output matrix, likewise, where it is not tied.", overridable_noted},
-        {FIELD(vector_lr), "Optimizer", alike, range(0, 1e4), "Learning rate of biases and norms, likewise.",
-         overridable_noted},
+         "Learning rate of an untied output matrix, as a multiple of --learning-rate.", overridable_noted},
+        {FIELD(vector_lr), "Optimizer", alike, range(0, 1e4),
+         "Learning rate of biases and norms, as a multiple of --learning-rate.", overridable_noted},
         {FIELD(embedding_decay), "Optimizer", alike, range(0, 1e4),
          "Decay of the embeddings, as a multiple of --weight-decay.", overridable_noted},
         {FIELD(head_decay), "Optimizer", alike, range(0, 1e4),
-         "Decay of the output matrix, likewise, where it is not tied.", overridable_noted},
-        {FIELD(beta1), "Optimizer", alike, range(0, 0.999999), "AdamW, LAMB: memory of the gradient's mean.",
-         overridable_noted},
+         "Decay of an untied output matrix, as a multiple of --weight-decay.", overridable_noted},
+        {FIELD(beta1), "Optimizer", alike, range(0, 0.999999),
+         "AdamW, LAMB: decay rate of the mean of gradients.", overridable_noted},
         {FIELD(beta2), "Optimizer", alike, range(0, 0.999999),
-         "AdamW, LAMB: memory of the gradient's mean square.", overridable_noted},
+         "AdamW, LAMB: decay rate of the mean of squared gradients.", overridable_noted},
         {FIELD(adam_eps), "Optimizer", alike, range(1e-20, 1),
          "AdamW, LAMB: added to the root of the mean square.", overridable_noted},
         {FIELD(muon_momentum), "Optimizer", alike, range(0, 0.999999),
-         "Muon: memory of the gradient's mean, for the blocks' matrices.", overridable_noted},
+         "Muon: decay rate of the mean of gradients, for the blocks' matrices.", overridable_noted},
         {FIELD(ngram_lr), "Optimizer", alike, range(0, 10),
-         "Step size at its peak for the rows of tables, by row-wise AdaGrad, whatever --optimizer is.",
+         "Peak learning rate of the tables' rows, which row-wise AdaGrad updates with any --optimizer.",
          overridable_noted, !positional, later},
         {FIELD(gradient_clip), "Optimizer", alike, range(0, 1e9),
-         "Gradients whose global norm exceeds this are scaled down to it. 0: never.", overridable_noted},
+         "Scale gradients down to this global norm if theirs is larger. 0: never.", overridable_noted},
 
         {FIELD(spike_sigma), "Checks", alike, range(0, 1e6),
-         "Leave out the update of a step whose loss, or the logarithm of whose gradient norm, exceeds the "
-         "running mean by more than so many running deviations; the first 20 steps are taken as they are. "
-         "6 is usual. 0: take every step.",
+         "Skip the update of a step whose loss, or the logarithm of whose gradient norm, exceeds the running "
+         "mean by more than this number of running standard deviations; the first 20 steps are never "
+         "skipped. 6 is usual. 0: never skip.",
          overridable_noted},
         {FIELD(spike_skips), "Checks", alike, count(0, most),
-         "--spike-sigma: after so many steps in a row that were left out, go back to the checkpoint before "
-         "them, and on with the samples behind them. 0: never go back.",
+         "--spike-sigma: after this number of skipped steps in a row, go back to the checkpoint before them "
+         "and continue with the samples after them. 0: never go back.",
          overridable_noted},
         {FIELD(check_replicas), "Checks", alike, count(0, most),
-         "Steps between comparisons of what ranks hold alike, by hashes of 64 bits: weights and, where "
-         "replicas of a shard have it, the optimizer's state. One that holds other bits than most ends the "
-         "run, and is named. Checkpoints are checked too, before they are written. 0: never."},
+         "Steps between comparisons, by 64-bit hashes, of data that several ranks hold: weights, and the "
+         "optimizer state where shard groups replicate it. A rank that differs from the majority is named, "
+         "and the run ends. Checkpoints are compared too, before they are written. 0: never."},
         {FIELD(check_replay), "Checks", alike, count(0, most),
-         "Steps between comparisons of what data ranks compute: each goes through a micro-batch of its own "
-         "and one of another rank, beside the training, and their gradients must be the same to the bit. 0: "
+         "Steps between comparisons of what data ranks compute: besides training, each rank processes a "
+         "micro-batch of its own and one of another rank, and the gradients must agree to the bit. 0: "
          "never."},
         {FIELD(matmul_dtype), "Memory", alike, by_name,
-         "Numbers that matrix products are made of; sums are fp32, or in fp8 nearly. auto: those of the "
-         "build. bf16: in the fp32 build for CPUs, on processors that have such products, faster and "
-         "coarser; weights, activations and gradients stay fp32. fp8: in bf16 builds, on Hopper, those of "
-         "the blocks; not with --zero 3. Copies of these weights are kept, unless activations are "
-         "recomputed.",
+         "Number format of the inputs of matrix products; sums are fp32, or nearly so in fp8. auto: the "
+         "build's format. bf16: in the fp32 build for CPUs, on processors with bf16 products, faster and "
+         "less precise; weights, activations and gradients stay fp32. fp8: in bf16 builds, on Hopper, for "
+         "the blocks' products; not with --zero 3. fp8 copies of the weights are kept, unless activations "
+         "are recomputed.",
          overridable_noted},
         {FIELD(fp8_fast_gradients), "Memory", alike, on_off,
-         "fp8: products for gradients add up in the about 14 bits of the tensor cores, as those of the "
-         "forward pass do, which is faster and coarser.",
+         "fp8: let products for gradients accumulate in the roughly 14 bits of the tensor cores, as those of "
+         "the forward pass do; faster and less precise.",
          overridable_noted},
         {FIELD(master_weights), "Memory", alike, on_off,
-         "bf16 builds: keep an fp32 copy of the weights for the optimizer, 4 bytes a parameter.",
+         "bf16 builds: keep an fp32 copy of the weights for the optimizer, 4 bytes per parameter.",
          overridable_noted},
         {FIELD(stochastic_rounding), "Memory", alike, on_off,
          "bf16 builds: round updated weights up or down at random, so that small updates are not lost.",
          overridable_noted},
         {FIELD(recompute), "Memory", alike, by_name,
-         "Activations that the backward pass makes again, for want of memory; the result is the same. none: "
-         "all are kept. elementwise: outputs of norms and of activation functions are not, unless these "
-         "are fused into a matrix product; in fp8 they are, and copies of weights are not; no product is "
-         "repeated. mlp: nothing of the MLP is kept. block: only the input of each block is. auto: the first "
+         "Activations that the backward pass recomputes to save memory; the result is the same. none: keep "
+         "all. elementwise: recompute the outputs of norms and of activation functions, except those fused "
+         "into a matrix product; in fp8, keep these too, but not the copies of weights; no product is "
+         "repeated. mlp: keep nothing of the MLP. block: keep only the input of each block. auto: the first "
          "of these that fits, which is the fastest."},
         {FIELD(loss_chunk), "Memory", alike, range(0, 16777216),
          "Tokens whose logits exist at the same time. 0: chosen by size."},
 
         {FIELD(attention), "Speed", alike, by_name,
-         "GPUs: the kernels of attention; they differ in rounding. wgmma: those of Hopper, in bf16, for "
-         "heads of a multiple of 8 up to 128. mma: those of every card since Ampere. auto: wgmma where it "
-         "can.",
+         "GPUs: which attention kernels to use; they differ in rounding. wgmma: Hopper's, in bf16, for head "
+         "sizes that are a multiple of 8 up to 128. mma: for every card since Ampere. auto: wgmma where "
+         "possible.",
          overridable_noted},
         {FIELD(cuda_graphs), "Speed", alike, by_name,
-         "Give each pass over a micro-batch to the device in one piece (CUDA graphs) instead of kernel by "
-         "kernel; the result is the same. auto: in one process with a GPU, where layers are so small that "
-         "giving kernels out takes longer than running them."},
+         "Launch each pass over a micro-batch as one unit (CUDA graphs) instead of kernel by kernel; the "
+         "result is the same. auto: in a single process with a GPU, if layers are so small that launching "
+         "kernels takes longer than running them."},
 
         {FIELD(dp), "Layout", alike, range(0, most_ranks),
-         "Data parallelism: ranks (processes) that train on different sequences and add up their gradients. "
-         "They take the micro-batches of a step in turn, so any number of them trains the same batch. 0: the "
-         "number of processes / (tp * pp).",
+         "Data parallelism: ranks (processes) that train on different sequences and sum their gradients. "
+         "They take turns with the micro-batches of a step, so any number of them trains on the same batch. "
+         "0: the number of processes / (tp * pp).",
          layout},
         {FIELD(tp), "Layout", alike, range(0, most_ranks),
-         "Tensor parallelism: ranks that share each layer, every one with a part of the heads and of the "
-         "MLP, and of the sequence in between. They talk in every layer, so they belong into one machine. It "
-         "must divide --heads, --channels, --mlp-width and --sequence-length. 0, or auto: {train plan: train "
-         "takes the layout that plan finds to be the fastest for its ranks, on --machine; options of the "
-         "layout that are not at their defaults hold.}{sample eval: the fewest ranks that the model fits on; "
-         "those that are left over share the work.}",
+         "Tensor parallelism: ranks that share each layer, each with a part of the heads, of the MLP and, "
+         "between them, of the sequence. They communicate in every layer, so keep them within one machine. "
+         "It must divide --heads, --channels, --mlp-width and --sequence-length. 0, or auto: {train plan: "
+         "train uses the layout that plan finds fastest for its ranks, on --machine; layout options that are "
+         "not at their defaults are kept.}{sample eval: the fewest ranks that the model fits on; ranks left "
+         "over share the work.}",
          overridable_noted},
         {FIELD(pp), "Layout", alike, range(0, most_ranks),
-         "Pipeline parallelism: stages that the layers are dealt to, in order, each on ranks of its own. "
-         "Only what goes from one layer to the next is sent, so stages may be far apart{train plan: ; but "
-         "they wait for each other at the beginning and end of a step, the less the more micro-batches "
-         "--global-batch holds}. 0, or auto: as for --tp.",
+         "Pipeline parallelism: stages that divide the layers, in order, each on its own ranks. They send "
+         "each other only the activations between layers, so stages may be far apart{train plan: ; but they "
+         "wait for each other at the beginning and end of a step, less with more micro-batches in "
+         "--global-batch}. 0, or auto: as for --tp.",
          overridable_noted},
         {FIELD(tp_overlap), "Layout", alike, range(0, 64),
-         "--tp: parts in which the rows around a product are sent, each while another is computed. More "
-         "parts hide more of the sending, and make smaller, slower products. It must divide the rows of a "
-         "rank, micro-batch * sequence length / tp. 0: the largest of 4, 3, 2 and 1 that does.",
+         "--tp: pieces into which the rows around a product are cut, so that one is sent while another is "
+         "computed. More pieces hide more of the communication, but make smaller, slower products. It must "
+         "divide the rows of a rank, micro-batch * sequence length / tp. 0: the largest of 4, 3, 2 and 1 "
+         "that does.",
          layout},
         {FIELD(pp_schedule), "Layout", alike, by_name,
-         "--pp: order of the work on a stage. gpipe: all micro-batches forward, then all backward, keeping "
-         "the activations of every one. 1f1b: backward as soon as can be, keeping those of --pp "
-         "micro-batches at most. interleaved: 1f1b with --pp-chunks parts of the layers on each stage, so "
-         "that stages wait less and send more, least where a rank's micro-batches are a multiple of --pp. "
-         "zero-bubble: 1f1b that puts off the gradients of the weights to when it would wait, and needs "
-         "memory for that; with --zero 2 or 3 it sends gradients twice.",
+         "--pp: order of the work on a stage. gpipe: all micro-batches forward, then all backward, which "
+         "keeps the activations of all. 1f1b: backward as soon as possible, which keeps those of at most "
+         "--pp micro-batches. interleaved: 1f1b with --pp-chunks groups of layers per stage, so that stages "
+         "wait less and send more; best if a rank's micro-batches are a multiple of --pp. zero-bubble: 1f1b "
+         "that defers weight gradients to times when it would wait, which takes memory; with --zero 2 or 3 "
+         "it sends gradients twice.",
          overridable_noted},
         {FIELD(pp_chunks), "Layout", alike, range(0, 10000),
-         "--pp-schedule interleaved: parts of the layers on each stage. More parts make the stages wait less "
-         "and send more. 0: 2 for an interleaved pipeline, else 1.",
+         "--pp-schedule interleaved: groups of layers per stage. More groups make stages wait less and send "
+         "more. 0: 2 for an interleaved pipeline, else 1.",
          layout},
         {FIELD(pp_layers), "Layout", alike, any_text,
-         "--pp: layers of each part. time: so that the slowest part is as fast as can be, for it sets the "
-         "pace of all; memory: so that the fullest stage needs as little as can be, to fit a larger model; "
-         "or pp * pp-chunks numbers in the order of the layers, such as 3,4,4,3.",
+         "--pp: number of layers in each part. time: the slowest part, which sets the pace, is as fast as "
+         "possible; memory: the fullest stage needs as little memory as possible, to fit a larger model; or "
+         "pp * pp-chunks numbers in the order of the layers, such as 3,4,4,3.",
          layout},
         {FIELD(zero), "Layout", alike, range(0, 3),
-         "ZeRO: what {train plan: a shard group keeps once instead of each data rank whole. 0: nothing, 1: "
-         "the optimizer's state, 2: the gradients too, 3: the parameters too. Each level saves memory; 1 "
-         "sends as much as 0, 2 and 3 more where a step has several micro-batches.}{sample eval: the data "
-         "ranks keep once instead of each. 0: nothing, 3: the parameters.}",
+         "ZeRO: what {train plan: a shard group holds once, instead of every data rank holding it whole. 0: "
+         "nothing, 1: the optimizer state, 2: the gradients too, 3: the parameters too. Each level saves "
+         "memory; 1 sends as much as 0; 2 and 3 send more if a step has several micro-batches.}{sample eval: "
+         "the data ranks hold once, instead of each. 0: nothing, 3: the parameters.}",
          overridable_noted},
         {FIELD(shard_group), "Layout", alike, range(0, most_ranks),
-         "Data ranks that --zero cuts over; the groups repeat each other. Smaller than --dp is hybrid "
-         "sharding: the large messages stay within a group. 0: as many as make a step shortest by plan and "
-         "fit, on cards and with --machine; elsewhere all data ranks.",
+         "Data ranks that --zero shards over; several groups are replicas of each other. Smaller than --dp "
+         "is hybrid sharding: the large messages stay within a group. 0: the number that makes a step "
+         "shortest by plan and fits, on GPUs and with --machine; otherwise all data ranks.",
          layout},
         {FIELD(reduce_dtype), "Layout", alike, by_name,
-         "Numbers that gradients travel in from data rank to data rank. bf16: half the bytes, for networks "
-         "that hold a run up. Each addend is rounded once, sums are fp32; with several shard groups, or "
-         "--zero 0, the sum is rounded too.",
+         "Number format in which gradients travel between data ranks. bf16: half the bytes, for slow "
+         "networks. Each addend is rounded once and sums are fp32; with several shard groups, or --zero 0, "
+         "the sum is rounded too.",
          overridable_noted},
         {FIELD(overlap), "Layout", alike, on_off,
-         "Talk to the other ranks while computing; the result is the same."},
+         "Communicate with other ranks while computing; the result is the same."},
         {FIELD(prefetch), "Layout", alike, range(0, 16),
-         "--zero 3: layers whose parameters are gathered before they are needed, each in memory of its own; "
-         "the result is the same."},
+         "--zero 3: layers whose parameters are gathered in advance, each into its own buffer; the result is "
+         "the same."},
         {FIELD(ngram_place), "Layout", alike, by_name,
-         "Where the rows of tables lie, dealt to all ranks of the stages that have them: in the memory of "
-         "devices, or in that of hosts, from where a step's rows come to the devices, and whose cores step "
-         "them. The result is the same.",
+         "Where the rows of tables are stored, spread over all ranks of the stages that have tables: in "
+         "device memory, or in host memory, where CPU cores update them and from where the rows of a step "
+         "are copied to the devices. The result is the same.",
          overridable, !positional, later},
         {FIELD(ngram_prefetch), "Layout", alike, range(0, 1),
-         "--ngram-place host: steps that rows come ahead of their use, while devices compute. Those that an "
-         "update has yet to change come behind it; the result is the same.",
+         "--ngram-place host: steps by which rows are fetched in advance, while devices compute. Rows that "
+         "an update is about to change are fetched after it; the result is the same.",
          overridable, !positional, later},
         {FIELD(ngram_staleness), "Layout", alike, range(0, 1),
-         "--ngram-place host: updates that a step's rows may miss. 1: a step waits for none, and sees rows "
-         "as "
-         "they were before the last step's update, unless a validation, a check or a save lies between.",
+         "--ngram-place host: updates that the rows of a step may miss. 1: a step waits for no update and "
+         "sees rows as they were before the last one, unless a validation, a check or a save came in "
+         "between.",
          overridable_noted, !positional, later},
         {FIELD(offload), "Layout", alike, by_name,
-         "What lives in the memory of the host: the optimizer's state, updated there, frees device memory."},
+         "What is kept in host memory: the optimizer state, which is updated there, to free device memory."},
         {FIELD(throttle_link), "Layout", alike, range(0, 1000),
-         "Builds whose ranks talk over MPI: send at most this many GB/s, to see what a slow network costs. "
-         "0: as fast as it goes.",
+         "Builds whose ranks communicate over MPI: send at most this many GB/s, to see what a slow network "
+         "costs. 0: unlimited.",
          not_stored},
         {FIELD(communication_timeout), "Layout", alike, range(0, most),
-         "Seconds that a rank waits for the others, or for its device or a disk, in any phase of a run, "
-         "before the job ends with the name of the rank that is stuck. Work that the device still has to do "
-         "counts too: give more than a step takes. A process alone waits so long for a disk. 0: for ever."},
+         "Seconds that a rank waits for others, for its device or for a disk, in any phase of a run, before "
+         "the job ends and names the rank that is stuck. Pending work of the device counts too: give more "
+         "than a step takes. A single process waits this long for a disk. 0: forever."},
 
         {FIELD(val_every), "Evaluation", alike, count(0, most), "Steps between validations. 0: never."},
         {FIELD(sample_every), "Sampling", alike, count(0, most),
          "Steps between samples from the model. 0: never."},
-        {FIELD(sample_tokens), "Sampling", alike, count(1, 16777216), "Tokens of such a sample."},
+        {FIELD(sample_tokens), "Sampling", alike, count(1, 16777216), "Tokens of each sample."},
         {FIELD_OF(Options, prompt), "Sampling", alike, any_text, "Text that samples continue."},
 
         {FIELD(run), "Model", alike, any_text,
          "Run directory, for its newest checkpoint, or the folder of one.", overridable, positional},
         {FIELD(runs), "Runs", alike, any_text,
-         "{report: Run directories, drawn over each other; also while they are trained.}{eval: Run "
+         "{report: Run directories, drawn in the same charts; runs may still be training.}{eval: Run "
          "directories, for their newest checkpoints, or folders of checkpoints.}",
          overridable, positional},
         {FIELD(source), "Model", alike, any_text,
@@ -543,91 +547,93 @@ inline const std::vector<OptionRow>& option_table() {
          "optimizer's state is taken from state_*.bin files beside that one.",
          overridable, positional},
         {FIELD(verify), "Checkpoints", alike, on_off,
-         "Read all of the checkpoint, compare it with its checksums, and name each damaged piece."},
+         "Read the whole checkpoint, compare it with its checksums, and name each damaged piece."},
         {FIELD_OF(SampleOptions, prompt), "Sampling", alike, any_text,
-         "Text to continue. May be given several times: all prompts are continued together."},
+         "Text to continue. May be given several times: all prompts are continued at once."},
         {FIELD(prompt_file), "Sampling", own, any_text,
-         "File that holds the prompt; - for the standard input. A .jsonl holds several, a line "
-         "{\"prompt\": ...} each."},
+         "File that holds the prompt; - for standard input. A .jsonl file holds several, one {\"prompt\": "
+         "...} per line."},
         {FIELD(interactive), "Sampling", alike, on_off,
-         "Ask for prompts, one a line, and answer each, until the input ends. On a terminal, arrow keys move "
-         "in a line and bring back earlier ones, /help lists commands that change options, and a --seed is "
-         "drawn unless one is given. Ctrl-C there ends an answer or drops a line; Ctrl-D ends the program."},
+         "Read prompts, one per line, and answer each, until the input ends. On a terminal, the arrow keys "
+         "edit the line and recall earlier ones, /help lists commands that change options, and --seed is "
+         "random unless given. Ctrl-C ends an answer or discards a line; Ctrl-D ends the program."},
         {FIELD_OF(SampleOptions, tokens), "Sampling", alike, count(1, 16777216),
          "Tokens to add to the prompt."},
         {FIELD(temperature), "Sampling", alike, range(0, 100),
-         "Divides the logits: below 1 plays safe, above 1 is wild. 0: always the likeliest token."},
+         "Divides the logits: below 1 is more predictable, above 1 more varied. 0: always the most likely "
+         "token."},
         {FIELD(top_k), "Sampling", alike, range(0, 16777216),
-         "Choose among this many likeliest tokens. 0: among all."},
+         "Choose among this many most likely tokens. 0: among all."},
         {FIELD(top_p), "Sampling", alike, range(0, 1),
-         "Choose among the fewest likeliest tokens that have this much probability together. 1: among all."},
+         "Choose among the smallest set of most likely tokens whose probabilities add up to this. 1: among "
+         "all."},
         {FIELD(min_p), "Sampling", alike, range(0, 1),
-         "Leave out tokens whose probability is less than this share of the likeliest one's. 0: none."},
+         "Exclude tokens whose probability is below this fraction of the most likely one's. 0: none."},
         {FIELD(repetition_penalty), "Sampling", alike, range(0.01, 100),
-         "Makes tokens that the text has already less likely: their logits are divided by it, or multiplied "
-         "where negative. 1: no penalty."},
+         "Makes tokens that already occur in the text less likely: their logits are divided by it, or "
+         "multiplied if negative. 1: no penalty."},
         {FIELD(stop), "Sampling", alike, any_text,
-         "Text that ends a sample, and is left out. May be given several times."},
+         "Text at which a sample ends; it is not part of the sample. May be given several times."},
         {FIELD(samples), "Sampling", alike, count(1, 65535),
-         "Number of samples of each prompt. All are made together; one alone appears word by word."},
+         "Number of samples of each prompt, generated at once; a single one is shown word by word."},
         {FIELD(cache), "Sampling", alike, on_off,
-         "Keep keys and values of earlier tokens, instead of computing them again for each token."},
+         "Keep the keys and values of earlier tokens instead of recomputing them for each token."},
 
         {FIELD(data), "Evaluation", alike, any_text,
          "Token files to measure loss, perplexity and bits per byte on, in the form of --train-data. Given "
-         "several times, each with a name, web=web_*.bin and code=code_*.bin, they are several results."},
+         "several times with names, as in web=web_*.bin and code=code_*.bin, each has its own result."},
         {FIELD(choices_every), "Evaluation", alike, count(0, most),
          "Steps between evaluations on --choices. 0: never."},
         {FIELD(choices), "Evaluation", alike, any_text,
          "Multiple-choice questions: lines of JSON, {\"context\": ..., \"choices\": [...], \"answer\": 0}, "
          "or an evaluation .bin of llm.c (HellaSwag)."},
-        {FIELD(limit), "Evaluation", alike, count(0, most), "Samples and questions to take at most. 0: all."},
+        {FIELD(limit), "Evaluation", alike, count(0, most),
+         "Largest number of samples and questions to use. 0: all."},
         {FIELD(log), "Evaluation", alike, on_off,
-         "Add the results to log.jsonl of each run, with the step of the checkpoint; also while it trains "
-         "on."},
+         "Append the results to log.jsonl of each run, with the step of the checkpoint, even while the run "
+         "is training."},
 
         {FIELD(output), "Output", alike, any_text,
-         "{tokenize: Beginning of the names of the files to write: PREFIX_train_000000.bin, "
-         "PREFIX_val_000000.bin ...}{export: Folder to make, or with --format llmc the file.}{import: Run "
-         "directory to make.}{report: File to write, or with --format tensorboard the folder. Empty: "
-         "report.html or report.csv in the first run, tensorboard in each.}{eval: File to write the "
-         "results to. Empty: the standard output.}"},
+         "{tokenize: Prefix of the files to write: PREFIX_train_000000.bin, PREFIX_val_000000.bin "
+         "...}{export: Folder to create, or with --format llmc the file.}{import: Run directory to "
+         "create.}{report: File to write, or with --format tensorboard the folder. Empty: report.html or "
+         "report.csv in the first run, tensorboard in each.}{eval: File to write the results to. Empty: "
+         "standard output.}"},
         {FIELD_OF(EvalOptions, format), "Output", alike, by_name,
          "Sentences, or JSON: a list of runs, each with its results."},
         {FIELD_OF(ExportOptions, format), "Output", alike, by_name,
          "hf: a folder that Hugging Face transformers loads: config.json, model.safetensors, tokenizer.json. "
-         "llmc: a model .bin of llm.c, for models of the shape of GPT-2."},
+         "llmc: a model .bin of llm.c, for models with the shape of GPT-2."},
         {FIELD_OF(ReportOptions, format), "Output", alike, by_name,
-         "html: a page of drawings and tables that a browser shows without a network. csv: a table of all "
-         "numbers, a row for each step. tensorboard: event files of the same."},
+         "html: a page of charts and tables that works in a browser without a network. csv: a table of all "
+         "numbers, one row per step. tensorboard: event files with the same."},
         {FIELD(dtype), "Output", alike, by_name,
-         "Numbers to write the weights in. stored: those of the model's own parameters; fp32 is as precise "
-         "as the checkpoint, whose master copy it takes."},
+         "Number format of the written weights. stored: that of the model's own parameters; fp32: full "
+         "precision, from the checkpoint's master copy if it has one."},
 
         {FIELD(inputs), "Text", alike, any_text,
-         "{tokenize: Files and folders of text; a file is a document, and in a .jsonl each line; .gz too. -: "
-         "standard input.}"
-         "{data: Token files.}",
+         "{tokenize: Files and folders of text; each file is a document, as is each line of a .jsonl file; "
+         ".gz too. -: standard input.}{data: Token files.}",
          overridable, positional},
         {FIELD(text_field), "Text", alike, any_text,
-         ".jsonl: the field that holds a document's text; a line without it is a bad one."},
+         ".jsonl: the field that holds a document's text; a line without it is a bad line."},
         {FIELD(skip_binary), "Text", alike, on_off,
-         "Leave out files that do not begin as text in UTF-8: those with zero bytes, UTF-16, Latin-1. off: "
-         "they are named, and taken as they are."},
+         "Skip files that do not begin as UTF-8 text: those with zero bytes, UTF-16 or Latin-1. off: name "
+         "them, but use them as they are."},
         {FIELD(skip_bad), "Text", alike, count(0, most),
-         ".jsonl: how many bad lines are skipped, counted and named, such as one that is cut or whose text "
-         "is null. One more ends the command."},
+         ".jsonl: number of bad lines, such as truncated ones or ones whose text is null, to skip, count and "
+         "name. One more ends the command."},
         {FIELD(val_fraction), "Text", alike, range(0, 1),
-         "Part of the documents kept for validation. 0: none. 1: all, a validation set alone."},
-        {FIELD(shard_tokens), "Text", alike, count(1024, 1 << 30), "Tokens of each file at most."},
-        {FIELD(threads), "Text", alike, range(0, 4096), "Threads that encode. 0: one for each core."},
+         "Fraction of the documents set aside for validation. 0: none. 1: all, for a validation set only."},
+        {FIELD(shard_tokens), "Text", alike, count(1024, 1 << 30), "Maximum number of tokens per file."},
+        {FIELD(threads), "Text", alike, range(0, 4096), "Encoding threads. 0: one per core."},
         {FIELD(train_tokenizer), "Text", alike, count(0, 16777216),
-         "Train a byte-level BPE tokenizer with so many tokens on the text, write it to "
-         "PREFIX_tokenizer.json and use it; the last of them ends a text. 0: use --tokenizer."},
+         "Train a byte-level BPE tokenizer with this many tokens on the text, write it to "
+         "PREFIX_tokenizer.json and use it; its last token ends a document. 0: use --tokenizer."},
         {FIELD(pre_tokenizer), "Text", alike, by_name,
-         "Whose rules cut text into words for a tokenizer that is trained."},
+         "Whose rules split text into words when a tokenizer is trained."},
         {FIELD(tokenizer_text), "Text", alike, size(1, 1e12),
-         "Bytes of text that a tokenizer is trained on at most, taken from all files."},
+         "Maximum number of bytes of text to train a tokenizer on, taken from all files."},
     };
 #undef FIELD
 #undef FIELD_OF

@@ -1,5 +1,5 @@
 /*
-The value of one option, to and from text and JSON, by its row of the table.
+Conversion of one option's value to and from text and JSON, guided by its row of the table.
 */
 #pragma once
 
@@ -32,8 +32,8 @@ inline std::string option_name(const OptionRow& row) {
     return "--" + name;
 }
 
-// The row of an option as written on the command line, dashes included; null if there is none. A name may
-// stand for other options of other commands, so it can be asked for that of one.
+// Finds the row of an option as written on the command line, dashes included; null if there is none. Commands
+// may have different options of the same name, so `command` can select one.
 inline const OptionRow* find_option(std::string_view name, std::optional<Command> command = {}) {
     for (const OptionRow& row : option_table()) {
         bool belongs = !command || row.belongs_to(*command);
@@ -42,19 +42,19 @@ inline const OptionRow* find_option(std::string_view name, std::optional<Command
     return nullptr;
 }
 
-// Options of a layout that `plan` searches for, where they are not given.
+// Layout options that `plan` searches over if they are not given.
 inline bool is_searched(const OptionRow& row, Command command) {
     constexpr std::string_view fields[] = {"micro_batch", "tp",   "pp",          "tp_overlap", "pp_schedule",
                                            "pp_chunks",   "zero", "shard_group", "recompute"};
     return command == command_plan && std::ranges::find(fields, row.field) != std::end(fields);
 }
 
-// Options that may say auto instead of 0.
+// Options that accept auto as another name for 0.
 inline bool may_be_auto(const OptionRow& row) {
     return std::string_view(row.field) == "tp" || std::string_view(row.field) == "pp";
 }
 
-// Tells whether weights are made for a value of the option, so that it goes where they go.
+// Returns whether weights are made for a particular value of the option, so that it is stored with them.
 inline bool describes_model(const OptionRow& row) {
     return row.resume == Resume::shape || row.resume == Resume::tokens;
 }
@@ -133,12 +133,12 @@ std::string value_text(const OptionRow& row, const O& options) {
     return value_text(row.get(options));
 }
 
-// A row whose upper limit is only that of its type.
+// Returns whether the row's upper limit is only that of its type.
 inline bool is_open_ended(const OptionRow& row) {
     return is_whole(row) && row.limits.high == INT32_MAX;
 }
 
-// Tells what may follow the digits of a number, and what it means there; empty: nothing may.
+// Describes the suffixes that may follow the digits of a number; empty if none may.
 inline std::string suffixes_text(const OptionRow& row) {
     switch (row.limits.suffixes) {
     case Suffixes::none:
@@ -195,7 +195,7 @@ inline void check_limits(const OptionRow& row, const OptionValue& any) {
         any);
 }
 
-// Refuses values of any option of a command that lie beyond its limits.
+// Refuses a command's options if any value is beyond its limits.
 template <typename O>
 void check_limits(const O& options) {
     for (const OptionRow& row : option_table()) {
@@ -203,7 +203,7 @@ void check_limits(const O& options) {
     }
 }
 
-// Reads the whole text as one number. Returns what is wrong with it; empty: nothing.
+// Reads the whole text as one number. Returns what is wrong with it, or an empty string.
 template <typename Number>
 std::string read_number(std::string_view source, Number& value) {
     auto [end, error] = std::from_chars(source.data(), source.data() + source.size(), value);
@@ -213,8 +213,8 @@ std::string read_number(std::string_view source, Number& value) {
     return "";
 }
 
-// Likewise reads a whole number that has more than digits: 20M, 1.5T, 3e9, 128Ki. The decimal point is moved
-// in the text, for a product such as 1.1 * 1e9 is not always whole.
+// Reads an integer written with more than digits: 20M, 1.5T, 3e9, 128Ki. Returns errors like read_number().
+// The decimal point is shifted in the text, because a product such as 1.1 * 1e9 is not always an integer.
 inline std::string read_suffixed(Suffixes kind, std::string_view source, double& value) {
     static const std::map<std::string_view, int> powers = {{"", 0},   {"k", 1}, {"M", 2},  {"G", 3},
                                                            {"B", 3},  {"T", 4}, {"Ki", 1}, {"Mi", 2},
@@ -239,7 +239,7 @@ inline std::string read_suffixed(Suffixes kind, std::string_view source, double&
     return value == std::floor(value) ? "" : "not a whole number";
 }
 
-// Likewise reads seconds that are written as 90s, 10m, 2h or 3h50m.
+// Reads seconds written as 90s, 10m, 2h or 3h50m. Returns errors like read_number().
 inline std::string read_time(std::string_view source, double& seconds) {
     seconds = 0;
     for (auto [unit, length] : {std::pair{'h', 3600}, {'m', 60}, {'s', 1}}) {
@@ -337,18 +337,18 @@ inline nlohmann::ordered_json value_to_json(const OptionValue& any) {
         any);
 }
 
-// The value of --val-tokens for a number of batches, as far as it may be.
+// The value of --val-tokens for a number of batches, clamped to its limits.
 inline long long tokens_of_batches(double batches, double global_batch) {
     const Limits& limits = find_option("--val-tokens")->limits;
     return (long long)std::clamp(batches * global_batch, limits.low, limits.high);
 }
 
-// Records of today's form say so.
+// The field of a record that says which form it has.
 constexpr const char* form_of_record = "record_form";
 constexpr int todays_form = 2;
 
-// The options of a record as today's would have them: in earlier ones bf16 was the name of --matmul-dtype
-// auto, and a validation took batches.
+// Converts the options of a record to today's form: in older records, bf16 was the name of --matmul-dtype
+// auto, and the length of a validation was in batches.
 template <typename Json>
 Json in_todays_form(Json json, const std::string& file) {
     if (!json.contains(form_of_record)) {
@@ -376,7 +376,7 @@ inline nlohmann::ordered_json options_to_json(const Options& options) {
     return json;
 }
 
-// A value as the command line would have it.
+// A JSON value as it would be written on the command line.
 inline std::string text_of_json(const OptionRow& row, const nlohmann::json& value) {
     bool right_type = is_switch(row)   ? value.is_boolean()
                       : is_number(row) ? value.is_number()
@@ -387,7 +387,7 @@ inline std::string text_of_json(const OptionRow& row, const nlohmann::json& valu
     return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
-// Those alone that tell what weights are made for: what is known of a model from elsewhere.
+// Only the options that describe the model: all that is known of a model from elsewhere.
 inline nlohmann::ordered_json model_options_to_json(const Options& options) {
     nlohmann::ordered_json json = options_to_json(options);
     for (const OptionRow& row : option_table()) {
@@ -396,7 +396,8 @@ inline nlohmann::ordered_json model_options_to_json(const Options& options) {
     return json;
 }
 
-// Reads what these wrote. Every option that describes the model must be there, but for those that came later.
+// Reads the output of these two functions. Every option that describes the model must be present, except
+// those added later.
 inline Options options_from_json(const nlohmann::json& record, const std::string& file) {
     if (!record.is_object()) fail("%s: options are not a JSON object; the file is damaged", file.c_str());
     nlohmann::json json = in_todays_form(record, file);
@@ -423,8 +424,8 @@ inline Options options_from_json(const nlohmann::json& record, const std::string
     return options;
 }
 
-// A model that a file describes must be one that options could describe too: refuses what the command line
-// would refuse, and fills in what follows from the rest.
+// Requires that options could describe a model from a file: refuses what the command line would refuse, and
+// fills in derived fields.
 inline ModelConfig checked_model(const ModelConfig& model) {
     Options options;
     static_cast<ModelConfig&>(options) = model;

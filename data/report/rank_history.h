@@ -1,7 +1,7 @@
 /*
-What RUN/ranks.jsonl tells of every rank: how long each phase of a step took it, who was slow, what a pipeline
-did when, and how the devices were. A line is as long as there are ranks, so of the lines only the newest of
-each kind and sums over all of them are kept.
+The records of RUN/ranks.jsonl about every rank: how long each phase of a step took, which ranks were slow,
+what a pipeline did when, and the health of the devices. A line has values for all ranks, so only the newest
+line of each kind and sums over all lines are kept.
 */
 #pragma once
 
@@ -19,7 +19,7 @@ each kind and sums over all of them are kept.
 #include "data/report/records.h"
 #include "data/run/step_times.h"  // step_phase_names
 
-// A file may have others, which come behind those of a step.
+// Returns whether it is a phase of a step; a file may have others, which are shown after these.
 inline bool is_step_phase(std::string_view name) {
     return std::ranges::find(step_phase_names, name) != step_phase_names.end();
 }
@@ -33,9 +33,9 @@ struct SlowRankHistory {
 
 class SlowRanks {
 public:
-    static constexpr size_t most = 1000;  // ranks times phases
+    static constexpr size_t most = 1000;  // pairs of a rank and a phase
 
-    // The field "slow" of a record.
+    // Adds the field "slow" of a record.
     void add(const nlohmann::json& record) {
         int64_t step = integer_in(record, "step");
         for (const nlohmann::json& item : array_in(record, "slow")) {
@@ -61,7 +61,7 @@ private:
     std::map<std::pair<int64_t, std::string>, SlowRankHistory> ranks_;
 };
 
-// Milliseconds of a step by phase, a number for each rank, in the order of the file.
+// Milliseconds of a step by phase, one number per rank: the phases of a step, then others as in the file.
 using PhaseMeans = std::vector<std::pair<std::string, std::vector<double>>>;
 
 class RankHistory {
@@ -74,12 +74,12 @@ public:
         slow_.add(record);
     }
 
-    // The newest interval: the last step of it, and how many it had.
+    // The newest interval: its last step, and its number of steps.
     int64_t step() const { return step_; }
     int64_t steps() const { return steps_; }
     const PhaseMeans& last() const { return last_; }
 
-    // The mean over all intervals since the number of ranks was last another.
+    // Returns the mean over all intervals since the ranks or the phases last changed.
     PhaseMeans mean() const {
         PhaseMeans result = sums_;
         for (auto& [phase, times] : result) {
@@ -96,15 +96,15 @@ public:
     int64_t pipeline_step() const { return integer_in(pipeline_, "step"); }
     const nlohmann::json& health() const { return health_; }
 
-    // Empty where it is not told.
+    // Empty if unknown.
     std::string host(size_t rank) const { return rank < hosts_.size() ? hosts_[rank] : ""; }
 
-    // Which it is along each axis; empty where that is not told.
+    // Returns the rank's position along each axis; empty if unknown.
     std::vector<int64_t> place(size_t rank) const {
         return rank < places_.size() ? places_[rank] : std::vector<int64_t>();
     }
 
-    // The names of the axes, also of a log that does not have them.
+    // The names of the axes; the usual ones for a log that does not have them.
     const std::vector<std::string>& axes() const { return axes_; }
 
 private:
@@ -130,7 +130,7 @@ private:
         return numbers;
     }
 
-    // Phases that do not have a number for each rank, as the first one has, are left out.
+    // Leaves out phases that do not have as many numbers as the first one, which has one per rank.
     void add_times(const nlohmann::json& record) {
         PhaseMeans times;
         auto take = [&](const std::string& phase, const nlohmann::json& of_ranks) {

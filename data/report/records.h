@@ -1,8 +1,7 @@
 /*
-Files of JSON lines read as they come, in pieces: a log of a long run is larger than what should be in memory,
-and one of a run that goes on grows meanwhile. Nothing in such a file is an error: a line that cannot be read
-is passed over and counted, and so is the half line at the end that a killed run leaves, or that is just being
-written.
+Reads files of JSON lines piece by piece: the log of a long run is too large to be held in memory, and that of
+an active run grows meanwhile. Nothing in such a file is an error: a line that cannot be read is skipped and
+counted, and so is an incomplete last line, which a killed run leaves or an active one is just writing.
 */
 #pragma once
 
@@ -28,9 +27,9 @@ struct Reading {
     uint64_t lines = 0, records = 0;
     uint64_t unreadable = 0, first_unreadable = 0;  // lines, and the number of the first one
     uint64_t half_line = 0;                         // bytes of a last line without an end
-    uint64_t with_nan = 0;                          // lines with a NaN or an infinity, which are no JSON
+    uint64_t with_nan = 0;  // lines with a NaN or an infinity, which are not valid JSON
 
-    // One sentence each; `name` is that of the file.
+    // Returns remarks of one sentence each; `name` is that of the file.
     std::vector<std::string> notes(const std::string& name) const {
         std::vector<std::string> result;
         if (unreadable > 0)
@@ -46,7 +45,7 @@ struct Reading {
     }
 };
 
-// A line in which null stands where some writers of JSON put NaN, Infinity and -Infinity.
+// Returns a line with null in place of the NaN, Infinity and -Infinity that some writers of JSON produce.
 inline std::string without_nan(std::string_view line) {
     std::string result;
     bool in_text = false;
@@ -65,7 +64,7 @@ inline std::string without_nan(std::string_view line) {
     return result;
 }
 
-// A line as an object; no object where it is none.
+// Parses a line as an object. Returns a value that is not an object if that fails.
 inline nlohmann::json parse_record(std::string_view line, Reading& reading) {
     nlohmann::json record = try_json(line);
     if (record.is_discarded()) {
@@ -82,7 +81,7 @@ inline bool exists(const std::string& path) {
     return stat(path.c_str(), &status) == 0;
 }
 
-// Gives take() every record of a file, in order.
+// Passes every record of a file to take(), in order.
 template <typename Take>
 Reading read_records(const std::string& path, Take&& take) {
     constexpr size_t piece = 1 << 20, longest_line = 64 << 20;
@@ -119,7 +118,7 @@ Reading read_records(const std::string& path, Take&& take) {
 // ----------------------------------------------------------------------------
 // fields, any of which may be missing, null or of another type
 
-// NaN if it is no number.
+// Returns NaN if it is not a number.
 inline double number_of(const nlohmann::json& value) {
     return value.is_number() ? value.get<double>() : NAN;
 }
@@ -138,7 +137,7 @@ inline std::string text_in(const nlohmann::json& record, const char* name) {
     return found != record.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
-// A field that is an array; else an empty one.
+// Returns a field that is an array, or else an empty array.
 inline const nlohmann::json& array_in(const nlohmann::json& record, const char* name) {
     static const nlohmann::json none = nlohmann::json::array();
     if (!record.is_object()) return none;
@@ -146,14 +145,14 @@ inline const nlohmann::json& array_in(const nlohmann::json& record, const char* 
     return found != record.end() && found->is_array() ? *found : none;
 }
 
-// A field that is an object; else an empty one.
+// Returns a field that is an object, or else an empty object.
 inline const nlohmann::json& object_in(const nlohmann::json& record, const char* name) {
     static const nlohmann::json none = nlohmann::json::object();
     auto found = record.find(name);
     return found != record.end() && found->is_object() ? *found : none;
 }
 
-// A number for a page: seven digits, and null where it is none.
+// Returns a number for a page, with seven digits; null if it is not finite.
 inline nlohmann::ordered_json number_or_null(double value) {
     if (!std::isfinite(value)) return nullptr;
     if (value == std::floor(value) && std::abs(value) < 9e15) return (int64_t)value;

@@ -1,6 +1,6 @@
 /*
 The report subcommand: what runs did, as one HTML page that needs no network, as CSV, or for TensorBoard. It
-reads run directories and computes nothing, so it works beside a run that goes on, and on any machine.
+only reads run directories, so it works on any machine, and while a run is active.
 */
 #pragma once
 
@@ -22,8 +22,8 @@ reads run directories and computes nothing, so it works beside a run that goes o
 #include "data/report/scalars.h"
 #include "report_page.h"  // report_page: data/report/page.html as a text, made by the Makefile
 
-// The page with its data in it, where it has null. In JSON "<" stands only in texts, and is written there so
-// that no HTML can take it for the end of the script.
+// Returns the page with its data in place of null. In JSON "<" occurs only in strings, where it is escaped so
+// that HTML cannot take it for the end of the script.
 inline std::string page_with(const OrderedJson& data) {
     constexpr std::string_view page = report_page, place = ">null</script>";
     const size_t at = page.find(place);
@@ -55,7 +55,7 @@ inline void write_page(const std::vector<std::string>& places, const std::string
     print("report: %s (%sB)\n", path.c_str(), human((double)page.size()).c_str());
 }
 
-// A folder for the events of each run, as TensorBoard tells runs apart.
+// Writes the events of each run to a folder of its own, by which TensorBoard distinguishes runs.
 inline void write_event_files(const ReportOptions& o) {
     for (size_t i = 0; i < o.runs.size(); i++) {
         std::filesystem::path folder = std::filesystem::path(o.runs[i]) / "tensorboard";
@@ -68,7 +68,7 @@ inline void write_event_files(const ReportOptions& o) {
         }
         make_folder(folder, "check the path or name another with --output");
         if (o.output.empty()) check_folder_of_run(folder);
-        // One name for ever: what is made later takes the place of what was made before.
+        // The name is fixed, so newer events replace older ones.
         std::string path = folder / "events.out.tfevents.0.train_gpt";
         write_events(o.runs[i], path);
         print("report: %s\n", path.c_str());

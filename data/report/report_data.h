@@ -1,7 +1,7 @@
 /*
-What a report shows, as one JSON object: for each run its facts, its curves thinned (series.h), its ranks in
-at most a thousand cells, its tables cut to their newest rows. data/report/page.html draws it, and calculates
-nothing that is not about drawing.
+The content of a report, as one JSON object: for each run its facts, its curves thinned (series.h), its ranks
+in at most a thousand cells, and its tables limited to their newest rows. data/report/page.html draws it, and
+only calculates what drawing needs.
 */
 #pragma once
 
@@ -29,7 +29,7 @@ using OrderedJson = nlohmann::ordered_json;
 // ----------------------------------------------------------------------------
 // curves and ranks
 
-// x: the first step of each bucket. Where every bucket is one point, lo and hi are left out.
+// x: the first step of each bucket. If every bucket is one point, lo and hi are left out.
 inline OrderedJson curve_json(const Series& series) {
     OrderedJson x = OrderedJson::array(), mid = x, lo = x, hi = x, who = x;
     bool ranges = false, named = false;
@@ -52,7 +52,7 @@ inline OrderedJson curve_json(const Series& series) {
     return json;
 }
 
-// The least value of each bucket, for what only grows.
+// Uses the least value of each bucket, for quantities that only grow.
 inline OrderedJson clock_json(const Series& series) {
     OrderedJson x = OrderedJson::array(), y = x;
     for (const Series::Bucket& bucket : series.buckets()) {
@@ -68,8 +68,8 @@ inline double middle_of_known(std::vector<double> values) {
     return value_at(values, values.size() / 2);
 }
 
-// Ranks by phase, each cell the greatest of its ranks and the rank that it is of. `told`: ranks that cells
-// name.
+// Returns ranks by phase; each cell has the largest time among its ranks, and the rank that it belongs to.
+// `told` receives the ranks that cells name.
 inline OrderedJson cells_json(const PhaseMeans& times, size_t per_cell, std::set<size_t>& told) {
     OrderedJson phases = OrderedJson::array();
     for (const auto& [phase, of_ranks] : times) {
@@ -133,7 +133,7 @@ inline OrderedJson slow_json(const RunHistory& run) {
     return list;
 }
 
-// Passes of each stage as [kind, micro-batch, chunk, begin, end]; those that are no passes are left out.
+// Returns the passes of each stage as [kind, micro-batch, chunk, begin, end]; malformed ones are left out.
 inline OrderedJson passes_json(const nlohmann::json& stages, size_t& room) {
     OrderedJson result = OrderedJson::array();
     for (const nlohmann::json& stage : stages) {
@@ -155,7 +155,7 @@ inline OrderedJson passes_json(const nlohmann::json& stages, size_t& room) {
 inline OrderedJson pipeline_json(const RankHistory& history) {
     const nlohmann::json& pipeline = history.pipeline();
     if (pipeline.empty()) return nullptr;
-    size_t room = 20000;  // passes that are drawn
+    size_t room = 20000;  // the most passes that are drawn
     return {{"step", history.pipeline_step()},
             {"measured", passes_json(array_in(pipeline, "measured"), room)},
             {"ideal", passes_json(array_in(pipeline, "ideal"), room)},
@@ -163,7 +163,7 @@ inline OrderedJson pipeline_json(const RankHistory& history) {
             {"ideal_idle", number_or_null(number_in(pipeline, "ideal_idle"))}};
 }
 
-// One sentence for each device about which there is something to tell.
+// Returns one sentence for each device with something to report.
 inline OrderedJson health_json(const RankHistory& history) {
     constexpr size_t most = 50;
     OrderedJson words = OrderedJson::array();
@@ -200,7 +200,7 @@ inline OrderedJson health_json(const RankHistory& history) {
 // ----------------------------------------------------------------------------
 // facts
 
-// The options of a run as this program has them; nothing where it does not know them.
+// Returns the options of a run as this program has them; nothing if it does not know them.
 inline std::optional<Options> known_options(const nlohmann::json& json) {
     std::string error;
     std::optional<Options> options;
@@ -349,7 +349,7 @@ inline std::string state_words(const RunHistory& run, double now) {
 // ----------------------------------------------------------------------------
 // options
 
-// The options of a run for which only the model, its data and the length of the run are given.
+// Returns the options that a run would have if only its model, its data and its length were given.
 inline OrderedJson usual_options(const nlohmann::json& given, int processes) {
     Options options;
     if (const Preset* preset = find_preset(text_in(given, "model"))) {
@@ -361,7 +361,7 @@ inline OrderedJson usual_options(const nlohmann::json& given, int processes) {
     options.train_data = "-";
     int64_t steps = integer_in(given, "steps");
     if (steps > 0 && steps <= INT32_MAX) options.steps = (int)steps;
-    std::string why_not;  // then some stay as they are before they are worked out
+    std::string why_not;  // then some options keep their values from before they are derived
     note_error(why_not, [&] { complete_options(options, processes); });
     options.train_data.clear();
     options.steps = Options().steps;
@@ -374,7 +374,8 @@ inline std::string option_text(const nlohmann::json& value) {
     return value.is_null() ? "" : value.dump();
 }
 
-// Rows of a name, the usual value and that of each run, for all options that are not as usual in some run.
+// Returns rows with a name, the usual value and the value of each run, for all options that are unusual in
+// some run, or differ between runs.
 inline OrderedJson options_json(const std::vector<RunHistory>& runs) {
     OrderedJson rows = OrderedJson::array();
     std::vector<std::string> names;
@@ -418,7 +419,7 @@ inline OrderedJson options_json(const std::vector<RunHistory>& runs) {
 }
 
 // ----------------------------------------------------------------------------
-// all of it
+// the whole report
 
 template <typename List>
 OrderedJson rows_json(const List& list) {

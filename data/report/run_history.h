@@ -1,7 +1,7 @@
 /*
-A run directory read from end to end, for a report: options.json, log.jsonl, and where they are ranks.jsonl
-and incidents.jsonl. Any of it may be missing or damaged, except the log: that is told in notes, and what can
-be read is used. The memory that it takes does not grow with the length of the run.
+A run directory read from end to end, for a report: options.json, log.jsonl and, if present, ranks.jsonl and
+incidents.jsonl. All of these except the log may be missing or damaged: notes say so, and the readable part is
+used. The memory needed does not grow with the length of the run.
 */
 #pragma once
 
@@ -28,7 +28,7 @@ be read is used. The memory that it takes does not grow with the length of the r
 #include "data/report/series.h"
 #include "data/run/run_log.h"
 
-// Refuses what is not the directory of a run.
+// Refuses a path that is not the directory of a run.
 inline void check_run_log(const std::string& run_dir) {
     struct stat status;
     if (stat(run_dir.c_str(), &status) != 0) fail_with_errno(run_dir, "open it");
@@ -38,7 +38,7 @@ inline void check_run_log(const std::string& run_dir) {
         fail("%s: has no log.jsonl; name the directory of a run", printable(run_dir).c_str());
 }
 
-// Seconds since 1970 of a time as utc_time() writes it; NaN if it is none.
+// Returns the seconds since 1970 of a time as utc_time() writes it; NaN for any other text.
 inline double seconds_of(const std::string& time) {
     struct tm parts = {};
     double seconds = 0;
@@ -50,9 +50,9 @@ inline double seconds_of(const std::string& time) {
     return (double)timegm(&parts) + seconds;
 }
 
-// Tells whether a process of this machine holds a file locked, as a run does its log. It is read from the
-// kernel's list: to try the lock, as is_locked() does, would disturb a run that starts at this moment. By
-// inode alone, for file systems that lie over others show their own number of the device.
+// Returns whether a process of this machine holds a file locked, as a run does with its log. It reads the
+// kernel's list, because trying the lock, as is_locked() does, would disturb a run that is just starting.
+// Only inodes are compared, because overlay file systems report a device number of their own.
 inline bool is_locked_here(const std::string& path) {
     struct stat status;
     FILE* locks = stat(path.c_str(), &status) == 0 ? fopen("/proc/locks", "re") : nullptr;
@@ -71,15 +71,15 @@ inline bool is_locked_here(const std::string& path) {
 enum class RunState {
     complete,   // the last step is done
     running,    // a process holds the log
-    recent,     // the last line is so fresh that the run may go on elsewhere
-    stopped,    // there are steps left, and it was asked to
-    cut_short,  // there are steps left, and nobody works on them
-    unknown     // how many steps there should be is not known
+    recent,     // the last line is so recent that the run may be active elsewhere
+    stopped,    // steps are left, and it was asked to stop
+    cut_short,  // steps are left, and no process works on them
+    unknown     // the number of steps is not known
 };
 
 class RunHistory {
 public:
-    static constexpr size_t most_rows = 200;  // each table has no more
+    static constexpr size_t most_rows = 200;  // in each table
     static constexpr size_t most_samples = 24;
     static constexpr size_t most_phases = 32;
 
@@ -114,8 +114,8 @@ public:
         is_locked_ = is_locked_here(log_path(run_dir));
     }
 
-    // Notes if another run measured its validation loss on other tokens. They are known by their content, or
-    // of runs of earlier programs by the options.
+    // Adds a note if another run measured its validation loss on other tokens. They are compared by content
+    // or, for runs of earlier programs, by the options.
     void compare_validation(const RunHistory& other) {
         if (validation_losses().empty() || other.validation_losses().empty()) return;
         const nlohmann::json &own_set = object_in(start_, "validation"),
@@ -144,7 +144,7 @@ public:
         auto found = series_.find(name);
         return found == series_.end() ? none : found->second;
     }
-    // The names of those of validation: "val_loss", or "val_loss/NAME" of each set.
+    // Returns the names of the validation curves: "val_loss", or "val_loss/NAME" for each set.
     std::vector<std::string> validation_losses() const {
         std::vector<std::string> names;
         for (const auto& [name, series] : series_)
@@ -154,7 +154,7 @@ public:
     const std::vector<std::pair<std::string, Series>>& phases() const { return phases_; }
     const Series& waited() const { return waited_; }
 
-    // The steps in tokens, and in seconds of training.
+    // Steps in tokens, and in seconds of training.
     const Series& tokens() const { return series("tokens"); }
     const Series& seconds() const { return seconds_; }
 
@@ -251,7 +251,7 @@ private:
         for (const char* name :
              {"loss", "grad_norm", "lr", "tokens", "tokens_per_s", "mfu", "gemm_share", "ms", "sent_bytes"}) {
             auto value = line.find(name);
-            // Null says of a share that nothing is known to measure by, and of the rest that it is a NaN.
+            // For a share, null means that its reference is not known; for the other fields, it was a NaN.
             bool is_share = std::string_view(name) == "mfu" || std::string_view(name) == "gemm_share";
             bool missing = value == line.end() || (value->is_null() && (is_share || is_skipped));
             if (!missing) series_[name].add(step, number_of(*value));

@@ -1,6 +1,6 @@
 /*
-The numbers of a run for other programs, every step of them: a table as CSV, and event files for TensorBoard.
-Nothing is thinned, and nothing is held in memory but the step that is being read.
+The numbers of a run for other programs, for every step: a table as CSV, and event files for TensorBoard.
+Nothing is thinned, and only the step being read is held in memory.
 */
 #pragma once
 
@@ -25,13 +25,13 @@ Nothing is thinned, and nothing is held in memory but the step that is being rea
 // ----------------------------------------------------------------------------
 // numbers of a line of the log
 
-// Tells whether a field is a curve; others are about one moment.
+// Returns whether a field is a curve; others are about one moment.
 inline bool is_curve(std::string_view field) {
     constexpr std::string_view others[] = {"step", "bytes", "stall_ms", "write_ms", "dropped_lines"};
     return std::find(std::begin(others), std::end(others), field) == std::end(others);
 }
 
-// Gives take() the group, the name and the value of every number; a loss or norm that is null was a NaN.
+// Passes the group, the name and the value of every number to take(); a loss or norm that is null was a NaN.
 template <typename Take>
 void take_scalars(const nlohmann::json& line, Take&& take) {
     for (const auto& [name, value] : line.items()) {
@@ -90,8 +90,8 @@ inline std::string csv_number(double value) {
     return std::isnan(value) ? "nan" : std::isinf(value) ? (value > 0 ? "inf" : "-inf") : number_text(value);
 }
 
-// One row for each step of each run, which lines of the log about the same step share. The columns that come
-// behind the usual ones are those that the logs have.
+// Writes one row for each step of each run; the log's lines about the same step share it. The usual columns
+// are followed by those that occur in the logs.
 inline void write_csv(const std::vector<std::string>& runs, const std::string& path) {
     std::vector<std::string> columns = {"loss",         "val_loss", "grad_norm",  "lr", "tokens",
                                         "tokens_per_s", "mfu",      "gemm_share", "ms"};
@@ -147,7 +147,7 @@ inline void write_csv(const std::vector<std::string>& runs, const std::string& p
 }
 
 // ----------------------------------------------------------------------------
-// TensorBoard: records of the form of TFRecord, each an Event of protocol buffers
+// TensorBoard: records in the TFRecord format, each a protocol-buffer Event
 
 // CRC-32C (Castagnoli), bit-reversed polynomial 0x82f63b78.
 inline uint32_t crc32c(std::string_view bytes) {
@@ -164,13 +164,14 @@ inline uint32_t crc32c(std::string_view bytes) {
     return ~crc;
 }
 
-// Rotated and added to, as TFRecord has it, so that a checksum of checksums is none that is known.
+// Returns the checksum rotated and offset, as TFRecord requires, because a CRC over data that contains CRCs
+// is weak.
 inline uint32_t masked_crc32c(std::string_view bytes) {
     uint32_t crc = crc32c(bytes);
     return (crc >> 15 | crc << 17) + 0xa282ead8;
 }
 
-// An integer of so many bytes, the lowest first.
+// Returns the bytes of an integer, the lowest first.
 template <typename Integer>
 std::string little_endian(Integer value) {
     std::string bytes;
@@ -184,7 +185,7 @@ inline std::string tf_record(const std::string& record) {
     return length + little_endian(masked_crc32c(length)) + record + little_endian(masked_crc32c(record));
 }
 
-// A message of protocol buffers: fields one after another, each behind its number and its wire type.
+// A protocol-buffer message: fields one after another, each preceded by its number and its wire type.
 class ProtoMessage {
 public:
     void integer(int field, uint64_t value) {
@@ -218,7 +219,7 @@ private:
     std::string bytes_;
 };
 
-// Numbers of fields in TensorFlow's event.proto, summary.proto and tensor.proto.
+// Field numbers in TensorFlow's event.proto, summary.proto and tensor.proto.
 namespace event_fields {
 constexpr int wall_time = 1, step = 2, file_version = 3, summary = 5;           // Event
 constexpr int value = 1;                                                        // Summary
@@ -235,7 +236,7 @@ inline ProtoMessage scalar_value(const std::string& tag, double value) {
     return message;
 }
 
-// A value for the text plugin, which reads Markdown: four blanks keep it as it is.
+// Returns a value for the text plugin, which reads Markdown: an indent of four spaces keeps text verbatim.
 inline ProtoMessage text_value(const std::string& tag, const std::string& words) {
     using namespace event_fields;
     std::string indented = "    ";
@@ -254,7 +255,7 @@ inline ProtoMessage text_value(const std::string& tag, const std::string& words)
     return message;
 }
 
-// One event for each line of the log that has numbers, or a sample.
+// Writes one event for each line of the log that has numbers, or a sample.
 inline void write_events(const std::string& run, const std::string& path) {
     Output file(path);
     double time = 0;

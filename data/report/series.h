@@ -1,8 +1,8 @@
 /*
-A curve of any number of points in bounded memory, for a drawing some hundred pixels wide. Points that follow
-each other share a bucket, which keeps the least, the greatest and the mean of them: so a spike of one step in
-a million stays visible. A bucket spans a power of two steps; when there are too many buckets, each spans
-twice as many and neighbours become one. Nothing is known beforehand of how long the curve will be.
+A curve of any number of points in bounded memory, for a plot some hundred pixels wide. Adjacent points share
+a bucket, which keeps their minimum, maximum and mean, so a spike of one step in a million stays visible. A
+bucket spans a power of two steps; when there are too many buckets, each spans twice as many steps and
+neighbors are merged. The length of the curve need not be known in advance.
 */
 #pragma once
 
@@ -15,22 +15,22 @@ twice as many and neighbours become one. Nothing is known beforehand of how long
 
 class Series {
 public:
-    static constexpr size_t most_buckets = 1000;  // two numbers each: least and greatest
-    static constexpr size_t most_named = 200;     // steps without a number that are kept by their number
+    static constexpr size_t most_buckets = 1000;  // each is drawn from its minimum to its maximum
+    static constexpr size_t most_named = 200;     // the most steps without a finite value that are listed
 
     struct Bucket {
         int64_t first;     // step of the first point in it
         double low, high;  // bounds of the points
         double sum;
         uint64_t count;
-        int who = -1;  // the owner of the greatest, such as a rank
+        int who = -1;  // the owner of the maximum, such as a rank; -1: none
 
         double mean() const { return sum / (double)count; }
     };
 
     void add(int64_t step, double value) { add(step, value, value, value); }
 
-    // A point that is a range itself, as the step times of many ranks are. Steps may go back.
+    // Adds a point that is itself a range, such as the step times of many ranks. Steps may go back.
     void add(int64_t step, double low, double middle, double high, int who = -1) {
         if (!std::isfinite(low) || !std::isfinite(middle) || !std::isfinite(high)) {
             if (not_finite_++ < most_named) without_number_.push_back(step);
@@ -49,7 +49,7 @@ public:
     double last() const { return last_; }
     int64_t last_step() const { return last_step_; }
 
-    // Points that were no number: how many, and the steps of the first of them.
+    // Points that are not finite: their number, and the steps of the first ones.
     uint64_t not_finite() const { return not_finite_; }
     const std::vector<int64_t>& without_number() const { return without_number_; }
 
@@ -92,7 +92,7 @@ private:
     std::vector<int64_t> without_number_;
 };
 
-// The last items of a list without an end, and how many there were.
+// The last items of an unbounded list, and the number of all items.
 template <typename Item>
 class LastOf {
 public:
@@ -113,7 +113,7 @@ private:
     std::deque<Item> items_;
 };
 
-// The first item of a list without an end, the last one, and some evenly in between.
+// The first item of an unbounded list, the last one, and some evenly spaced ones in between.
 template <typename Item>
 class SpreadOf {
 public:

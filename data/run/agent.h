@@ -1,15 +1,15 @@
 /*
-The agent of a host, which `train_gpt launch` starts on each: it reads the flight records of a run's ranks
-there (data/run/rank_state.h), and prints what they say as a line of JSON, again and again. It asks no rank,
-no device and no shared disk for anything, so it goes on telling when none of them answers.
+The per-host agent, which `train_gpt launch` starts on every host: it reads the flight records of the run's
+local ranks (data/run/rank_state.h) and periodically prints their states as one line of JSON. It depends on no
+rank, device or shared disk, so it keeps reporting when none of them responds.
 
     {"agent": "node5", "time": 1790000000.25, "ranks": [{"rank": 40, "state": "S", ...}]}
 
-With --hang-timeout it also says in `verdict` who is to blame (data/run/culprit.h), once a rank is dead or
-none has got on for so long: of a run on one machine that is all, and of one on several, what can be said
-here.
+If --hang-timeout is given, a line also has a `verdict` that names the culprits (data/run/culprit.h), once a
+rank is dead or none has made progress for that long. For a run on one machine the verdict is complete; for a
+run on several it covers what this host's records show.
 
-It ends when its input or its output does, or the process that has started it.
+The agent exits when its input or output is closed, or when the process that started it has ended.
 */
 #pragma once
 
@@ -32,7 +32,8 @@ It ends when its input or its output does, or the process that has started it.
 #include "data/run/culprit.h"
 #include "data/run/rank_state.h"
 
-// Groups that tell nothing about who waits for whom are left out, while their rank gets on.
+// Idle groups say nothing about which rank waits for which; they are left out while their rank makes
+// progress.
 inline std::string agent_line(const std::string& host, const std::string& run_dir, double hang_timeout = 0) {
     constexpr double gets_on = 1;  // seconds since the last sign of life
     std::vector<RankState> ranks = read_rank_states(run_dir);

@@ -1,11 +1,11 @@
 /*
-The algorithms that a run has chosen for its matrix products, as a file. What they are worth depends on the
-card and the library, so the file has a section for each such setup that has used it:
+The algorithms that a run has chosen for its matrix products, stored in a file. How fast each one is depends
+on the GPU and the library, so the file has one section for each such setup that has used it:
 
     {"algorithms": {SETUP: {KIND OF PRODUCT: bytes as hexadecimal digits, ...}, ...}, "checksum": ...}
 
-No bytes mean a product whose epilogue is left to a kernel of its own. The library is handed the bytes as they
-are, so a file that is not as it was written is refused.
+An empty byte string means that a separate kernel computes the product's epilogue. The bytes are passed to the
+library unchecked, so a file whose checksum does not match is refused.
 */
 #pragma once
 
@@ -21,7 +21,7 @@ are, so a file that is not as it was written is refused.
 #include "data/base/file.h"
 #include "data/base/json.h"
 
-// By setup, then by kind of product.
+// Maps a setup and a kind of product to the bytes of its algorithm.
 using AlgorithmTable = std::map<std::string, std::map<std::string, std::string>>;
 
 inline std::string algorithm_path(const std::string& run_dir) {
@@ -49,7 +49,7 @@ inline std::string algorithm_checksum(const nlohmann::json& algorithms) {
     return text("%016llx", (unsigned long long)XXH3_64bits(source.data(), source.size()));
 }
 
-// Nothing, where there is no file.
+// Returns an empty table if there is no file.
 inline AlgorithmTable read_algorithms(const std::string& path) {
     struct stat status;
     if (stat(path.c_str(), &status) != 0 && errno == ENOENT) return {};

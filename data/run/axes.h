@@ -1,13 +1,13 @@
 /*
-The axes that the ranks of a run are numbered along:
+The axes along which the ranks of a run are numbered:
 
-      tensor    shares each layer                 fastest: neighbours in number, so in the same machine
-      shard     shares the state that ZeRO cuts
+      tensor    splits each layer                 fastest: adjacent rank numbers, so on the same machine
+      shard     splits the state that ZeRO shards
       replica   repeats the shard group
       pipeline  has other layers                  slowest
 
-A group is a set of axes: its ranks differ in these, and agree in all others. Code that numbers ranks, or
-shows where one is, loops over the axes: another axis is another row here.
+A group is a set of axes: its ranks differ along these axes and agree along all others. Code that numbers
+ranks or prints positions loops over the axes, so a new axis is one more row here.
 */
 #pragma once
 
@@ -15,7 +15,7 @@ shows where one is, loops over the axes: another axis is another row here.
 #include <initializer_list>
 #include <vector>
 
-enum class Axis { tensor, shard, replica, pipeline };  // the fastest first
+enum class Axis { tensor, shard, replica, pipeline };  // fastest first
 inline constexpr std::array axis_names = {"tensor", "shard", "replica", "pipeline"};
 constexpr int axis_count = axis_names.size();
 inline constexpr auto every_axis = [] {
@@ -44,7 +44,7 @@ private:
 };
 inline constexpr AxisSet all_axes((1 << axis_count) - 1);
 
-// A number for each axis: how many ranks lie along it, or which of these a rank is.
+// One number per axis: the number of ranks along it, or the position of a rank on it.
 struct PerAxis {
     std::array<int, axis_count> of = {};
 
@@ -64,14 +64,15 @@ inline constexpr PerAxis one_along_each = [] {
     return ones;
 }();
 
-// Ranks that differ in these axes alone: a line of so many.
+// Returns the size of a group along `axes`: the number of ranks that differ only along these.
 inline int size_along(AxisSet axes, const PerAxis& sizes) {
     int size = 1;
     for (Axis axis : every_axis) size *= axes.has(axis) ? sizes[axis] : 1;
     return size;
 }
 
-// Which rank of such a line is at this position, counted along the fastest axis first.
+// Returns the index of the rank at `position` within its group along `axes`; the fastest axis is counted
+// first.
 inline int index_along(AxisSet axes, const PerAxis& position, const PerAxis& sizes) {
     int index = 0, stride = 1;
     for (Axis axis : every_axis) {
@@ -82,7 +83,7 @@ inline int index_along(AxisSet axes, const PerAxis& position, const PerAxis& siz
     return index;
 }
 
-// The position of rank number `index` of the line through `position`.
+// Returns the position of rank `index` of the group along `axes` that contains `position`.
 inline PerAxis moved_along(AxisSet axes, int index, PerAxis position, const PerAxis& sizes) {
     for (Axis axis : every_axis) {
         if (!axes.has(axis)) continue;
@@ -99,7 +100,7 @@ inline int rank_of(const PerAxis& position, const PerAxis& sizes) {
     return index_along(all_axes, position, sizes);
 }
 
-// The members of the group of `rank` that runs along `axes`, in order.
+// Returns the members of the group of `rank` along `axes`, in order.
 inline std::vector<int> group_of(int rank, AxisSet axes, const PerAxis& sizes) {
     const PerAxis here = position_of(rank, sizes);
     std::vector<int> members((size_t)size_along(axes, sizes));

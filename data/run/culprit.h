@@ -1,23 +1,24 @@
 /*
-Who keeps a run from getting on, from what all of its ranks are at (data/run/rank_state.h).
+Finds the ranks that keep a run from making progress, from the recorded states of all its ranks
+(data/run/rank_state.h).
 
-A rank that is dead, stopped, or stuck with a disk is to blame for what others wait for. If there is none, the
-groups tell. A rank that is inside a call waits for every member of its group that has not begun that call:
+A rank that is dead, stopped or stuck on a disk is to blame for the ranks that wait for it. If there is none,
+the groups decide. A rank inside a call waits for every member of its group that has not begun that call:
 
     group {0 1 2 3}, reduce-scatter 7        begun   done
         rank 0                                 7      6     waits for 2
         rank 1                                 7      6     waits for 2
-        rank 2                                 6      6     has not come
+        rank 2                                 6      6     has not entered
         rank 3                                 7      6     waits for 2
 
-Rank 2 may wait in another group for somebody else, and is excused then: the waits are followed to a rank that
-waits for nobody. If its device is in the middle of a pass, or its host gives it nothing, it is the one. If it
-is in a call that all members have begun, and none gets done with, a link or a device is at fault, and
-somebody who is in all of the groups where that is so.
+Rank 2 may itself wait in another group, and is then excused: the waits are followed to a rank that waits for
+no other. If its device is in the middle of a pass, or its host issues no work, that rank is the culprit. If
+it is in a call that all members have begun and none completes, a link or a device is at fault, and the
+suspects are the ranks that belong to the most groups in this state.
 
-A device that computes waits for nobody, whatever stands on its other streams: a pipeline's receives, say,
-which are posted long before they are needed. And while anybody gets on, nobody is accused: a run that is slow
-does not stand still.
+A device that computes waits for no rank, even with calls pending on its other streams: a pipeline's receives,
+for example, are posted long before they are needed. And while any rank makes progress, only a dead one is
+accused, because a slow run is not a hung one.
 */
 #pragma once
 
@@ -43,21 +44,22 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Fault, {{Fault::nobody, "nobody"},
 
 struct HangDiagnosis {
     Fault kind = Fault::nobody;
-    std::vector<int> ranks;  // accused
-    std::string sentence;    // for people; of nobody, why not
+    std::vector<int> ranks;  // the accused
+    std::string sentence;    // for people; if no rank is accused, why not
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(HangDiagnosis, kind, ranks, sentence)
 
 // ----------------------------------------------------------------------------
 // groups
 
-// The members of a group, in order: those that are named, or those that differ from the rank along the axes.
+// Returns the members of a group, in order: the ranks it names, or those that differ from `rank` along its
+// axes.
 inline std::vector<int> members_of(const RankState& rank, const GroupState& group) {
     if (group.axes == 0 || (int)group.ranks.size() == group.size) return group.ranks;
     return group_of(rank.rank, AxisSet(group.axes), rank.sizes);
 }
 
-// Both ends of a link know it by names of their own, "forward in" and "forward out".
+// Drops the direction: the two ends of a link name it differently, as "forward in" and "forward out".
 inline std::string common_name(const std::string& name) {
     return name.substr(0, name.find(' '));
 }
@@ -154,14 +156,14 @@ public:
     }
 
 private:
-    // A rank inside a call, and one that has not come to it.
+    // A rank that waits inside a call of a group.
     struct Wait {
         const RankState* who;
         const GroupState* group;
         std::vector<int> members;
     };
 
-    // Without a sentence: nobody does.
+    // Returns a diagnosis without a sentence if no rank makes progress.
     HangDiagnosis somebody_gets_on() const {
         for (auto& [rank, state] : states_) {
             if (state->quiet_seconds < limit_) return nobody(name_of(*state) + " gets on");
@@ -173,7 +175,7 @@ private:
 
     static HangDiagnosis nobody(std::string why) { return {Fault::nobody, {}, std::move(why)}; }
 
-    // Those of whom that is true, and how it is said of them.
+    // Accuses every rank for which is(rank) holds; says(rank) words the accusation.
     template <typename Is, typename Says>
     HangDiagnosis among(Is&& is, Fault kind, Says&& says) {
         HangDiagnosis diagnosis = {kind, {}, ""};
@@ -188,7 +190,7 @@ private:
         return diagnosis;
     }
 
-    // Its device computes.
+    // Returns whether the rank's device is computing.
     static bool is_busy(const RankState& rank) {
         return !rank.pass.operation.empty() && rank.begun && rank.wait.operation.empty();
     }
@@ -201,10 +203,10 @@ private:
     }
 
     HangDiagnosis diagnosis_of_groups() {
-        std::map<int, std::vector<Wait>> waits_for;  // a rank that has not come: who waits for it
-        std::map<int, std::vector<Wait>> all_came;   // a rank inside a call that all have begun
-        std::set<int> excused;                       // who waits for somebody
-        bool unknown = false;                        // somebody waits for a rank that nothing is known of
+        std::map<int, std::vector<Wait>> waits_for;  // by rank that has not entered a call: the waits for it
+        std::map<int, std::vector<Wait>> all_came;   // by rank: its calls that all members have begun
+        std::set<int> excused;                       // ranks that wait for others
+        bool unknown = false;                        // a rank waits for one whose state is not known
         for (auto& [rank, state] : states_) {
             for (const GroupState& group : state->groups) {
                 if (is_busy(*state) || group.begun <= group.done) continue;
@@ -247,7 +249,7 @@ private:
     }
 
     static std::string has_not_come(const RankState& rank, std::vector<Wait>& waits) {
-        // A call of all is easier to understand than a message.
+        // A collective is easier to understand than a message, so it is preferred.
         auto is_message = [](const Wait& wait) { return wait.group->next.operation == "receive"; };
         const Wait& first = *std::ranges::min_element(waits, {}, is_message);
         std::string where = words_for(*first.who, *first.group) + " " + text_of_ranks(first.members);
@@ -258,7 +260,8 @@ private:
         return name_of(rank) + " " + what + "; " + whereabouts(rank);
     }
 
-    // The groups whose calls all have begun have somebody in common, as a rule.
+    // Stuck groups, whose members have all begun the call, usually have a rank in common: the members of the
+    // most such groups are accused.
     HangDiagnosis link_diagnosis(const std::map<int, std::vector<Wait>>& all_came) {
         std::map<int, std::set<std::vector<int>>> groups_of;  // the groups that a member is in
         std::set<std::vector<int>> groups;
@@ -296,8 +299,8 @@ private:
         return ranks;
     }
 
-    // In a step without details no call is known to have begun. A rank whose pass has begun, where others
-    // wait before theirs or have done them all, is behind.
+    // A step without details records no begun calls. There, a rank that is in the middle of a pass lags
+    // behind if others wait to begin theirs or have completed all.
     HangDiagnosis diagnosis_of_passes() {
         HangDiagnosis behind = among(
             [](const RankState& rank) {
@@ -314,11 +317,11 @@ private:
     std::vector<int> missing_;
 };
 
-// Finds who keeps the others from getting on, if nothing has happened for `limit` seconds.
-// all_known: a rank that has no state here has none anywhere, because its machine is gone or it has not come
-// so far; otherwise it is on a machine that nothing is known of.
-// stands_still: somebody has waited in vain for so long that whoever is stopped or blocked is to blame,
-// though others may have begun to wait later.
+// Finds the ranks that hold up the others, if nothing has happened for `limit` seconds.
+// all_known: a rank without a state here has none anywhere, because its machine is gone or it has not
+// started; otherwise it may be on a machine whose records are not visible.
+// stands_still: some rank has waited in vain for so long that a stopped or blocked rank is to blame, even if
+// others began to wait later and so seem to make progress.
 inline HangDiagnosis diagnose_hang(const std::vector<RankState>& states, double limit, bool all_known = true,
                                    bool stands_still = false) {
     return HangDiagnoser(states, limit, all_known, stands_still).diagnosis();

@@ -1,10 +1,11 @@
 /*
-How a rank's device and its links are, where the driver tells: clocks, what holds them down, power, errors of
-memory and links. A device that is slow or about to fail often says so first.
+The health of a rank's device and links, as far as the driver reports it: clocks, the reasons why they are
+held down, power, and errors of memory and links. A device that is slow or about to fail often shows it here
+first.
 
-GPUs are asked through NVML, the library of the driver, which is looked for when the program runs: it need not
-be there. Links between machines and the clocks of CPUs are files of Linux under /sys. Errors are counted from
-the beginning of the run.
+GPUs are queried through NVML, the driver's library, which is loaded at run time because it may be missing.
+Links between machines and CPU clocks are read from files under /sys. Errors are counted from the start of the
+run.
 */
 #pragma once
 
@@ -27,13 +28,13 @@ the beginning of the run.
 #include "data/base/strings.h"  // joined
 
 // ----------------------------------------------------------------------------
-// NVML: the part of its interface that is used, as its documentation has it
+// NVML: the part of its interface that is used here, as documented
 
 class Nvml {
 public:
     using Find = std::function<void*(const char* symbol)>;
 
-    // bus: the GPU's place on the PCI bus; empty: there is none.
+    // bus: the GPU's PCI bus ID; empty: no GPU.
     explicit Nvml(const std::string& bus, const Find& find) {
         if (bus.empty()) return;
         auto init = (int (*)())find("nvmlInit_v2");
@@ -54,7 +55,7 @@ public:
             events_ = nullptr;
     }
 
-    // The library of this machine's driver, if it has one.
+    // Returns a lookup in this machine's driver library; it finds nothing if there is none.
     static Find of_driver() {
         void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
         return [library](const char* symbol) { return library ? dlsym(library, symbol) : nullptr; };
@@ -90,7 +91,7 @@ private:
         unsigned instance, compute_instance;
     };
 
-    // The reasons why clocks are below those that the GPU would like; empty: there are none.
+    // Returns the reasons why the clocks are held down; empty if they are not.
     static std::string reasons_text(unsigned long long reasons) {
         const struct {
             unsigned long long bit;
@@ -124,7 +125,7 @@ private:
 
 class DeviceHealth {
 public:
-    // linux: where its files are, /sys.
+    // linux_files: the folder of the system's files, /sys.
     explicit DeviceHealth(const std::string& bus, const Nvml::Find& find = Nvml::of_driver(),
                           std::string linux_files = "/sys")
         : nvml_(bus, find), files_(std::move(linux_files)) {
@@ -132,7 +133,8 @@ public:
         read_all(ignored, at_start_);
     }
 
-    // Reads all that is known now: numbers by name, errors since the beginning of the run. Empty: nothing is.
+    // Returns all that is known now, by name, with errors counted since the start of the run; empty if
+    // nothing is.
     nlohmann::ordered_json read() {
         nlohmann::ordered_json now = nlohmann::ordered_json::object();
         std::map<std::string, uint64_t> errors;
@@ -141,7 +143,7 @@ public:
         return now;
     }
 
-    // The news in a reading, against the one before, that a person should know; empty: there are none.
+    // Returns what has changed since the previous reading and a person should know; empty if nothing has.
     static std::string alarm(const nlohmann::ordered_json& before, const nlohmann::ordered_json& now) {
         std::vector<std::string> news;
         const nlohmann::ordered_json was = before.is_object() ? before : nlohmann::ordered_json::object();
@@ -178,7 +180,7 @@ private:
         }
         double clocks = 0;
         int cores = 0;
-        std::map<uint64_t, uint64_t> throttled;  // by processor, which all its cores tell
+        std::map<uint64_t, uint64_t> throttled;  // by CPU package: all cores of one report the same count
         for (const fs::path& core : files_in(files_ + "/devices/system/cpu")) {
             std::string name = core.filename();
             if (!name.starts_with("cpu") || name.find_first_not_of("0123456789", 3) != name.npos) continue;
@@ -208,5 +210,5 @@ private:
 
     Nvml nvml_;
     const std::string files_;
-    std::map<std::string, uint64_t> at_start_;  // errors
+    std::map<std::string, uint64_t> at_start_;  // error counts
 };

@@ -1,18 +1,18 @@
 /*
-How much of its time a run on many machines trains: the effective training time, by a Monte Carlo simulation
-of failures, of what they cost, and of what is done against that.
+The effective training time of a run on many machines, which is the share of its time that makes lasting
+progress: a Monte Carlo simulation of failures, their cost, and the measures against them.
 
-A failure ends the step that is under way, and all that was trained since the last checkpoint is lost. It is
-noticed, a machine that broke is replaced, and the processes start again and load the checkpoint:
+A failure ends the step under way, and all training since the last checkpoint is lost. The failure is noticed,
+a broken machine is replaced, and the processes restart and load the checkpoint:
 
     train | save | train | save | train x  noticed | replaced | started, loaded | train ...
                  '------- lost --------'
 
-Machines, the network and software fail each at a rate of its own. Causes, and how often each strikes, are
-those of 54 days of Llama 3 on 16,384 devices (Llama Team, "The Llama 3 Herd of Models", 2024, table 5). Of
-what fails, only a machine is replaced: around a part of the network there is another way. One failure in ten
-is a hang, which nobody notices before a time-out (Wan et al., "Robust LLM Training Infrastructure at
-ByteDance", 2025).
+Machines, the network and software fail at separate rates. The causes and their frequencies are those of 54
+days of Llama 3 on 16,384 devices (Llama Team, "The Llama 3 Herd of Models", 2024, table 5). Only a failed
+machine needs replacement: traffic is routed around a failed part of the network. One failure in ten is a
+hang, which is noticed only by a time-out (Wan et al., "Robust LLM Training Infrastructure at ByteDance",
+2025).
 */
 #pragma once
 
@@ -48,7 +48,7 @@ constexpr FailureCause failure_causes[] = {{"devices", 196, FailingPart::machine
 constexpr double observed_node_days = 54 * 2048.0;
 constexpr double share_of_hangs = 0.1;
 
-// Failures of each part in a day of a node.
+// Failures per node and day, for each part.
 struct FailureRates {
     double of[failing_parts] = {};
 
@@ -62,7 +62,7 @@ struct FailureRates {
         for (double& rate : scaled.of) rate *= factor;
         return scaled;
     }
-    // The part that fails next, by a number that is uniform in [0, 1).
+    // Returns the part that fails next, chosen by a number that is uniform in [0, 1).
     FailingPart part(double uniform) const {
         int part = 0;
         for (double left = uniform * all(); part < failing_parts - 1 && left >= of[part]; part++)
@@ -77,7 +77,7 @@ constexpr FailureRates observed_failures() {
         rates.of[(int)cause.part] += cause.count / observed_node_days;
     return rates;
 }
-// So many failures in a day of a node, of the same parts.
+// Returns rates that sum to `per_node_day`, in the observed proportions.
 constexpr FailureRates failures_like_observed(double per_node_day) {
     return observed_failures().times(per_node_day / observed_failures().all());
 }
@@ -91,23 +91,23 @@ constexpr double seconds_of_day = 86400;
 struct FailureModel {
     int nodes = 1;
     FailureRates per_node_day = observed_failures();
-    double save_interval = HUGE_VAL;  // training from one checkpoint to the next
-    double save_stall = 1;            // training waits so long for one
-    double save_time = 60;            // until the checkpoint is on disk, while training goes on
-    double notice = 20;               // until it is known that a process ended
-    double time_out = 600;            // until it is known that one hangs
+    double save_interval = HUGE_VAL;  // training time between checkpoints
+    double save_stall = 1;            // time that training pauses for each checkpoint
+    double save_time = 60;            // until a checkpoint is on disk; training continues meanwhile
+    double notice = 20;               // until the end of a process is noticed
+    double time_out = 600;            // until a hang is noticed
     double restart = 300;             // processes start, connect and load
-    double replacement = 1800;        // until there is another machine, where no spare waits
-    double repair = seconds_of_day;   // until a spare that was used has a successor
-    int spares = 0;                   // machines that wait
+    double replacement = 1800;        // until a new machine is available, if no spare is left
+    double repair = seconds_of_day;   // until a spare that was used is replaced
+    int spares = 0;                   // machines held in reserve
     int data_ranks = 1;
-    bool elastic = false;  // without a spare, the other data ranks go on until there is another machine
+    bool elastic = false;  // without a spare, the other data ranks continue until a new machine arrives
 
     double per_second() const { return nodes * per_node_day.all() / seconds_of_day; }
 };
 
-// Training without a failure, at a share of full speed, with checkpoints. Work is counted in seconds at full
-// speed.
+// Training without a failure, at a fraction of full speed, with checkpoints. Work is measured in seconds at
+// full speed.
 struct Uninterrupted {
     const FailureModel& m;
     double speed;
@@ -127,14 +127,14 @@ struct Uninterrupted {
     }
 };
 
-// Seconds that a run of so many seconds of training takes; infinite: it never ends. Runs of different numbers
-// are independent.
+// Returns the time in seconds that a run with `training` seconds of work takes, or infinity if it never ends.
+// Runs with different numbers are independent.
 inline double simulate_run(const FailureModel& m, double training, uint64_t number) {
     const uint64_t key = random_key(number, "failures");
     const double hopeless = 100 * training;
-    double now = 0, kept = 0, waiting = 0, ran = 0;  // until training goes on; and since it did
+    double now = 0, kept = 0, waiting = 0, ran = 0;  // waiting: until training resumes; ran: since it did
     int spares = m.spares, missing = 0;              // missing: data ranks
-    std::priority_queue<double, std::vector<double>, std::greater<>> returns;  // machines
+    std::priority_queue<double, std::vector<double>, std::greater<>> returns;  // when machines return
     uint64_t draws = 0;
     while (now < hopeless) {
         Random4 random = philox(key, draws++);
@@ -151,7 +151,7 @@ inline double simulate_run(const FailureModel& m, double training, uint64_t numb
             returns.pop();
             if (missing == 0) {
                 spares++;
-            } else {  // it joins the others at a checkpoint that is made for it
+            } else {  // it joins the others at a checkpoint made for it
                 missing--;
                 kept += train.trained(ran), ran = 0;
                 waiting += m.restart;
@@ -174,7 +174,8 @@ inline double simulate_run(const FailureModel& m, double training, uint64_t numb
     return HUGE_VAL;
 }
 
-// The share of a run's time that makes progress which is kept, over many runs. 0: some of them would not end.
+// Returns the share of a run's time that makes lasting progress, averaged over many runs; 0 if any would not
+// end.
 inline double effective_training_time(const FailureModel& m, double training) {
     constexpr int runs = 100;
     double all = 0;

@@ -1,18 +1,18 @@
 /*
-The flight record of a rank: what it has given its device lately, and what of that is done.
+The flight record of a rank: the work that it recently issued to its device, and how much of that is done.
 
-It lies in shared memory of the machine, so another process can read what a rank was at that answers nobody
-any more: a process that is stopped, or a thread that never comes back from a library. Nothing in it is a
-pointer, and whoever reads it must bear an entry that is being written.
+The record is in the machine's shared memory, so another process can see what a rank was doing when it no
+longer responds: its process may be stopped, or a thread may never return from a library. The record contains
+no pointers, and a reader must tolerate an entry that is being written.
 
-    header     which rank of which run, the phase of its first thread, its last sign of life
+    header     which rank of which run, the phase of its main thread, its last sign of life
     groups     for each communicator: its ranks, and how many calls were issued, have begun and are done
-    entries    a ring: the work given last, each entry with its operation, group, unit, micro-batch, bytes
+    entries    a ring of the latest work, each entry with its operation, group, unit, micro-batch, bytes
                and, once the device has done it, its times
 
-In a group whose ranks wait for each other, the one that has begun the fewest calls is the one that has not
-come: its host may have issued as many as the others, but its device has not got to them.
-data/run/rank_state.h reads what that takes, and comm/recorder.h writes the record.
+In a group whose ranks wait for each other, the rank that has begun the fewest calls is the missing one: its
+host may have issued as many as the others, but its device has not reached them. data/run/rank_state.h reads
+the record, and comm/recorder.h writes it.
 */
 #pragma once
 
@@ -41,7 +41,7 @@ enum class Operation : uint8_t {
     input_gradient,
     weight_gradient,
     optimizer,
-    step,  // all of it
+    step,  // the whole step
     wait,  // the compute stream waits for communication
     all_reduce,
     reduce_scatter,
@@ -61,7 +61,7 @@ inline constexpr const char* operation_names[] = {
 inline const char* name_of(Operation operation) {
     return operation_names[(size_t)operation];
 }
-// Work of a pipeline stage, which the others are part of or stand beside.
+// A pass of a pipeline stage; the other operations are part of a pass or run beside it.
 constexpr bool is_pass(Operation operation) {
     return operation <= Operation::weight_gradient;
 }
@@ -69,7 +69,7 @@ constexpr bool is_communication(Operation operation) {
     return operation >= Operation::all_reduce && operation <= Operation::receive;
 }
 
-// The purposes of messages between ranks.
+// The purposes of communication between ranks.
 enum class Traffic : uint8_t { gradients, parameters, statistics, weights, activations, pipeline, updates };
 inline constexpr std::array<const char*, 7> traffic_names = {
     "gradients", "parameters", "statistics", "weights", "activations", "pipeline", "updates"};
@@ -77,26 +77,26 @@ inline constexpr std::array<const char*, 7> traffic_names = {
 struct FlightEntry {
     static constexpr int16_t none = -1;
 
-    double begin = 0, end = 0;  // seconds on the clock of the record; 0: it has not come to that, or no event
+    double begin = 0, end = 0;  // seconds on the record's clock; 0: not reached yet, or not timed
     uint64_t bytes = 0;
-    uint64_t number = 0;  // among the calls of its group, from 1; 0: it is none
+    uint64_t number = 0;  // among the calls of its group, from 1; 0: not a call
     int32_t step = 0, micro_batch = none;
     int16_t unit = none, chunk = none;
-    int16_t group = none;  // in the table of groups
+    int16_t group = none;  // index in the table of groups
     Operation operation = Operation::forward;
     uint8_t traffic = 0;  // kind of communication, also for waits
     uint8_t track = 0;    // the stream
-    uint8_t timed = 0;    // 1: it, or what it begins together with, is between two events
+    uint8_t timed = 0;    // 1: two events enclose it, or the work that it begins together with
 };
 
 struct FlightGroup {
     static constexpr int most_named = 16;
 
     char name[24];              // "shard", "forward 3>5"
-    int32_t size, axes;         // the bits of its AxisSet; 0: its ranks are named
-    int32_t ranks[most_named];  // the first ones, of the world
-    // Calls that the host has given, that their stream has come to, and that are over. The last two are those
-    // of calls that are between events.
+    int32_t size, axes;         // axes: the bits of its AxisSet; 0: its ranks are named
+    int32_t ranks[most_named];  // the first members, as world ranks
+    // Numbers of calls: issued by the host, reached by their stream, and complete. The last two count calls
+    // that are enclosed by events.
     std::atomic<uint64_t> issued, begun, done;
 };
 
@@ -104,17 +104,17 @@ struct FlightRecord {
     static constexpr uint64_t mark = 0x64726f6365722067;  // "g record"
     static constexpr int most_groups = 24, most_entries = 4096;
 
-    std::atomic<uint64_t> is_record{0};  // mark, once all of it can be read
+    std::atomic<uint64_t> is_record{0};  // set to `mark` once the whole record can be read
     uint64_t bytes = sizeof(FlightRecord);
     int32_t process = 0, rank = 0, ranks = 1;
     PerAxis sizes = one_along_each;         // ranks along each axis
-    int32_t device = -1;                    // counts the machine's devices; -1: the processor
-    char host[64] = "", run_dir[256] = "";  // the whole path
+    int32_t device = -1;                    // index among the machine's devices; -1: CPU
+    char host[64] = "", run_dir[256] = "";  // run_dir: the absolute path
     std::atomic<int64_t> sign_of_life{0};   // nanoseconds since 1970 when work was last given or done
     std::atomic<int32_t> step{0};
     char phase[32] = "";
-    // The oldest work of a host thread that waits only for a disk, and since when, in nanoseconds since 1970;
-    // and since when a thread has waited for other ranks. 0: there is none.
+    // The oldest piece of disk work that a host thread is blocked in, and when it began, in nanoseconds since
+    // 1970; also when a thread began to wait for other ranks. 0: none.
     char work[128] = "";
     std::atomic<int64_t> work_since{0}, wait_since{0};
     std::atomic<int32_t> group_count{0};
@@ -126,7 +126,7 @@ struct FlightRecord {
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "a record is read by other processes");
 
-// Names as records have them, which end with a zero only where they are shorter than their place.
+// Reads and writes names of records; a name that fills its array has no terminating zero.
 template <size_t size>
 std::string name_in(const char (&from)[size]) {
     return {from, strnlen(from, size)};
@@ -137,8 +137,8 @@ void copy_name(char (&to)[size], const std::string& from) {
     to[size - 1] = 0;
 }
 
-// A record as memory of this process that others can map by its name, or where the machine has no shared
-// memory, of this process alone.
+// Holds a record in memory of this process that other processes can map by its name; without shared memory on
+// the machine, in memory private to this process.
 class SharedFlightRecord {
 public:
     SharedFlightRecord() : name_(name_of_process(getpid())) {
@@ -171,7 +171,7 @@ public:
 
     static std::string name_of_process(pid_t process) { return text("%s%d", beginning().c_str(), process); }
 
-    // The processes of this user on this machine that have left a record, dead or alive.
+    // Returns the processes of this user on this machine that have left a record, whether dead or alive.
     static std::vector<int> recorded_processes() {
         std::vector<int> processes;
         std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/dev/shm"), closedir);
@@ -186,18 +186,18 @@ public:
 
 private:
     static std::string beginning() { return text("/train_gpt.%u.", getuid()); }
-    // Processes that were killed have left their records.
+    // Removes the records of processes that were killed.
     static void remove_left_over() {
         for (int process : recorded_processes())
             if (kill(process, 0) != 0 && errno == ESRCH) shm_unlink(name_of_process(process).c_str());
     }
 
-    std::string name_;  // under which others find it; empty: they do not
+    std::string name_;  // by which others find it; empty: private
     FlightRecord* record_;
 };
 
-// The record of another process of this user on this machine, to be read; null: it has none. What other users
-// have left under its name, or could write, is none.
+// Maps the record of another process of this user on this machine for reading; null if it has none. A record
+// that another user owns, or could write, is ignored.
 inline std::shared_ptr<const FlightRecord> read_flight_record(pid_t process) {
     int file = shm_open(SharedFlightRecord::name_of_process(process).c_str(), O_RDONLY, 0);
     if (file < 0) return nullptr;

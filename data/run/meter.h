@@ -1,8 +1,8 @@
 /*
-How fast a run is: model FLOPs, and shares of what the devices can do.
+The speed of a run: model FLOPs, and shares of what the devices can do.
 
-Model FLOPs are those that the formulas of the model need; what is computed twice to save memory counts once.
-Every share is of one device: the tokens of the whole run divided by the devices that made them.
+Model FLOPs are those that the model's formulas need; recomputation to save memory is not counted. Every share
+is of one device: the tokens of the whole run are divided by the number of devices.
 */
 #pragma once
 
@@ -11,16 +11,17 @@ Every share is of one device: the tokens of the whole run divided by the devices
 #include "data/options/model_config.h"
 #include "kernels/mean_keys.h"
 
-// Averages over a sequence of T the keys that attention counts for a token in a layer: those that it sees, or
-// without `causal` all T where there is no window.
+// Returns the mean number of keys that attention counts for a token of a sequence of T in a layer: those that
+// the token sees or, without `causal` and without a window, all T.
 inline double mean_keys(const ModelConfig& c, int layer, int T, bool causal) {
     int window = window_of_layer(c, layer);
     return causal || (window > 0 && window < T) ? mean_causal_keys(T, window) : T;
 }
 
-// Model FLOPs of training on one token: 6 for each parameter of a product, and 12 h for each position that
-// attention counts: the whole sequence by the published definition (Korthikanti et al. 2022), or what a
-// causal mask leaves. A window counts what it holds, less where it begins before the sequence.
+// Model FLOPs of training on one token: 6 for each weight of a matrix product, and 12 A, A = heads * head
+// size, for each position that attention counts: the whole sequence by the published definition (Korthikanti
+// et al. 2022), or what a causal mask leaves. A window counts the keys it holds, fewer at the start of the
+// sequence.
 inline double flops_per_token(const ModelConfig& c, int T, bool causal) {
     double C = c.channels, A = (double)c.heads * c.head_size, blocks = 0;
     for (const TensorRow& row : tensor_table(c))
@@ -31,8 +32,8 @@ inline double flops_per_token(const ModelConfig& c, int T, bool causal) {
 }
 
 // Rates and shares from the tokens per second of the whole run. peak_flops and gemm_flops are FLOP/s of one
-// device, published (0: not known) and measured. What was measured while others used the device is too low,
-// so the largest of several measurements counts, and what training itself reaches is one.
+// device, published (0: not known) and measured. A measurement made while other programs used the device is
+// too low, so the largest of several counts, and the rate that training itself reaches is one of them.
 class Meter {
 public:
     Meter(const ModelConfig& config, int T, double peak_flops, double gemm_flops, int devices)

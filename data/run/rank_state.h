@@ -1,9 +1,10 @@
 /*
-What a rank is at, as its flight record tells it to anybody on its machine (data/run/flight_record.h), with no
-help of the rank itself: it may be stopped, dead, or stuck in a call of a library or of the system.
+The state of a rank, which any process on its machine can read from its flight record
+(data/run/flight_record.h) without the rank's help: the rank may be stopped, dead, or stuck in a library or
+system call.
 
-The processes of a run that are on this machine are those whose records are of its folder. A rank that ended
-in order has taken its record away; that of a process that was killed is there until another run begins.
+The processes of a run on this machine are those whose records name its folder. A rank that exits normally
+removes its record; the record of a killed process remains until another run begins.
 */
 #pragma once
 
@@ -24,7 +25,7 @@ in order has taken its record away; that of a process that was killed is there u
 #include "data/base/this_machine.h"
 #include "data/run/flight_record.h"
 
-// A pass, or a call to other ranks; without operation: none.
+// A pass, or a call to other ranks; an empty operation: none.
 struct RankWork {
     std::string operation, traffic, group;  // "reduce-scatter", "gradients", "shard"
     int unit = -1, micro_batch = -1, step = 0;
@@ -34,14 +35,14 @@ struct RankWork {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankWork, operation, traffic, group, unit, micro_batch, step, number)
 
-// A group of ranks as one of them sees it. A call has been issued by the host; has begun when the device has
-// come to it, where it may wait for the others; and is done.
+// A group of ranks as one of them sees it. A call is issued by the host; has begun when the device has
+// reached it, where it may wait for the others; and is done.
 struct GroupState {
     std::string name;
     int size = 1, axes = 0;
-    std::vector<int> ranks;  // the first ones, at least
+    std::vector<int> ranks;  // at least the first ones
     uint64_t issued = 0, begun = 0, done = 0;
-    RankWork next;  // the oldest call that was issued and is not done; the number is done + 1
+    RankWork next;  // the oldest call that was issued and is not done; its number is done + 1
 
     bool operator==(const GroupState&) const = default;
 };
@@ -58,21 +59,21 @@ struct RankState {
     int rank = 0, ranks = 1;
     PerAxis sizes = one_along_each;  // ranks along each axis
     std::string host;
-    int device = -1, process = 0;  // device -1: the processor
-    bool alive = false;            // the process exists and is no zombie
-    std::string state;  // the process's, a letter as in /proc/PID/stat; D if a thread of it is in D
+    int device = -1, process = 0;  // device -1: CPU
+    bool alive = false;            // the process exists and is not a zombie
+    std::string state;  // letter of the process as in /proc/PID/stat; D if any of its threads is in D
     int step = 0;
-    std::string phase;         // its first thread's
-    double quiet_seconds = 0;  // since work was last given or done
-    std::string work;          // a thread's work with a disk, such as "writing a.bin"; empty: none
+    std::string phase;         // the phase of its main thread
+    double quiet_seconds = 0;  // since work was last issued or done
+    std::string work;          // disk work of a thread, such as "writing a.bin"; empty: none
     double work_seconds = 0;   // how long this has taken
     double wait_seconds = 0;   // how long a host thread has waited for other ranks; 0: none waits
     std::vector<GroupState> groups;
-    RankWork last;  // pass or call that the host gave last
-    RankWork pass;  // the pass that the device is in, or comes to next; no operation: it has done them all
-    bool begun = false;  // it is in that pass
-    RankWork wait;       // the communication that the compute stream waits for; without operation: it works
-    bool detailed = false;  // the calls given last are between events: `wait`, and what has begun, are known
+    RankWork last;       // pass or call that the host issued last
+    RankWork pass;       // the pass that the device is in or reaches next; empty operation: all are done
+    bool begun = false;  // the device is in that pass
+    RankWork wait;       // the communication that the compute stream waits for; empty operation: it computes
+    bool detailed = false;  // events enclose the latest calls, so `wait` and the begun calls are known
 
     bool operator==(const RankState&) const = default;
 };
@@ -80,8 +81,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankState, rank, ranks, sizes, host, device, 
                                    phase, quiet_seconds, work, work_seconds, wait_seconds, groups, last, pass,
                                    begun, wait, detailed)
 
-// Tells whether there can be such a rank: records and lines may have any numbers, and those that say how a
-// run is cut are divided by and counted up to.
+// Returns whether such a rank can exist: records and lines may hold any numbers, and those that describe the
+// layout become divisors and loop bounds.
 inline bool is_possible(const RankState& state) {
     constexpr int most_ranks = 1 << 20;
     auto is_time = [](double seconds) { return seconds >= 0 && seconds < 0x1p31; };
@@ -99,7 +100,7 @@ inline bool is_possible(const RankState& state) {
            state.groups.size() <= FlightRecord::most_groups && std::ranges::all_of(state.groups, is_group);
 }
 
-// The ranks in a line of an agent (data/run/agent.h). Empty: it is none, or one of another version.
+// Returns the ranks in an agent's line (data/run/agent.h); empty if it is not one, or from another version.
 inline std::vector<RankState> states_in_line(std::string_view line) {
     nlohmann::json json = try_json(line);
     std::vector<RankState> states;
@@ -116,8 +117,8 @@ inline std::vector<RankState> states_in_line(std::string_view line) {
 // ----------------------------------------------------------------------------
 // a process
 
-// The letter of /proc/PID/stat, or D if that of any thread is, for threads wait for disks each on its own;
-// empty: there is no such process.
+// Returns the letter of /proc/PID/stat, or D if any thread is in D, because each thread waits for disks on
+// its own; empty if there is no such process.
 inline std::string state_of(int process) {
     const std::string folder = process_folder(process);
     auto letter = [](const ProcessStatus& status) { return std::string(status.state != 0, status.state); };
@@ -130,7 +131,7 @@ inline std::string state_of(int process) {
 }
 
 // ----------------------------------------------------------------------------
-// its record
+// the record of a process
 
 inline RankWork work_of(const FlightRecord& record, const FlightEntry& entry) {
     RankWork work;
@@ -170,7 +171,7 @@ inline RankState state_of(const FlightRecord& record) {
         seen.done = group.done, seen.begun = group.begun, seen.issued = group.issued;
     }
 
-    // The ring, from its newest entry to its oldest: what is found last is the oldest of its kind.
+    // Walks the ring from the newest entry to the oldest, so the last match is the oldest of its kind.
     uint64_t newest = record.entry_count;
     uint64_t oldest = newest - std::min<uint64_t>(newest, FlightRecord::most_entries);
     bool call_found = false;
@@ -192,9 +193,9 @@ inline RankState state_of(const FlightRecord& record) {
 }
 
 // ----------------------------------------------------------------------------
-// all of them
+// all ranks of a run
 
-// A folder as records name it.
+// Returns a folder's path as records have it.
 inline std::string path_of_run(const std::string& run_dir) {
     std::error_code ignored;
     std::string path = std::filesystem::weakly_canonical(run_dir, ignored);
@@ -203,8 +204,8 @@ inline std::string path_of_run(const std::string& run_dir) {
     return path.substr(0, sizeof FlightRecord::run_dir - 1);
 }
 
-// The ranks of this run that are on this machine, in order. Of two processes that were the same rank, the one
-// that lives, or lived last.
+// Returns the ranks of this run on this machine, in order. If two processes were the same rank, the one that
+// is alive counts, or the one that lived last.
 inline std::vector<RankState> read_rank_states(const std::string& run_dir) {
     const std::string path = path_of_run(run_dir);
     std::map<int, RankState> ranks;

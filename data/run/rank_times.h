@@ -1,17 +1,18 @@
 /*
-The times of all ranks, as the first one gathers them: what a step was on the fastest, the middle and the
-slowest rank, and which ranks set the pace of all.
+The times of all ranks, gathered by the first one: a step's time on the fastest, the median and the slowest
+rank, and which ranks hold up the others.
 
-A rank is slow when it computes long while its peers wait for it. Its peers have the same part of the model:
-the other ranks of its pipeline stage, or, where a stage is one rank, the other inner stages, layer by layer
-(the first and the last stage have work of their own). Over an interval of steps,
+A rank is slow when it computes for long while its peers wait for it. Its peers hold the same part of the
+model: the other ranks of its pipeline stage or, if a stage is a single rank, the other inner stages, compared
+per layer (the first and the last stage have work of their own). Over an interval of steps,
 
-    its own work in the middle step is more than a tenth above that of its peers,
+    its own work in the median step is more than a tenth above that of its peers,
     it is above theirs in three steps of four, so it is not a single freeze,
     and the peers waited longer than it by at least half of the difference.
 
-A rank that has been slow for fewer than 100 steps is named only if it is slower still, because a mean of few
-steps is less certain, by their square root: a fifth above its peers after 25 steps.
+A rank that has been slow for fewer than 100 steps is named only if it is slower still, because the
+uncertainty of a mean grows with the inverse square root of the number of steps: it must be a fifth above its
+peers after 25 steps.
 
 MegaScale (Jiang et al., "MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs", 2024)
 found its slow machines, half a percent of them, by such a comparison.
@@ -33,7 +34,7 @@ found its slow machines, half a percent of them, by such a comparison.
 #include "data/run/axes.h"
 #include "data/run/step_times.h"
 
-// A rank of a run: where it is, and what it has of the model.
+// A rank of a run: its place, and its part of the model.
 struct RankPlace {
     std::string host;
     PerAxis at;
@@ -43,11 +44,11 @@ struct RankPlace {
 
 struct SlowRank {
     int rank;
-    StepPhase phase;  // in which it loses most
+    StepPhase phase;  // in which it loses the most time
     double ratio;     // its own work divided by its peers'
 };
 
-// A number among the ranks.
+// The spread of a number over the ranks.
 struct Spread {
     double least = 0, median = 0, most = 0;
     int rank = 0;  // the one with the largest value
@@ -58,19 +59,19 @@ inline Spread spread_of(const std::vector<double>& values) {
     return {*least, median_of(values), *most, (int)(most - values.begin())};
 }
 
-// Milliseconds, or a share, with the digits that mean something.
+// Rounds milliseconds, or a share, to the significant digits.
 inline double short_number(double value) {
     return std::round(value * 1e4) / 1e4;
 }
 
 class RankTimes {
 public:
-    // interval: steps that are put together to judge ranks by.
+    // interval: the number of steps over which ranks are judged.
     RankTimes(std::vector<RankPlace> places, int interval)
         : places_(std::move(places)), interval_(interval) {}
 
-    // Takes what a rank says of a step; each says it once, in any order. Once all have, returns what there is
-    // to log of it.
+    // Adds a rank's times of a step; each rank reports once, in any order. Returns the step's log line once
+    // all ranks have reported.
     std::optional<nlohmann::ordered_json> add(int rank, const StepTimes& times) {
         Step& step = steps_[times.step];
         step.ranks.resize(places_.size());
@@ -84,11 +85,11 @@ public:
         return line;
     }
 
-    // Tells whether enough steps have come to judge the ranks.
+    // Returns whether enough steps are gathered to judge the ranks.
     bool is_due() const { return (int)kept_.size() >= interval_; }
     bool has_any() const { return !kept_.empty(); }
 
-    // Returns the interval's means by rank, and who is slow. The next interval begins.
+    // Returns the interval's means by rank and its slow ranks, and begins the next interval.
     nlohmann::ordered_json take_interval() {
         slow_ = find_slow();
         nlohmann::ordered_json ms;
@@ -173,7 +174,7 @@ private:
         return means;
     }
 
-    // Ranks that do the same work; by_layer: for each layer that they have.
+    // Ranks that do the same work; by_layer: times are compared per layer.
     struct Peers {
         std::vector<size_t> ranks;
         bool by_layer;
@@ -195,7 +196,7 @@ private:
         return groups;
     }
 
-    // A step as it was for a rank, and for the middle one of its peers.
+    // A step's time on a rank, and the median of its peers.
     struct Compared {
         double mine, theirs;
         double excess() const { return mine - theirs; }
@@ -214,7 +215,7 @@ private:
             std::ranges::sort(sorted);
             for (size_t i = 0; i < ranks; i++) {
                 auto own = (size_t)(std::ranges::lower_bound(sorted, values[i]) - sorted.begin());
-                auto other = [&](size_t at) { return sorted[at + (at >= own)]; };  // in their order
+                auto other = [&](size_t at) { return sorted[at + (at >= own)]; };  // in sorted order
                 result[i].push_back({values[i], (other(others / 2) + other((others - 1) / 2)) / 2});
             }
         }
@@ -253,7 +254,7 @@ private:
         return found;
     }
 
-    // The phase in which rank i of the group loses most against the others.
+    // Returns the phase in which rank i of the group loses the most time to the others.
     StepPhase slowest_phase(const Peers& peers, size_t i) const {
         StepPhase slowest = StepPhase::forward;
         double most = 0;
@@ -267,9 +268,9 @@ private:
 
     const std::vector<RankPlace> places_;
     const int interval_;
-    std::map<int, Step> steps_;                 // steps that some ranks have not told of yet
-    std::vector<std::vector<StepTimes>> kept_;  // whole ones of the interval
-    std::map<size_t, double> slow_steps_;       // in a row, for which a rank has been slow
+    std::map<int, Step> steps_;                 // steps that not all ranks have reported
+    std::vector<std::vector<StepTimes>> kept_;  // complete steps of the interval
+    std::map<size_t, double> slow_steps_;       // by rank: the consecutive steps for which it has been slow
     std::vector<SlowRank> slow_;
     int last_ = 0;
 };

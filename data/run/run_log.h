@@ -1,9 +1,8 @@
 /*
-The run directory: options.json says how the run was started, log.jsonl tells how it went, one JSON object
-to a line, ranks.jsonl what each rank was at, and checkpoints/ has what came of it. A line of the log is on
-its way to disk before the next step begins, so that a killed run leaves a whole log. The log stays locked for
-as long as the run lasts. A run that goes on from a checkpoint writes on where the log has the line of that
-step.
+The run directory: options.json records how the run was started, log.jsonl how it went, one JSON object per
+line, ranks.jsonl what each rank did, and checkpoints/ holds the results. A line of the log is on its way to
+disk before the next step begins, so a killed run leaves a complete log. The log stays locked while the run
+lasts. A run that resumes from a checkpoint continues the log after the line of that step.
 */
 #pragma once
 
@@ -26,7 +25,7 @@ step.
 #include "data/base/log_file.h"
 #include "data/base/strings.h"
 
-// A copy, whatever kind of file the tokenizer came from.
+// The run's copy of its tokenizer, in this format for every kind of file that it came from.
 inline std::string tokenizer_path(const std::string& run_dir) {
     return run_dir + "/tokenizer.json";
 }
@@ -35,7 +34,7 @@ inline std::string log_path(const std::string& run_dir) {
     return run_dir + "/log.jsonl";
 }
 
-// The field of a validation loss in the log: of the one set, or of a set with a name.
+// The name in the log of a validation loss: of the only set, or of a named one.
 inline std::string validation_field(const std::string& set) {
     return set.empty() ? "val_loss" : "val_loss/" + set;
 }
@@ -43,8 +42,8 @@ inline bool is_validation_loss(std::string_view field) {
     return field == validation_field("") || field.starts_with(validation_field("") + "/");
 }
 
-// Tells whether two records of validation sets have the same tokens, as far as they can be compared: sets of
-// one name, or one set without a name and any other.
+// Returns whether two records of validation sets describe the same tokens, as far as they can be compared:
+// sets of the same name, or an unnamed set and any other.
 inline bool are_comparable(const nlohmann::json& a, const nlohmann::json& b) {
     auto is_alone = [](const nlohmann::json& record) { return record.contains("content"); };
     if (is_alone(a) && is_alone(b)) return a == b;
@@ -78,14 +77,14 @@ inline std::string ranks_path(const std::string& run_dir) {
     return run_dir + "/ranks.jsonl";
 }
 
-// The meaning of a run directory to a run that begins.
+// How a run that begins treats its directory.
 enum class RunFolder {
-    fresh,     // it must not hold a run
-    replaced,  // the run in it goes
-    continued  // the run in it goes on
+    fresh,     // it must not hold a run yet
+    replaced,  // the run in it is removed
+    continued  // the run in it is continued
 };
 
-// Tells how a run was started, or what is known of a model from elsewhere.
+// The file that records how a run was started, or what is known about an imported model.
 inline std::string options_path(const std::string& run_dir) {
     return run_dir + "/options.json";
 }
@@ -104,9 +103,9 @@ inline void write_run_options(const std::string& run_dir, const nlohmann::ordere
 
 class RunLog {
 public:
-    // Makes the directory and locks it. One that holds a run (a line of log, or a checkpoint) is refused
-    // where it must not; what a run left that failed before its first step is not in the way. Nothing is
-    // changed before begin(). `option` is the one that names the directory.
+    // Makes the directory and locks it. Refuses one that holds a run (a line of log, or a checkpoint) where
+    // it must not; leftovers of a run that failed before its first step do not count. Changes nothing before
+    // begin(). `option` is the one that names the directory.
     RunLog(const std::string& run_dir, RunFolder use, const char* option = "--run-dir")
         : run_dir_(run_dir), use_(use) {
         make_folder(run_dir, text("check the path or name another with %s", option));
@@ -126,9 +125,9 @@ public:
         }
     }
 
-    // The run has begun, after `step` steps that were done before: what is in the way of it goes. If the
-    // program is killed in between, there is a whole run of fewer checkpoints, or none. Returns what there is
-    // to tell, one line each.
+    // Begins the run after `step` finished steps, and removes what is in its way. If the program is killed
+    // meanwhile, the directory holds a consistent run with fewer checkpoints, or none. Returns notes, one
+    // line each.
     std::vector<std::string> begin(const nlohmann::ordered_json& options, int64_t step) {
         std::vector<std::string> notes;
         remove_unfinished(run_dir_);
@@ -148,14 +147,15 @@ public:
         return notes;
     }
 
-    // The run itself goes on from an earlier checkpoint: as in begin(), what is newer goes aside.
+    // Takes the running run back to an earlier checkpoint; as in begin(), what is newer is set aside.
     void go_back(int64_t step) {
         set_aside_newer(run_dir_, step);
         cut_behind(*file_, step, true);
         if (ranks_ || access(ranks_path(run_dir_).c_str(), F_OK) == 0) cut_behind(ranks(), step, false);
     }
 
-    // How the run was last started (start_record), as its log tells; null: it does not. Before begin().
+    // Returns how the run was last started (start_record), from its log; null if the log does not say. Only
+    // before begin().
     nlohmann::json last_start() const {
         nlohmann::json last;
         MappedFile file(file_->path());
@@ -169,17 +169,17 @@ public:
         return last;
     }
 
-    // In place of begin(), for a run that is already there as the checkpoint of `step`, and does not go on.
+    // Replaces begin() for a run that consists of the checkpoint of `step` and does not train.
     void begin_as(const nlohmann::ordered_json& options, int64_t step) {
         remove_unfinished(run_dir_);
         clear(step);
         write_run_options(run_dir_, options);
     }
 
-    // These three do what the functions of LogFile do that they call.
+    // These forward to the functions of LogFile.
     std::string write(nlohmann::ordered_json line) { return file_->add(std::move(line)); }
     std::string sync() { return file_->sync(); }
-    // A line of ranks.jsonl, which may be lost where the log may not.
+    // Writes a line of ranks.jsonl, which, unlike the log, may be lost.
     std::string write_ranks(nlohmann::ordered_json line) { return ranks().add(std::move(line)); }
     size_t waiting() const { return file_->waiting(); }
 
@@ -189,8 +189,8 @@ private:
         return *ranks_;
     }
 
-    // Removes what was there, but for the checkpoint of one step. The newest goes last: a program that is
-    // killed leaves the run that was there, with fewer checkpoints, or the one that comes.
+    // Removes the old run, except the checkpoint of step `kept`. The newest goes last, so a program that is
+    // killed leaves either the old run with fewer checkpoints or the new one.
     void clear(int64_t kept) {
         std::vector<int64_t> steps = checkpoint_steps(run_dir_);
         for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
@@ -201,8 +201,9 @@ private:
         unlink(ranks_path(run_dir_).c_str());
     }
 
-    // Leaves of the log what was done up to a step. A checkpoint is told of when it is on disk, so its line
-    // can stand behind those of later steps. What goes is kept beside it where checkpoints of it are.
+    // Keeps the lines of the log up to `step`. A checkpoint is logged once it is on disk, so its line may
+    // follow those of later steps. With keep_aside, because checkpoints of the removed steps were set aside
+    // too, the removed lines are saved beside the log.
     void cut_behind(LogFile& log, int64_t step, bool keep_aside) {
         uint64_t kept = 0;
         std::string kept_later, lost;
@@ -224,8 +225,8 @@ private:
         log.append(kept_later);
     }
 
-    // Tells whether a line of the log is of a step up to this one. Measurements after a step are made again
-    // when the run goes on from there.
+    // Returns whether a line of the log belongs to a step up to `last`. Measurements made after step `last`
+    // do not count, because a run that resumes there repeats them.
     bool is_done_by(std::string_view line, int64_t last) const {
         try {
             nlohmann::json value = parse_json(line, file_->path());

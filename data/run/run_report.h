@@ -1,5 +1,5 @@
 /*
-What a run is about to do, for its header.
+Describes what a run is about to do, for its header.
 */
 #pragma once
 
@@ -22,9 +22,9 @@ What a run is about to do, for its header.
 #include "data/tokens/token_loader.h"
 #include "data/tokens/validation_set.h"
 
-// The line of log.jsonl that says when, where and how the run was started. communication: the libraries
-// between the processes, and their settings. origin: the checkpoint that it begins from; empty: none.
-// changes: what a resume made different.
+// Returns the line of log.jsonl that records when, where and how the run was started. communication: the
+// libraries that connect the processes, and their settings. origin: the checkpoint that it starts from;
+// empty: none. changes: the differences that a resume makes.
 inline nlohmann::ordered_json start_record(const Options& o, const std::string& host, int processes,
                                            const std::string& device, const std::string& communication,
                                            const std::string& origin,
@@ -40,8 +40,8 @@ inline nlohmann::ordered_json start_record(const Options& o, const std::string& 
             {"changes", changes}};
 }
 
-// Says of a run that goes on what its libraries have become since it was last started, as `before` tells; or
-// nothing. The same layout gives the same bits only with the same ones.
+// Returns a note if a resumed run uses other communication libraries than at its last start (`before`); else
+// nothing. The same layout gives the same bits only with the same libraries.
 inline std::string communication_note(const nlohmann::json& before, const std::string& communication) {
     if (!before.is_object() || !before.contains("communication")) return "";
     const nlohmann::json& was = before["communication"];
@@ -52,14 +52,15 @@ inline std::string communication_note(const nlohmann::json& before, const std::s
         printable(was.get<std::string>()).c_str(), communication.c_str());
 }
 
-// Says the same of the tokens that it validates on.
+// Returns the corresponding note about the tokens of validation.
 inline std::string validation_note(const nlohmann::json& before, const std::vector<ValidationSet>& sets) {
     if (!before.is_object() || !before.contains("validation") || sets.empty()) return "";
     if (are_comparable(before["validation"], record_of(sets))) return "";
     return "the validation loss is that of other tokens from here on";
 }
 
-// "2 of 8.39M rows of 64 numbers, 1.07G in all, where n-grams of 2,3 tokens look up 8 a token"; or nothing.
+// "2 of 8.39M rows of 64 numbers, 1.07G in all, where n-grams of 2,3 tokens look up 8 a token"; empty without
+// tables.
 inline std::string tables_text(const ModelConfig& c) {
     auto layers = (double)std::ranges::count(layers_with_table(c), true), rows = (double)rows_of_table(c);
     if (layers == 0) return "";
@@ -68,7 +69,7 @@ inline std::string tables_text(const ModelConfig& c) {
                 c.ngram.c_str(), ngram_head_count(c));
 }
 
-// done: steps that were made before.
+// done: steps already made.
 inline void print_run(const Options& o, const TokenLoader& data, const std::vector<ValidationSet>& validation,
                       int64_t done) {
     double count = (double)parameter_count(o);
@@ -91,7 +92,7 @@ inline void print_run(const Options& o, const TokenLoader& data, const std::vect
         print("validation   %s, after every %d steps\n", sets.c_str(), o.val_every);
     if (!o.choices.empty() && o.choices_every > 0)
         print("choices      %s, after every %d steps\n", o.choices.c_str(), o.choices_every);
-    // The files may be others than those of the steps before.
+    // Epochs count only the remaining steps, because the earlier ones may have read other files.
     long long tokens = tokens_until(o, o.steps) - tokens_until(o, done);
     double epochs = (double)tokens / T / data.samples_per_epoch();
     bool is_even = o.global_batch / T / o.micro_batch % o.dp == 0;
@@ -105,7 +106,7 @@ inline void print_run(const Options& o, const TokenLoader& data, const std::vect
           o.dp > 1 ? text(" on each of %d data ranks%s", o.dp, uneven).c_str() : "", epochs);
 }
 
-// notes: what else there is to tell, a line each.
+// notes: further remarks, one line each.
 inline void print_header(const Options& o, const std::string& device, const TokenLoader& data,
                          const std::vector<ValidationSet>& validation, int64_t done,
                          const std::vector<std::string>& notes) {

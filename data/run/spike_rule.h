@@ -1,27 +1,29 @@
 /*
-Spikes: steps whose loss or gradient norm stands out from those before. Such a step is left out, for one bad
-batch can undo what many good ones did (Chowdhery et al., "PaLM", 2022, section 5.1, whose remedy follows).
+Spikes: steps whose loss or gradient norm stands out from those before. Such a step is left out, because one
+bad batch can undo what many good ones did (Chowdhery et al., "PaLM", 2022, section 5.1, whose remedy is used
+here).
 
-Two running means are kept, of the loss and of the logarithm of the gradient norm, whose spikes are factors.
+Two running means are kept: of the loss, and of the logarithm of the gradient norm, whose spikes are factors.
 After n steps, with a = max(1 / n, 1 / 100),
 
     mean     <- mean + a (x - mean)
-    variance <- (1 - a) (variance + a (x - mean)^2)        of the old mean
+    variance <- (1 - a) (variance + a (x - mean)^2)        with the old mean
 
-so the first hundred steps count alike, and then the older a step is, the less it counts. When 20 steps have
-been seen, a step is a spike whose x exceeds
+so the first hundred steps count equally, and afterwards the weight of a step decays with its age. Once 20
+steps have been seen, a step is a spike if its x exceeds
 
     mean + sigma * max(sqrt(variance), least deviation)
 
-The least deviation is 1% of the mean loss, and 0.2 of the norm's logarithm: where all steps are alike, small
-waves are no spikes. A spike changes no weight and no mean, as if its step had not been, but it counts as a
-step of the schedule, and its samples are gone. The limits are known before a step begins, so it is judged on
-the device, by the way that a loss goes which is not finite, and by numbers that all ranks have in common.
+The least deviation is 1% of the mean loss, and 0.2 for the norm's logarithm, so that small fluctuations among
+nearly equal steps are not spikes. A spike changes no weight and no mean, as if its step had not happened, but
+it counts as a step of the schedule, and its samples are used up. The limits are known before a step begins,
+so the step is judged on the device, in the same way as a loss that is not finite, and by numbers that are the
+same on all ranks.
 
-When `skips` steps in a row were spikes, the weights may be where one spike follows another: the run goes back
-to a checkpoint from before the first of them, and on from there with the samples behind the last of them. All
-between are passed over. What is kept here is in every checkpoint, so a run that goes on from one, in whatever
-layout, judges as one that was never interrupted.
+When `skips` steps in a row were spikes, the weights may be in a region where spike follows spike: the run
+goes back to a checkpoint from before the first of them, and continues from there with the samples after the
+last of them. All samples in between are passed over. Every checkpoint holds this state, so a run that resumes
+from one, in any layout, judges like one that was never interrupted.
 */
 #pragma once
 
@@ -55,12 +57,12 @@ struct RunningMean {
     }
 };
 
-// The largest loss and gradient norm that are no spike.
+// The largest loss and gradient norm that are not a spike.
 struct SpikeLimits {
     double loss = HUGE_VAL, norm = HUGE_VAL;
 
-    // In float, as the device has them, the loss for the sum over so many targets. The means may be any
-    // numbers that a checkpoint holds.
+    // The limits in float, as the device has them; that of the loss is for its sum over `targets` tokens.
+    // They are clamped because the means may be any numbers that a checkpoint holds.
     float most_loss(double targets) const { return within_float(loss * targets); }
     float most_norm() const { return within_float(norm); }
 
@@ -68,13 +70,13 @@ private:
     static float within_float(double value) { return (float)std::clamp<double>(value, -FLT_MAX, FLT_MAX); }
 };
 
-// A run's memory of its spikes. A range of samples is [first, second), in the order of the run.
+// The spikes of a run so far. A range of samples is [first, second), in the order of the run.
 struct SpikeHistory {
     static constexpr int64_t steps_to_warm_up = 20;
     using Samples = std::pair<uint64_t, uint64_t>;
 
     RunningMean loss, log_norm;
-    int in_a_row = 0;                  // spikes, up to the last step
+    int in_a_row = 0;                  // consecutive spikes, up to the last step
     std::vector<Samples> passed_over;  // in order
 
     // sigma 0: nothing is a spike.
@@ -110,7 +112,7 @@ struct SpikeHistory {
 
 // Reads the result of to_json(); null if nothing was kept. `what` names it in messages.
 inline SpikeHistory spike_history_from_json(const nlohmann::json& json, const std::string& what) {
-    constexpr int64_t most_steps = 1 << 30;  // a run counts on from there
+    constexpr int64_t most_steps = 1 << 30;  // the run counts on from the stored number
     SpikeHistory history;
     if (json.is_null()) return history;
     JsonObject fields(json, what);

@@ -1,10 +1,10 @@
 /*
-The line at the end of the screen that says where a run is:
+The line at the bottom of the screen that shows how far a run is:
 
     step 812/5000  micro-batch 3/8  [====>          ]  12 min left  checkpoint in 188 steps
 
-A small thread draws it again five times a second, so it moves while the main thread waits for a step, and
-fits it anew into the columns there are. What does not fit is left out, the least important first.
+A small thread redraws it five times a second, so it moves while the main thread waits for a step and adapts
+to the current width. What does not fit is left out, the least important first.
 */
 #pragma once
 
@@ -27,16 +27,16 @@ fits it anew into the columns there are. What does not fit is left out, the leas
 
 // The content of the line.
 struct RunStatus {
-    int step = 0, steps = 0;  // the one that is worked on
+    int step = 0, steps = 0;  // the one being worked on
     const char* work = "";    // "micro-batch", "validation", "saving"
     int done = 0, of = 0;     // parts of the work; of 0: they are not counted
-    double share = 0;         // the part of the run that is done
+    double share = 0;         // fraction of the run that is done
     double seconds_left = -1;
     std::string slowest;          // "slowest rank 5 (forward 1.3x)", or empty
     std::string next_checkpoint;  // "in 188 steps", or empty
 };
 
-// [====>     ], so many columns in all.
+// Returns [====>     ], `columns` wide.
 inline std::string progress_bar(double share, int columns) {
     int inside = columns - 2, filled = std::clamp((int)(share * inside), 0, inside);
     std::string bar((size_t)filled, '=');
@@ -45,7 +45,7 @@ inline std::string progress_bar(double share, int columns) {
     return "[" + bar + "]";
 }
 
-// The status in at most `columns` columns; in colour, if asked for: dim, but for the slowest rank.
+// Returns the status in at most `columns` columns; with `colour`, dim except for the slowest rank.
 inline std::string status_text(const RunStatus& status, int columns, bool colour = false) {
     enum Field { step, work, bar, left, slowest, checkpoint, count };
     constexpr int gap = 2, least_bar = 8, most_bar = 32;
@@ -58,7 +58,7 @@ inline std::string status_text(const RunStatus& status, int columns, bool colour
     fields[slowest] = status.slowest;
     if (!status.next_checkpoint.empty()) fields[checkpoint] = "checkpoint " + status.next_checkpoint;
 
-    // The most important first, each if there is room for it beside those before.
+    // The most important field first; each is shown if it fits beside the previous ones.
     int used = std::min((int)fields[step].size(), std::max(columns, 0));
     fields[step].resize((size_t)used);
     for (Field field : {left, work, slowest, checkpoint, bar}) {
@@ -83,7 +83,7 @@ inline std::string status_text(const RunStatus& status, int columns, bool colour
 
 class StatusLine {
 public:
-    // progress() is asked at each drawing, by another thread.
+    // progress() is called at each drawing, from another thread.
     StatusLine(Screen& screen, int steps, std::function<PassProgress()> progress)
         : screen_(screen), progress_(std::move(progress)) {
         status_.steps = steps;
@@ -92,8 +92,8 @@ public:
     StatusLine& operator=(const StatusLine&) = delete;
     ~StatusLine() { end(); }
 
-    // Tells that this step is worked on; or, after it, other work. counted: its micro-batches are shown. The
-    // first of them brings the line to the screen.
+    // Show that this step is worked on or, after it, other work. counted: show its micro-batches. The first
+    // call makes the line appear.
     void begin_step(int step) { begin("micro-batch", step, true, true); }
     void begin_work(const char* name, int step, bool counted) { begin(name, step, counted, false); }
 
@@ -111,14 +111,14 @@ public:
         status_.next_checkpoint = words;
     }
 
-    // The line as it is now.
+    // Returns the line as it is now.
     std::string drawn(int columns, bool colour) const {
         std::lock_guard lock(mutex_);
         RunStatus now = status_;
         double of_step = 0;
         if (PassProgress pass = counted_ ? progress_() : PassProgress(); pass.of > 0) {
             now.of = pass.of;
-            now.done = std::min((int)pass.done + 1, pass.of);  // the one that is worked on
+            now.done = std::min((int)pass.done + 1, pass.of);  // the one being worked on
             if (in_step_) of_step = std::min(1., (double)pass.done / pass.of);
         }
         int done = status_.step - (in_step_ ? 1 : 0);
@@ -128,7 +128,7 @@ public:
         return status_text(now, columns, colour);
     }
 
-    // It is gone, and does not come back.
+    // Removes the line for good.
     void end() {
         started_ = true;
         drawing_.reset();
@@ -147,7 +147,7 @@ private:
         start();
     }
 
-    // One column stays free, for there some terminals keep the cursor of a full line.
+    // One column stays free, because some terminals leave the cursor there after a full line.
     void start() {
         if (!screen_.is_terminal() || started_) return;
         started_ = true;
@@ -155,11 +155,11 @@ private:
         try {
             drawing_.emplace(std::chrono::milliseconds(200), [this] { draw_again(); });
         } catch (const std::system_error&) {
-            // The system has no thread left; the line moves when others are printed.
+            // No thread can be created; the line moves only when other lines are printed.
         }
     }
 
-    // A run that was asked to stop may be killed soon, and leaves a clean screen.
+    // A run that was asked to stop may be killed soon, so the line is removed to leave a clean screen.
     void draw_again() { stop_requested ? screen_.remove_line() : screen_.refresh(); }
 
     Screen& screen_;
@@ -167,6 +167,6 @@ private:
     mutable std::mutex mutex_;
     RunStatus status_;
     bool counted_ = false, in_step_ = false, started_ = false;
-    double told_ = 0;  // when seconds_left was
+    double told_ = 0;  // when seconds_left was set
     std::optional<Periodic> drawing_;
 };

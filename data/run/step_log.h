@@ -1,7 +1,7 @@
 /*
-What the user sees and the log keeps of a run: lines on the screen, and JSON in log.jsonl. The log has each
-step. A line on the screen stands for all steps since the one before, with --log-every for several: it has
-their means, and the slowest of them. Rank 0 alone has a log.
+The output of a run for its user, as lines on the screen, and for its log, as JSON in log.jsonl. The log has
+every step. A line on the screen summarizes all steps since the previous line, several with --log-every: their
+means, and the slowest of them. Only rank 0 has a log.
 */
 #pragma once
 
@@ -27,7 +27,7 @@ their means, and the slowest of them. Rank 0 alone has a log.
 #include "data/base/screen.h"
 #include "data/base/strings.h"
 
-// Steps that one line on the screen stands for.
+// The steps that one line on the screen summarizes.
 struct StepInterval {
     int steps = 0;
     double tokens = 0, loss = 0, norm = 0, seconds = 0;  // sums
@@ -53,13 +53,14 @@ public:
             warn(text("log.jsonl: %zu lines could not be written, and are lost", lost));
     }
 
-    // The run begins, or goes on, after this step.
+    // Logs that the run begins, or resumes, after this step.
     void start(int step, const nlohmann::ordered_json& how) {
         first_step_ = step;
         write({{"step", step}, {"start", how}});
     }
 
-    // The planner's seconds of a step, which are compared with the first ones of the run; 0: not known.
+    // Sets the planner's time of a step in seconds, which is compared with the first steps of the run; 0: not
+    // known.
     void expect(double seconds) {
         expected_ = seconds;
         if (seconds > 0)
@@ -68,14 +69,14 @@ public:
                                      : ("the rates of " + printable(o_.machine)).c_str());
     }
 
-    // By the names of matrices.
+    // ratios: by the names of the matrices.
     void trust_ratios(int step, const std::vector<std::pair<std::string, float>>& ratios) {
         nlohmann::ordered_json by_name;
         for (auto& [name, ratio] : ratios) by_name[name] = ratio;
         write({{"step", step}, {"trust_ratios", by_name}});
     }
 
-    // Keeps where the ranks are, for those who read of their times.
+    // Keeps the places of the ranks, for readers of ranks.jsonl: they are written before the first times.
     void rank_places(const std::vector<RankPlace>& places) {
         nlohmann::ordered_json hosts = nlohmann::ordered_json::array(), at = hosts;
         for (const RankPlace& place : places) {
@@ -85,14 +86,14 @@ public:
         places_ = {{"step", first_step_},
                    {"start", {{"time", utc_time()}, {"hosts", hosts}, {"axes", axis_names}, {"places", at}}}};
     }
-    // These two log what all ranks have told of a step, and of several: in log.jsonl and in ranks.jsonl.
+    // These two log what all ranks reported: about one step to log.jsonl, and about several to ranks.jsonl.
     void timings(const nlohmann::ordered_json& line) { write(line); }
     void ranks(const nlohmann::ordered_json& line) {
         if (!log_) return;
         if (!places_.is_null()) warn(log_->write_ranks(std::exchange(places_, nullptr)));
         warn(log_->write_ranks(line));
     }
-    // The ranks that were slow in the last steps; told where they are not those that were told last.
+    // Logs the ranks that were slow in the last steps; the screen shows them only when they change.
     void slow(int step, const std::vector<std::string>& names, const nlohmann::ordered_json& record) {
         if (!names.empty()) write({{"step", step}, {"slow", record}});
         std::set<int> ranks;
@@ -101,15 +102,15 @@ public:
         for (const std::string& name : names) warn("slow         " + name + ": the others wait for it");
         if (names.empty()) note("slow         no rank any more");
     }
-    // The run ends early, for it was asked to.
+    // Logs that the run ends early, as asked.
     void stopped(int step) { write({{"step", step}, {"stopped", "as asked"}}); }
-    // A line of its own.
+    // Prints a separate line.
     void note(const std::string& line) {
         Screen::Turn turn(screen);
         print("%s\n", line.c_str());
     }
 
-    // tokens: trained on in all. sent_bytes: by this rank. skipped: the weights were left as they were.
+    // tokens: trained on so far. sent_bytes: by this rank. skipped: the weights were left unchanged.
     void step(int step, uint64_t tokens, float loss, float gradient_norm, float learning_rate, double seconds,
               uint64_t sent_bytes, bool skipped = false, float late_rows = NAN) {
         double rate = tokens_of_step(o_, step - 1) / seconds;
@@ -146,7 +147,7 @@ public:
                  "its update is left out",
                  step, loss, gradient_norm, limits.loss, limits.norm));
     }
-    // The run goes on after an earlier step, and behind the samples of these.
+    // The run goes back to the state after an earlier step, and passes over the samples of the spikes.
     void went_back(int step, int from_step, int spikes, const SpikeHistory::Samples& passed_over) {
         note(
             text("spikes       %d in a row up to step %d: back to the checkpoint of step %d; samples %llu to "
@@ -158,18 +159,18 @@ public:
              {"went_back", {{"from_step", from_step}, {"passed_over", passed_over}, {"time", utc_time()}}}});
     }
 
-    // A step that changed nothing, because its loss or its gradient is not finite: the log has its numbers,
-    // null where they are none.
+    // A step that changed nothing because its loss or gradient is not finite. The log has both, with null for
+    // a value that is not finite.
     void not_finite(int step, float loss, float gradient_norm) {
         write({{"step", step}, {"loss", loss}, {"grad_norm", gradient_norm}, {"time", utc_time()}});
     }
 
-    // Until the end of the run, after this step; by the last ones.
+    // Returns the seconds from this step to the end of the run, estimated from recent steps.
     double seconds_left(int step) const {
         return recent_ * (double)(tokens_until(o_, o_.steps) - tokens_until(o_, step));
     }
 
-    // set: its name, or nothing where there is one alone.
+    // set: its name; empty if there is only one.
     void validation(int step, const std::string& set, float loss) {
         Screen::Turn turn(screen);
         print("step %6d/%d  validation loss %.4f%s\n", step, o_.steps, loss,
@@ -209,13 +210,13 @@ public:
                {"write_ms", report.seconds * 1e3}});
     }
 
-    // On a line of its own, if there is something to tell.
+    // Prints a warning, unless it is empty.
     void warn(const std::string& words) {
         if (!words.empty()) screen.warn(one_line(words));
     }
 
 private:
-    // The line about the gathered steps, up to this one.
+    // Returns the line that summarizes the steps since the last one.
     std::string interval_line(int step, float learning_rate) const {
         double rate = interval_.tokens / interval_.seconds;
         std::string mfu = meter_.has_peak() ? text("  MFU %4.1f%%", 100 * meter_.mfu(rate)) : "";
@@ -230,7 +231,7 @@ private:
             100 * meter_.gemm_share(rate), duration(seconds_left(step)).c_str(), slowest.c_str());
     }
 
-    // The first step warms up; of those behind it the median counts.
+    // The first step is a warm-up; the median of the following ones counts.
     void compare_with_plan(int step, double seconds) {
         constexpr size_t steps = 11;
         if (expected_ == 0) return;
@@ -265,10 +266,10 @@ private:
     RunLog* log_;
     std::string last_checkpoint_;  // the newest that this process has written
     StepInterval interval_;
-    double recent_ = 0;              // seconds of a token, averaged
-    double expected_ = 0;            // seconds of a step, until they are compared
+    double recent_ = 0;              // seconds per token, averaged
+    double expected_ = 0;            // seconds of a step, until the comparison
     std::vector<double> first_;      // seconds of the first steps
     int first_step_ = 0;             // the step that the run was started after
-    std::set<int> slow_;             // ranks that were told last
+    std::set<int> slow_;             // ranks that were last reported
     nlohmann::ordered_json places_;  // the ranks' places, until they are written
 };

@@ -1,18 +1,18 @@
 /*
-Where the time of a step goes on one rank.
+The time of a step on one rank, by what it is spent on.
 
-The compute stream of a rank is at one of these phases at any time of a step, or it has nothing to do. A pass
-counts without what it waited for others in between; what it waited counts by what it waited for:
+At any time of a step, the compute stream of a rank is in one of these phases, or idle. A pass counts without
+the waits inside it; each wait counts under what was waited for:
 
     forward, backward, weight_gradients, optimizer     own work
     wait_tensor      rows of activations of other tensor ranks
-    wait_pipeline    the stage before, or behind
+    wait_pipeline    the previous or the next stage
     wait_gradients   sums over ranks: gradients, and the statistics of the step, where all ranks meet
-    wait_parameters  parts of parameters that other ranks own
+    wait_parameters  shards of parameters that other ranks own
     other            the rest of the step
 
-Beside them stands what the host waited: for batches (data), and for a checkpoint to begin (save). The device
-works on meanwhile, if it has been given enough.
+The waits of the host are recorded beside these: for batches (data), and for a checkpoint to begin (save). The
+device continues meanwhile if it has been given enough work.
 */
 #pragma once
 
@@ -23,7 +23,7 @@ works on meanwhile, if it has been given enough.
 #include <string_view>
 #include <type_traits>
 
-// In the order of a step, in which they are logged and shown.
+// In the order of a step, which is also that of the log and of the reports.
 enum class StepPhase : uint8_t {
     data,
     forward,
@@ -42,8 +42,8 @@ inline constexpr std::array<const char*, 11> step_phase_names = {
     "wait_tensor", "wait_pipeline", "wait_gradients", "wait_parameters",  "other"};
 constexpr size_t step_phases = step_phase_names.size();
 
-// How many micro-batches are done of those that are worked on. Each is several pieces of work, and counts in
-// parts.
+// The number of finished micro-batches of those under way. Each consists of several pieces of work, and
+// counts in fractions.
 struct PassProgress {
     float done = 0;
     int of = 0;
@@ -58,7 +58,7 @@ constexpr bool is_waiting(StepPhase phase) {
 
 struct StepTimes {
     int32_t step = 0;
-    bool detailed = false;  // without, waits are not told apart from the passes that they are in
+    bool detailed = false;  // false: waits are not separated from the passes that they are in
     float seconds = 0;      // the step's time on the device
     std::array<float, step_phases> phases = {};  // seconds
 
@@ -74,6 +74,6 @@ struct StepTimes {
     }
     float own_work() const { return sum(is_own_work); }
     float waited() const { return sum(is_waiting); }
-    // Makes `other` of what is left of the step.
+    // Sets `other` to the rest of the step.
     void complete() { (*this)[StepPhase::other] = std::max(0.0f, seconds - own_work() - waited()); }
 };

@@ -1,9 +1,9 @@
 /*
 A timeline as a file for Perfetto (ui.perfetto.dev) and chrome://tracing: Chrome's Trace Event Format, JSON,
 compressed with gzip. A process of the format is a rank and a thread is one of its streams; spans lie on
-threads, arrows go from span to span, and counters are numbers of a process over time.
+threads, arrows connect spans, and counters are numbers of a process over time.
 
-The file is written as it is made, and is there under its name when it is whole.
+The file is written as it is produced, and gets its name once it is complete.
 */
 #pragma once
 
@@ -59,13 +59,13 @@ public:
              {"args", std::move(details)}});
     }
 
-    // The two ends of an arrow have the same name; each is in a span.
+    // The two ends of an arrow have the same name; each lies in a span.
     void begin_arrow(int rank, int track, const std::string& name, double time) {
         add(arrow("s", rank, track, name, time));
     }
     void end_arrow(int rank, int track, const std::string& name, double time) {
         nlohmann::ordered_json end = arrow("f", rank, track, name, time);
-        end["bp"] = "e";  // to the span that it is in
+        end["bp"] = "e";  // binds to the enclosing span
         add(end);
     }
 
@@ -77,7 +77,7 @@ public:
              {"args", std::move(values)}});
     }
 
-    // The file is whole. about: what else there is to say of it.
+    // Completes the file. about: its metadata.
     void commit(const nlohmann::ordered_json& about) {
         std::string rest = json_line(about);
         rest.pop_back();
@@ -87,7 +87,7 @@ public:
     }
 
 private:
-    static constexpr int gzip = 15 + 16;  // zlib's window, and that there be a header of gzip
+    static constexpr int gzip = 15 + 16;  // zlib's window bits, plus 16 for a gzip header
 
     static double microseconds(double seconds) { return std::round(seconds * 1e9) / 1e3; }
 

@@ -1,7 +1,7 @@
 /*
-What the agents tell (`train_gpt agent`): one on each host of a job, started as ranks are, each in a launcher
-of its own, so that a host which is lost takes no other agent along. Their lines are put together here to the
-newest state of every rank, when a rank last gave a sign of life, and who holds the others up.
+The agents of a job (`train_gpt agent`): one runs on each host, started as ranks are, each by its own
+launcher, so that losing a host takes down no other agent. The lines that they print are merged here into the
+newest state of every rank, the last sign of life of any rank, and the ranks that hold up the others.
 */
 #pragma once
 
@@ -26,7 +26,7 @@ newest state of every rank, when a rank last gave a sign of life, and who holds 
 
 class Agents {
 public:
-    // `command` prints the states of the ranks of its host. On this machine it needs no launcher.
+    // `command` prints the states of the ranks on its host. On this machine it needs no launcher.
     void start(const Launcher& launcher, bool on_this_machine, const std::vector<HostRanks>& places,
                Scratch& scratch, const Words& command) {
         stop();
@@ -40,7 +40,7 @@ public:
     }
     void stop() { agents_.clear(); }
 
-    // Until one of them says something, or for so many seconds.
+    // Waits until an agent prints something, for at most `seconds`.
     void wait(double seconds) {
         std::vector<pollfd> files;
         for (Agent& agent : agents_) {
@@ -50,7 +50,7 @@ public:
     }
 
     void read() {
-        constexpr double patience = 10;  // before one that ended is started again
+        constexpr double patience = 10;  // before an agent that ended is restarted
         constexpr size_t longest = 16 << 20;
         for (Agent& agent : agents_) {
             agent.text += agent.child->read();
@@ -71,15 +71,15 @@ public:
         for (const auto& [rank, state] : seen_) last = std::max<int64_t>(last, state.step);
         return last;
     }
-    // On the clock of seconds_now(); 0: there was none.
+    // On the clock of seconds_now(); 0: none so far.
     double last_sign() const { return last_sign_; }
-    // Tells whether a rank writes a checkpoint.
+    // Returns whether a rank is writing a checkpoint.
     bool saves() const {
         return std::ranges::any_of(
             seen_, [](const auto& seen) { return seen.second.phase.find("sav") != std::string::npos; });
     }
 
-    // Who holds the others up, who have been quiet for so many seconds.
+    // Finds the ranks that hold up the others, if nothing has happened for `seconds`.
     HangDiagnosis diagnosis(double seconds) const {
         std::vector<RankState> states;
         for (const auto& [rank, state] : seen_) states.push_back(state);
@@ -90,13 +90,13 @@ private:
     struct Agent {
         Words words;
         std::unique_ptr<PipedChild> child;
-        std::string text;  // the beginning of a line whose end has not come yet
+        std::string text;  // the beginning of a line whose end has not arrived
         double started;
     };
 
     void take(std::string_view line) {
         for (RankState& state : states_in_line(line)) {
-            // Processes of an earlier start have left their records.
+            // Processes of an earlier start may have left records; these do not count.
             if (!state.alive && state.quiet_seconds > seconds_now() - started_) continue;
             auto [seen, is_new] = seen_.try_emplace(state.rank, state);
             bool moved = is_new || state.step != seen->second.step || state.phase != seen->second.phase;

@@ -1,6 +1,7 @@
 /*
-The nodes that a scheduler has given to the job which this program runs in: Slurm tells them in variables
-(sbatch(1), "output environment variables"), PBS and its relatives in a file with a line for each task.
+The nodes that a scheduler has assigned to the job in which this program runs: Slurm names them in environment
+variables (sbatch(1), "output environment variables"), PBS and its relatives in a file with a line for each
+task.
 */
 #pragma once
 
@@ -15,7 +16,7 @@ The nodes that a scheduler has given to the job which this program runs in: Slur
 #include "data/base/strings.h"
 #include "data/supervisor/hosts.h"
 
-// Adds the names in one entry of a list of Slurm's: rack[1-2]n[08-10,12] has eight.
+// Adds the names in one entry of a Slurm node list: rack[1-2]n[08-10,12] has eight.
 inline void add_names(const std::string& entry, std::vector<std::string>& names) {
     constexpr size_t most = 1 << 16;
     const size_t open = entry.find('['), close = entry.find(']', open);
@@ -27,7 +28,7 @@ inline void add_names(const std::string& entry, std::vector<std::string>& names)
     }
     for (const std::string& range : comma_separated(entry.substr(open + 1, close - open - 1))) {
         const std::string first = range.substr(0, range.find('-'));
-        const long last = atol(range.c_str() + range.find('-') + 1);  // behind a - or, without one, at 0
+        const long last = atol(range.c_str() + range.find('-') + 1);  // after the - or, without one, from 0
         for (long i = atol(first.c_str()); i <= last; i++) {
             std::string number = std::to_string(i);
             number.insert(0, first.size() - std::min(first.size(), number.size()), '0');
@@ -36,11 +37,11 @@ inline void add_names(const std::string& entry, std::vector<std::string>& names)
     }
 }
 
-// "node[1-3],gpu1" and "8(x2),4,2": a host of 8, 8, 4 and 2 tasks each. Those that tasks leave out have one.
+// Reads "node[1-3],gpu1" and "8(x2),4,2": hosts with 8, 8, 4 and 2 tasks. Hosts that `tasks` omits have one.
 inline std::vector<Host> slurm_hosts(const std::string& list, const std::string& tasks) {
     std::vector<std::string> names;
     std::string entry;
-    for (const std::string& part : comma_separated(list)) {  // at the commas in brackets too
+    for (const std::string& part : comma_separated(list)) {  // splits at commas in brackets too
         append_item(entry, part, ",");
         if (std::ranges::count(entry, '[') > std::ranges::count(entry, ']')) continue;
         add_names(entry, names);
@@ -58,7 +59,7 @@ inline std::vector<Host> slurm_hosts(const std::string& list, const std::string&
     return hosts;
 }
 
-// A line for each task, with the name of its host.
+// Reads a file with a line for each task, which names its host.
 inline std::vector<Host> pbs_hosts(const std::string& path) {
     std::vector<Host> hosts;
     const std::string content = read_text(path);
@@ -75,7 +76,7 @@ inline std::vector<Host> pbs_hosts(const std::string& path) {
     return hosts;
 }
 
-// The hosts of the job, and the variable that tells them. There are none outside of a job.
+// The hosts of the job, and the variable that names them. Outside of a job there are none.
 struct Allocation {
     std::vector<Host> hosts;
     std::string source;

@@ -1,8 +1,8 @@
 /*
-Finds out which hosts can be used. Each runs a small command, started as ranks are. The command looks for a
-file that the supervisor has just made in the run's directory, so its answer also tells whether the host
+Finds out which hosts are usable. Each runs a small command, started as ranks are. The command looks for a
+file that the supervisor has just made in the run's directory, so its answer also shows whether the host
 shares that directory. With --selftest on, each host then runs train_gpt selftest with as many ranks as it has
-slots, all hosts at the same time, and one that names a suspect is put aside as well.
+slots, all hosts at the same time, and a host that names a suspect is put aside as well.
 */
 #pragma once
 
@@ -21,7 +21,7 @@ slots, all hosts at the same time, and one that names a suspect is put aside as 
 #include "data/supervisor/launcher.h"
 #include "data/supervisor/processes.h"
 
-// A folder of this machine for files that launchers read while they start, gone at the end.
+// A folder on this machine for files that launchers read while they start; it is removed at the end.
 class Scratch {
 public:
     Scratch() {
@@ -36,8 +36,8 @@ public:
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;
 
-    // The name of a file with these hosts. That of one host, which is written often, is the same each time
-    // for as many ranks.
+    // Writes these hosts to a file, and returns its name. A single host is written often; the name of its
+    // file depends only on the host and its number of ranks.
     std::string hosts_file(const std::vector<HostRanks>& places) {
         std::string name = path_ + "/" +
                            (places.size() == 1 ? text("%s_%d", places[0].name.c_str(), places[0].ranks)
@@ -63,9 +63,9 @@ public:
     HostChecks(const HostChecks&) = delete;
     HostChecks& operator=(const HostChecks&) = delete;
 
-    // Puts hosts aside that do not answer, or that a selftest finds unfit, and takes back those that are fit
-    // again. selftest: the command of one; empty: there is none. Returns notes for the user: what has changed
-    // since the last check.
+    // Puts aside hosts that do not answer, or that a selftest finds unfit, and takes back those that are fit
+    // again. selftest: its command; empty: none. Returns notes for the user about changes since the last
+    // check.
     std::vector<std::string> check(std::vector<Host>& hosts, const Words& selftest) {
         const std::vector<Host> before = hosts;
         std::vector<CommandResult> answers = answers_of(hosts);
@@ -102,8 +102,8 @@ private:
         return says(result, shares_it) || says(result, has_its_own);
     }
 
-    // A launcher may fail for reasons of its own, as an ssh server does that gets many connections at once,
-    // so hosts on which it fails are asked a second time.
+    // A launcher may fail for reasons of its own, as when an ssh server gets too many connections at once, so
+    // hosts on which it fails are tried a second time.
     std::vector<CommandResult> answers_of(const std::vector<Host>& hosts) {
         const std::string look =
             text("ls \"$0\" >/dev/null 2>&1 && echo %s || echo %s", shares_it.data(), has_its_own.data());
@@ -125,7 +125,7 @@ private:
         return answers;
     }
 
-    // All hosts that answer test themselves at the same time.
+    // Runs the selftest on all hosts that answered, at the same time.
     void test(std::vector<Host>& hosts, const Words& selftest) {
         std::vector<Host*> tested;
         std::vector<Words> commands;
@@ -140,7 +140,7 @@ private:
         for (size_t i = 0; i < tested.size(); i++) tested[i]->aside = suspect_of(results[i], most_seconds);
     }
 
-    // The first suspect that a selftest names, or why it has not told; empty: all is well.
+    // Returns the first suspect that a selftest names, or why it has no result; empty: all is well.
     static std::string suspect_of(const CommandResult& result, double seconds) {
         constexpr std::string_view named = "train_gpt: suspect: ";
         if (result.code == 0) return "";

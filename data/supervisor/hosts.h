@@ -1,11 +1,11 @@
 /*
-The hosts of a job: which there are, which take part, and which were put aside.
+The hosts of a job: those that exist, those that take part, and those that were put aside.
 
-Ranks fill the hosts in the order of their file, so that those of a group that talk much are neighbours. What
-is left over are spares. A host that fails its check is put aside, and whoever comes next in the file takes
-over; one that answers again later is a host like any other. Where there are too few, the job gets fewer
-ranks, in steps of a whole data rank: the batch stays what it was, for data ranks may have different numbers
-of micro-batches (comm/division.h).
+Ranks fill the hosts in the order of their file, so that ranks of a group that communicate much are close
+together. Hosts that are left over are spares. A host that fails its check is put aside, and the next one in
+the file takes its place; one that answers again later is a host like any other. If too few are left, the job
+gets fewer ranks, in steps of a whole data rank: the batch does not change, because data ranks may have
+different numbers of micro-batches (comm/division.h).
 */
 #pragma once
 
@@ -23,12 +23,12 @@ of micro-batches (comm/division.h).
 
 struct Host {
     std::string name;
-    int slots = 1;                // ranks that it takes
+    int slots = 1;                // ranks that it can run
     std::string aside = {};       // why it is put aside; empty: it is not
     bool has_own_folder = false;  // it does not share the run's directory
 };
 
-// A host with the ranks that it has in a job, from `first` on.
+// The ranks of a job on one host, from `first` on.
 struct HostRanks {
     std::string name;
     int first = 0, ranks = 0;
@@ -41,7 +41,7 @@ inline bool is_host_name(const std::string& name) {
     return valid && !name.empty() && name.size() <= longest && name[0] != '-';
 }
 
-// A line of a file of hosts without its comment: `node1 slots=8`.
+// Parses a line of a hosts file, without its comment: `node1 slots=8`.
 inline Host parse_host(std::string_view line, const std::string& where) {
     constexpr int most_slots = 4096;
     std::istringstream words{std::string(line)};
@@ -95,8 +95,8 @@ inline long long slots_of(const std::vector<Host>& hosts) {
     return slots;
 }
 
-// The ranks of a job on the hosts that are not put aside: `ranks` of them, or as many as there are slots for,
-// in multiples of `unit`. Empty: there is not even room for one unit.
+// Places the ranks of a job on the hosts that are not put aside: `ranks` of them, or one per slot if there
+// are fewer slots, in multiples of `unit`. Returns nothing if there is not even room for one unit.
 inline std::vector<HostRanks> place_ranks(const std::vector<Host>& hosts, int ranks, int unit) {
     long long slots = 0;
     for (const Host& host : hosts) slots += host.aside.empty() ? host.slots : 0;
@@ -113,7 +113,7 @@ inline std::vector<HostRanks> place_ranks(const std::vector<Host>& hosts, int ra
     return places;
 }
 
-// Tells whether places that a file names could be those of ranks on these hosts.
+// Returns whether these places, which a file names, are possible for ranks on these hosts.
 inline bool are_on(const std::vector<HostRanks>& places, const std::vector<Host>& hosts) {
     int first = 0;
     for (const HostRanks& place : places) {
@@ -129,7 +129,7 @@ inline int ranks_of(const std::vector<HostRanks>& places) {
     return places.empty() ? 0 : places.back().first + places.back().ranks;
 }
 
-// The host of a rank; empty: there is none.
+// Returns the host of a rank; empty if there is none.
 inline std::string host_of_rank(const std::vector<HostRanks>& places, int rank) {
     for (const HostRanks& place : places) {
         if (rank >= place.first && rank < place.first + place.ranks) return place.name;
@@ -137,7 +137,7 @@ inline std::string host_of_rank(const std::vector<HostRanks>& places, int rank) 
     return "";
 }
 
-// "node1..node8 (8 hosts)", "node1, node2"
+// "node1 .. node8 (8 hosts)", "node1, node2"
 inline std::string names_text(const std::vector<HostRanks>& places) {
     constexpr size_t most = 4;
     if (places.size() > most)
@@ -148,7 +148,7 @@ inline std::string names_text(const std::vector<HostRanks>& places) {
     return names;
 }
 
-// A hostfile, in mpirun's form.
+// Returns a hostfile, in mpirun's form.
 inline std::string hosts_file_text(const std::vector<HostRanks>& places) {
     std::string lines;
     for (const HostRanks& place : places) lines += text("%s slots=%d\n", place.name.c_str(), place.ranks);

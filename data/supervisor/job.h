@@ -1,18 +1,18 @@
 /*
-A job that outlives its supervisor. Between the two stands a keeper, a small process in a session of its own
-that starts the launcher, waits for it and writes its exit code down:
+A job that outlives its supervisor. Between the two is a keeper, a small process in its own session that
+starts the launcher, waits for it and records its exit code:
 
     supervisor ---- keeper ---- mpirun ---- ranks
                       |            |
                  RUN/job.json  RUN/job.log
 
-So a supervisor that is killed, or whose terminal is closed, leaves a job that trains on, and the next one
-finds it by RUN/job.json: which processes they are, and how the launcher ended. The keeper holds a lock on
-RUN/job.lock for as long as it lives, from before it is there, and no second job can begin meanwhile. The
-launcher leads a process group of its own, which signals go to.
+So a supervisor that is killed, or whose terminal is closed, leaves a job that trains on, and the next
+supervisor finds it by RUN/job.json, which names the processes and says how the launcher ended. The keeper
+inherits a lock on RUN/job.lock and holds it for as long as it lives, so no second job can begin meanwhile.
+The launcher leads its own process group, to which signals are sent.
 
-Anybody who can write the run's directory can write job.json. So it is believed only where the keeper that it
-names has the lock open, and is the parent of the launcher: no other process is ever signalled.
+Anyone who can write to the run's directory can write job.json. It is therefore believed only if the keeper
+that it names has the lock open, and is the parent of the launcher: no other process is ever signaled.
 */
 #pragma once
 
@@ -50,8 +50,8 @@ inline std::string job_log_path(const std::string& run_dir) {
 struct JobRecord {
     int number = 0;  // counts the supervisor's starts
     Process keeper, launcher;
-    uint64_t log_begin = 0;  // the place in job.log where its output begins
-    int code = -1;           // the launcher's exit code, as a shell has it; -1: it runs
+    uint64_t log_begin = 0;  // offset in job.log at which its output begins
+    int code = -1;           // the launcher's exit code, as a shell reports it; -1: it is running
 
     nlohmann::ordered_json json() const {
         return {{"number", number},
@@ -79,7 +79,7 @@ struct JobRecord {
     }
 };
 
-// Tells whether a process has RUN/job.lock open, as only a keeper of this run has.
+// Returns whether a process has RUN/job.lock open, which only a keeper of this run does.
 inline bool is_keeper(const Process& process, const std::string& run_dir) {
     struct stat lock, file;
     bool is_file = lstat(job_lock_path(run_dir).c_str(), &lock) == 0 && S_ISREG(lock.st_mode);
@@ -93,15 +93,16 @@ inline bool is_keeper(const Process& process, const std::string& run_dir) {
     return false;
 }
 
-// Tells whether the processes that job.json names, as far as they are there, are a keeper and its launcher.
+// Returns whether the processes that job.json names, as far as they still exist, are a keeper and its
+// launcher.
 inline bool is_kept(const JobRecord& record, const std::string& run_dir) {
     ProcessStatus launcher = process_status(process_folder(record.launcher.id));
     bool is_child = launcher.parent == record.keeper.id && launcher.group == record.launcher.id;
     return is_keeper(record.keeper, run_dir) && (is_child || !is_alive(record.launcher));
 }
 
-// The keeper's part; never returns. `ready`: a pipe that the supervisor reads the record from, for a disk may
-// be full.
+// The keeper process; keep() never returns. `ready`: a pipe through which the supervisor receives the record,
+// because the disk may be full.
 class Keeper {
 public:
     [[noreturn]] static void keep(const std::string& run_dir, JobRecord record, const Words& command,
@@ -114,7 +115,8 @@ public:
         close_others(ready, lock);
         for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGPIPE}) std::signal(signal, SIG_IGN);
         std::signal(SIGCHLD, SIG_DFL);
-        // mpirun would kill its ranks 2 s after it. Schedulers send it to ranks too, which save and end.
+        // SIGTERM is blocked in mpirun, which would kill its ranks 2 s after it. Schedulers send the signal
+        // to the ranks too, which save and exit.
         const bool holds_back = is_mpirun(command[0]);
         sigset_t terminate;
         sigemptyset(&terminate);
@@ -141,13 +143,14 @@ public:
             if (holds_back && !asked && is_pending(child, SIGTERM)) asked = kill(child, SIGUSR1) == 0;
         }
         record.code = child < 0 ? 127 : shell_code(status);
-        constexpr int most_tries = 600;  // a second each
+        constexpr int most_tries = 600;  // one per second
         for (int i = 0; i < most_tries && !try_to_write(run_dir, record); i++) sleep(1);
         _exit(record.code);
     }
 
 private:
-    // All other open files belong to the supervisor: its lock, and pipes whose ends mean something.
+    // Closes all other open files, which belong to the supervisor: its lock, and pipes whose closing has a
+    // meaning.
     static void close_others(int one, int other) {
         unsigned low = (unsigned)std::min(one, other), high = (unsigned)std::max(one, other);
         close_range(STDERR_FILENO + 1, low - 1, 0);
@@ -164,10 +167,10 @@ private:
     inline static int waited_ = 0;
 };
 
-// A job that was started here, or by a supervisor that is no more.
+// A job that was started here, or by an earlier supervisor.
 class Job {
 public:
-    // Starts the command. False in running() if another job is there.
+    // Starts the command. Fails if another job of this run exists.
     Job(const std::string& run_dir, int number, const Words& command) : run_dir_(run_dir) {
         FileHandle lock = lock_of(run_dir);
         FileHandle log = open_to_write(job_log_path(run_dir), O_WRONLY | O_CREAT | O_APPEND);
@@ -195,8 +198,8 @@ public:
         }
     }
 
-    // Takes up one that runs, or has ended while nobody looked. What it has written so far was shown, or
-    // nobody saw it: it is read for its errors, and not shown again.
+    // Takes over a job that is running, or has ended while no supervisor watched. Its output so far was
+    // shown, or missed: it is read for its errors, but not shown again.
     Job(const std::string& run_dir, const JobRecord& record)
         : run_dir_(run_dir), record_(record), is_ours_(is_kept(record, run_dir)), read_to_(record.log_begin) {
         struct stat log;
@@ -208,7 +211,8 @@ public:
 
     const JobRecord& record() const { return record_; }
 
-    // The exit code of the launcher; -1: the job runs. Where nobody can tell any more, it is `not_known`.
+    // Returns the exit code of the launcher; -1: the job is running. If it can no longer be found out, it is
+    // `not_known`.
     static constexpr int not_known = 255;
     int code() {
         int status = 0;
@@ -224,11 +228,11 @@ public:
         return record_.code;
     }
 
-    // mpirun and srun pass it on to all ranks, which save and end.
+    // mpirun and srun forward the signal to all ranks, which save and exit.
     void ask_to_stop() const { signal_launcher(SIGUSR1, false); }
     void end(int signal) const { signal_launcher(signal, true); }
 
-    // The job's output since the last call; `shown` is the part that nobody has seen.
+    // Returns the job's output since the last call; `shown` receives the part that has not been shown yet.
     std::string read_output(std::string_view* shown) {
         *shown = {};
         std::string error;
@@ -249,7 +253,7 @@ public:
         return buffer_;
     }
 
-    // Held by a keeper. Fails where another one holds it.
+    // Takes the lock that a keeper holds. Fails if another keeper holds it.
     static FileHandle lock_of(const std::string& run_dir) {
         return take_lock(job_lock_path(run_dir), run_dir + ": a job runs there that job.json does not tell "
                                                            "of; wait for its end, or end it");
@@ -265,8 +269,8 @@ private:
 
     const std::string run_dir_;
     JobRecord record_;
-    bool is_ours_ = true;  // its processes are those of a keeper
-    pid_t keeper_ = 0;     // a child of this process; 0: it is none
+    bool is_ours_ = true;  // its processes were found to be a keeper and its launcher
+    pid_t keeper_ = 0;     // a child of this process; 0: not a child, or reaped
     FileHandle log_;
     uint64_t read_to_ = 0, shown_to_ = 0;
     std::string buffer_;

@@ -1,14 +1,15 @@
 /*
-`train_gpt launch`: starts a training job, follows it, and starts it again when something fails.
+`train_gpt launch`: starts a training job, follows it, and restarts it when something fails.
 
     Supervisor::run      until the job is done, or given up
-      begin, take_up     start it on the hosts that answer, or find the one that an earlier supervisor left
-      follow             show what it writes, until it ends, or has made no progress for too long
+      take_up_or_begin   find the job that an earlier supervisor left, or begin anew
+      start              start the job on the hosts that answer
+      follow             show its output until it ends, or has made no progress for too long
       after              what failed, and what is done about it (policy.h)
 
-The supervisor is no rank and knows no MPI. What it knows of a job comes from the launcher's exit code, the
-run's log, and agents: one on each host, which tell what the ranks there are at without their help, and over
-pipes, so a disk that hangs does not matter.
+The supervisor is not a rank and does not use MPI. It observes a job through the launcher's exit code, the
+run's log, and agents: one on each host, which report the states of the ranks there without the ranks' help,
+and through pipes, so a disk that hangs does not matter.
 */
 #pragma once
 
@@ -36,14 +37,14 @@ pipes, so a disk that hangs does not matter.
 #include "data/supervisor/progress.h"
 #include "data/supervisor/state.h"
 
-// Signals that ask a supervisor to let its job save and end; how many have come, and the last.
+// Signals that ask a supervisor to let its job save and exit: the number received, and the last one.
 static volatile sig_atomic_t stops_asked = 0, stop_asked_by = 0;
 inline void ask_supervisor(int signal) {
     stops_asked = stops_asked + 1;
     stop_asked_by = signal;
 }
 
-// The reasons for its end in a job's output.
+// Collects the reasons that a job's output gives for its end.
 class JobWords {
 public:
     void add(std::string_view output) {
@@ -55,12 +56,13 @@ public:
         while (rest.find('\n') != rest.npos) take(next_line(rest));
         rest_ = std::string(rest.substr(0, std::min<size_t>(rest.size(), 4096)));
     }
-    // The last line with which the program said why it ends, without its name; empty: there was none.
+    // Returns the last line in which the program said why it ends, without the program's name; empty if there
+    // was none.
     const std::string& reason() const { return reason_; }
-    // mpirun's words about the process that a signal ended first; empty if there are none.
+    // Returns mpirun's message about the process that a signal ended first; empty if there is none.
     const std::string& launcher_reason() const { return launcher_reason_; }
     std::string last() const { return last_words(tail_); }
-    // The rank that they name; -1: none.
+    // Returns the rank that these messages name; -1: none.
     int rank() const {
         const std::string& words = reason_.empty() ? launcher_reason_ : reason_;
         size_t at = words.find("rank ");
@@ -114,7 +116,7 @@ public:
     }
 
 private:
-    // One supervisor for a run.
+    // Ensures that a run has only one supervisor.
     static FileHandle lock_of(const std::string& run_dir) {
         make_folder(run_dir, "check the path or name another with --run-dir");
         return take_lock(run_dir + "/supervisor.lock",
@@ -127,7 +129,7 @@ private:
     void take_up_or_begin() {
         std::optional<SupervisorState> left = read_state(line_.run_dir);
         std::optional<JobRecord> record = JobRecord::read(line_.run_dir);
-        // A keeper that was just made is to say yet which job it has.
+        // A keeper that has just started may not have recorded its job yet.
         const std::string job_lock = job_lock_path(line_.run_dir);
         for (int i = 0; i < 100 && is_locked(job_lock) && !(left && record && record->number == left->number);
              i++) {
@@ -188,7 +190,7 @@ private:
         });
     }
 
-    // Starts the job on the hosts that answer. False: it cannot be, and result says why.
+    // Starts the job on the hosts that answer. Returns false if that is impossible; state_.result says why.
     bool start() {
         if (checks_hosts_) check_hosts();
         places_ = place_ranks(line_.hosts, line_.ranks, line_.unit);
@@ -202,7 +204,7 @@ private:
         Words command = {program_};
         command.insert(command.end(), line_.job.begin(), line_.job.end());
         if (!state_.resume.empty()) set_option(command, "--resume", state_.resume);
-        // The limit is that of the job around this program, however often it starts its own.
+        // --max-time limits this program as a whole, however often it starts the job.
         int passed = (int)(seconds_now() - process_begun);
         if (line_.max_time > 0)
             set_option(command, "--max-time", std::to_string(std::max(line_.max_time - passed, 1)));
@@ -221,7 +223,7 @@ private:
         return true;
     }
 
-    // A process alone needs no launcher.
+    // A single process needs no launcher.
     bool is_single() const {
         return is_alone_ && line_.ranks == 1 && o_.launcher == LaunchOptions().launcher;
     }
@@ -238,7 +240,7 @@ private:
         if (!is_there) command.insert(command.end(), {name, value});
     }
 
-    // Ranks that were killed may hold the log a moment longer, and the next ones would be refused.
+    // Ranks that were killed may hold the log a moment longer, and new ones would be refused.
     void wait_for_log() {
         for (int i = 0; i < 300 && is_locked(log_path(line_.run_dir)); i++) usleep(100000);
     }
@@ -282,7 +284,7 @@ private:
                 look_at_steps();
                 attempt_.code = code;
                 attempt_.end = ending_ > 0 ? JobEnd::hung : end_of_job(code, !words_.reason().empty());
-                // A launcher that cannot start any rank the first time has not been given what it needs.
+                // A launcher that cannot start any rank the first time is not set up correctly.
                 bool no_rank = state_.number == 1 && agents_.last_sign() == 0 && !stepped_;
                 if (attempt_.end == JobEnd::launcher && no_rank) attempt_.end = JobEnd::bad_input;
                 return attempt_.end;
@@ -305,7 +307,7 @@ private:
 
     void look_at_steps() {
         bool grown = progress_.update();
-        // The log has the last step that was made; agents know the one that ranks are in.
+        // The log has the last finished step; agents know the step that ranks are in.
         int64_t step = progress_.is_visible() ? progress_.last_step() : agents_.last_step();
         grown = grown || (!progress_.is_visible() && step > attempt_.last_step);
         last_sign_ = std::max(last_sign_, agents_.last_sign());
@@ -334,7 +336,7 @@ private:
         write_state();
     }
 
-    // Seconds without a sign of life after which a job hangs.
+    // Returns the seconds without a sign of life after which a job counts as hung.
     double hang_limit() const {
         constexpr double least = 60, starting = 600, steps = 20;
         if (o_.hang_timeout > 0) return stepped_ ? o_.hang_timeout : std::max(o_.hang_timeout, least);
@@ -414,7 +416,7 @@ private:
         return text("the launcher ended with exit code %d: %s", attempt_.code, words_.last().c_str());
     }
 
-    // The rank that is held to be the cause, and its host; empty: nobody.
+    // Returns the ranks that are held to be the cause, and their hosts; empty: none.
     std::string who() const {
         std::vector<int> ranks = ending_ > 0 ? diagnosis_.ranks : std::vector<int>();
         if (ranks.empty() && words_.rank() >= 0) ranks = {words_.rank()};
@@ -437,8 +439,8 @@ private:
         return names;
     }
 
-    // Numbers that are not finite may come of a bit that flipped some time ago: the checkpoint before the
-    // newest may be from before that.
+    // Values that are not finite may result from a bit that flipped some time ago: the second newest
+    // checkpoint may be from before that.
     void go_back() {
         std::string error;
         note_error(error, [&] {
@@ -462,7 +464,7 @@ private:
 
     void open_incident(const Restart& next) {
         Incident incident = state_.incident.value_or(Incident{});
-        bool is_first = !state_.incident;  // or the job has not trained since the last one
+        bool is_first = !state_.incident;  // false: the job has not trained since the last one
         int64_t step = is_first ? std::max<int64_t>(progress_.last_step(), 0) : incident.step;
         incident.time = utc_time();
         incident.what = is_first ? attempt_.why : incident.what + "; then: " + attempt_.why;
@@ -480,7 +482,7 @@ private:
         notify("failure", incident);
     }
 
-    // The job trains again, or never will.
+    // The job trains again, or has ended for good.
     void close_incident() {
         Incident incident = *state_.incident;
         incident.seconds = unix_seconds() - incident.since;
@@ -559,7 +561,7 @@ private:
     HangDiagnosis diagnosis_;
     double last_sign_ = 0;       // seconds_now()
     double last_step_time_ = 0;  // unix_seconds()
-    double ending_ = 0;          // since when the job is being ended; 0: it is not
+    double ending_ = 0;          // when the termination of the job began; 0: it has not
     double next_write_ = 0;
     bool stepped_ = false;  // in this start
     int stops_passed_on_ = 0;

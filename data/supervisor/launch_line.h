@@ -1,6 +1,6 @@
 /*
-A command line of `launch`: its own options, and behind a -- the job. What can be known to be wrong is refused
-before anything starts.
+A command line of `launch`: its own options, then -- and the job. Detectable mistakes are refused before
+anything starts.
 */
 #pragma once
 
@@ -18,16 +18,16 @@ before anything starts.
 
 struct LaunchLine {
     LaunchOptions options;
-    Words job;                // the words behind the --, with --resume auto and when to save
+    Words job;                // the words after the --, with --resume auto and when to save
     std::string run_dir;      // the job's
     std::vector<Host> hosts;  // empty: this machine
     std::string hosts_from;   // the file or variable that names them
-    int max_time = 0;         // seconds since launch began; 0: any
+    int max_time = 0;         // seconds since launch began; 0: no limit
     int ranks = 1;
-    int unit = 1;  // ranks of the job are a multiple of it
+    int unit = 1;  // the number of ranks is a multiple of it
 };
 
-// Ranks that a job must have a multiple of, as far as its command line tells.
+// Returns the number that the ranks of a job must be a multiple of, as far as its command line determines it.
 inline int unit_of_ranks(const Options& job, int ranks) {
     if (job.dp > 0) return ranks;
     long long unit = job.ranks_of_data() * std::max(job.shard_group, 1);
@@ -80,7 +80,7 @@ inline void check_job(const Options& job, const GivenOptions& given) {
              printable(job.resume).c_str());
 }
 
-// Tells whether the user has said when the run is to be saved, now or when it was begun.
+// Returns whether the user has chosen when the run is saved, now or when it was begun.
 inline bool saves_as_chosen(const GivenOptions& given, const std::string& run_dir) {
     Options begun;
     std::string not_there;
@@ -90,7 +90,7 @@ inline bool saves_as_chosen(const GivenOptions& given, const std::string& run_di
            value_text(row, begun) != value_text(row.standard(command_train));
 }
 
-// given: of launch itself; job: the words behind the --.
+// of_launch: the options of launch itself; job_words: the words after the --.
 inline LaunchLine parse_launch(const GivenOptions& of_launch, const std::vector<std::string>& job_words) {
     LaunchLine line;
     set_values(of_launch, line.options);
@@ -104,7 +104,7 @@ inline LaunchLine parse_launch(const GivenOptions& of_launch, const std::vector<
     Options job = asked_options(given);
     check_job(job, given);
     if (job.resume.empty()) line.job.insert(line.job.end(), {"--resume", name_of(ResumeFrom::newest)});
-    // A failure may come at any time, and costs what was trained since the last checkpoint.
+    // A failure may happen at any time, and loses what was trained since the last checkpoint.
     if (!saves_as_chosen(given, job.run_dir)) line.job.insert(line.job.end(), {"--save-every", "auto"});
     line.run_dir = job.run_dir;
     line.max_time = job.max_time;
@@ -112,7 +112,7 @@ inline LaunchLine parse_launch(const GivenOptions& of_launch, const std::vector<
     return line;
 }
 
-// This program, as it can be started from any folder.
+// Returns the path of this program, with which it can be started from any folder.
 inline std::string this_program() {
     char path[4096];
     ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);

@@ -1,7 +1,7 @@
 /*
-How processes are started: the words of --launcher, with what stands for the hosts and the number of ranks
-put in. mpirun and srun are known by name, and get what the user's words leave out; any other program gets
-what its command line has places for.
+How processes are started: the words of --launcher, with their placeholders for the hosts and the number of
+ranks filled in. mpirun and srun are known by name, and get the options that the user's words omit; any other
+program gets only what its command line has placeholders for.
 */
 #pragma once
 
@@ -16,8 +16,8 @@ what its command line has places for.
 
 using Words = std::vector<std::string>;
 
-// The words of a command line as a shell takes it apart: quotes and backslashes keep spaces together; nothing
-// else is special.
+// Splits a command line into words as a shell does: quotes and backslashes keep spaces together; nothing else
+// is special.
 inline Words shell_words(std::string_view line, const char* option) {
     Words words;
     std::string word;
@@ -49,12 +49,12 @@ inline Words shell_words(std::string_view line, const char* option) {
 
 class Launcher {
 public:
-    // `on_hosts`: the user named hosts.
+    // `on_hosts`: hosts are named, by the user or by a scheduler.
     Launcher(const std::string& line, bool on_hosts) : on_hosts_(on_hosts) {
         words_ = shell_words(line, "--launcher");
         if (words_.empty()) fail("--launcher: empty; give mpirun, srun or a command line");
-        // No more than one rank for a slot: with these, host after host gets as many as it has, and the
-        // trainer chooses the cores itself.
+        // At most one rank per slot: with these options, each host in turn gets as many ranks as it has
+        // slots, and the trainer chooses the cores itself.
         if (is_mpirun(words_[0])) {
             bool as_root = geteuid() == 0 && !getenv("OMPI_ALLOW_RUN_AS_ROOT");
             if (as_root && !has_word("--allow-run-as-root")) {
@@ -83,7 +83,7 @@ public:
         }
     }
 
-    // The command that starts `command` on these hosts; `file` holds them (hosts_file_text).
+    // Returns the command that starts `command` on these hosts; `file` lists them (hosts_file_text).
     Words start(const std::vector<HostRanks>& places, const std::string& file, const Words& command) const {
         Words result;
         std::string names;

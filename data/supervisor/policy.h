@@ -1,16 +1,16 @@
 /*
-What is done when a job has ended, as a function of how it ended and of what was tried before.
+The decision about a job that has ended, as a function of how it ended and of what was tried before.
 
-    done, or asked to stop     the end
-    a user's error             the end: the same input gives the same error
-    numbers not finite         once more, from the checkpoint before the newest; again: the end
-    a part that failed         a restart, but for these ends:
+    done, or asked to stop     end
+    a user's error             end: the same input gives the same error
+    values not finite          once more, from the checkpoint before the newest; if they recur: end
+    a part that failed         restart, except in these cases:
                                    the same step failed twice in the same way: the data or the program
                                    two restarts without progress
-                                   more restarts in the window than are allowed
+                                   more restarts in the window than allowed
 
-Progress is a step beyond all that were made before. A failure that somebody has done something about, for a
-host was exchanged, is no evidence against the data or the program, and is not counted with the next one.
+Progress is a step beyond all earlier ones. A failure after which a host was exchanged is not evidence against
+the data or the program, and is not counted together with the next one.
 */
 #pragma once
 
@@ -25,16 +25,16 @@ host was exchanged, is no evidence against the data or the program, and is not c
 
 enum class JobEnd {
     done,         // exit code 0
-    bad_input,    // 1, with a line of the program; or the launcher started no rank the first time
+    bad_input,    // 1, with a message from the program; or the launcher started no rank the first time
     not_finite,   // 70
     failed_part,  // 75
     killed,       // by a signal
-    hung,         // ended by the supervisor, for there was no progress
-    launcher  // a code of the launcher's own, for a host that it lost or could not reach; or no code at all
+    hung,         // ended by the supervisor, because there was no progress
+    launcher  // a code of the launcher's own, for a host that it lost or could not reach; or an unknown code
 };
 NAMES_OF(JobEnd, "done", "bad input", "not finite", "failed part", "killed", "hung", "launcher");
 
-// How a job ended: by its exit code, as a shell has it, and by whether the program said why.
+// Returns how a job ended, from its exit code, as a shell reports it, and from whether the program said why.
 inline JobEnd end_of_job(int code, bool program_said_why) {
     constexpr int signals = 128, last_signal = 64;
     if (code == 0) return JobEnd::done;
@@ -49,11 +49,11 @@ inline JobEnd end_of_job(int code, bool program_said_why) {
 struct Attempt {
     JobEnd end = JobEnd::done;
     int code = 0;
-    int64_t last_step = -1;  // the last one that was made; -1: none
+    int64_t last_step = -1;  // the last finished step; -1: none
     double begun = 0;        // seconds since 1970
     double ended = 0;
     int ranks = 0;
-    bool exchanged = false;  // hosts were, after it
+    bool exchanged = false;  // hosts were exchanged after it
     std::string why = {};    // one line
 };
 
@@ -61,13 +61,13 @@ struct RestartLimits {
     int most = 20;          // restarts in the window
     double window = 86400;  // seconds
     double backoff = 5;     // seconds before a restart
-    double longest = 3600;  // the most that the back-off grows to
+    double longest = 3600;  // upper limit of the growing back-off
 };
 
 struct Restart {
     enum Kind { finish, give_up, from_newest, from_before } kind;
     double wait = 0;          // seconds
-    std::string reason = {};  // why the job has ended badly; empty: it has not
+    std::string reason = {};  // why the job ended badly; empty: it did not
 };
 
 inline int64_t best_step(const std::vector<Attempt>& attempts) {
@@ -76,15 +76,15 @@ inline int64_t best_step(const std::vector<Attempt>& attempts) {
     return best;
 }
 
-// Tells whether an attempt came further than all before it.
+// Returns whether an attempt got further than all before it.
 inline bool made_progress(const std::vector<Attempt>& attempts, size_t i) {
     int64_t best = -1;
     for (size_t j = 0; j < i; j++) best = std::max(best, attempts[j].last_step);
     return attempts[i].last_step > best;
 }
 
-// Restarts at the end of the list that brought nothing; also of those, if asked for, after which hosts were
-// exchanged.
+// Returns the number of restarts at the end of the list that made no progress; with_exchanged: including
+// those after which hosts were exchanged.
 inline int restarts_in_vain(const std::vector<Attempt>& attempts, bool with_exchanged = false) {
     int count = 0;
     for (size_t i = attempts.size(); i-- > 1;) {
@@ -94,7 +94,7 @@ inline int restarts_in_vain(const std::vector<Attempt>& attempts, bool with_exch
     return count;
 }
 
-// Tells whether the last two failed at the same step in the same way, with nothing done in between.
+// Returns whether the last two failed at the same step in the same way, with no host exchanged.
 inline bool failed_alike(const std::vector<Attempt>& attempts) {
     if (attempts.size() < 2) return false;
     const Attempt &last = attempts.back(), &before = attempts[attempts.size() - 2];
@@ -102,7 +102,7 @@ inline bool failed_alike(const std::vector<Attempt>& attempts) {
            last.code == before.code && !last.exchanged && !before.exchanged;
 }
 
-// `attempts`: all, the one that has just ended at the end.
+// `attempts`: all of them; the last has just ended.
 inline Restart decide(const std::vector<Attempt>& attempts, const RestartLimits& limits, bool asked_to_stop) {
     const Attempt& last = attempts.back();
     if (last.end == JobEnd::done) return {Restart::finish};
@@ -131,7 +131,8 @@ inline Restart decide(const std::vector<Attempt>& attempts, const RestartLimits&
         return {Restart::give_up, 0,
                 text("%d restarts made no progress beyond step %lld", in_vain,
                      (long long)std::max<int64_t>(best_step(attempts), 0))};
-    // Every attempt in the window but the one that may still be made was a restart, or the first start.
+    // All attempts in the window are restarts, except perhaps the first start; the next restart is not yet
+    // among them.
     int recent = (int)std::ranges::count_if(
         attempts, [&](const Attempt& a) { return a.ended > last.ended - limits.window; });
     if (recent > limits.most)

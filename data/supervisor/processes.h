@@ -1,6 +1,6 @@
 /*
-Processes as a supervisor needs them: one that is told from another of the same number, so that it can be
-found again; a child whose output is read through a pipe; a command that must end in time.
+Processes as a supervisor needs them: one that can be distinguished from another with the same number, so that
+it can be found again; a child whose output is read through a pipe; a command that must end in time.
 */
 #pragma once
 
@@ -24,7 +24,8 @@ found again; a child whose output is read through a pipe; a command that must en
 #include "data/base/this_machine.h"
 #include "data/supervisor/launcher.h"
 
-// A process with the moment of its start, in ticks since the boot of a machine that is named by its kernel.
+// A process with its start time, in ticks since the boot of its machine, which the kernel's boot ID
+// identifies.
 struct Process {
     pid_t id = 0;
     unsigned long long start = 0;
@@ -36,7 +37,7 @@ struct Process {
     }
 };
 
-// A process of this machine; its start is 0 if there is none, or only what is left of one that has ended.
+// Returns a process of this machine; its start is 0 if it does not exist, or is a zombie.
 inline Process find_process(pid_t id) {
     ProcessStatus status = process_status(process_folder(id));
     return {id, status.is_alive() ? status.start : 0, boot_id()};
@@ -47,7 +48,7 @@ inline bool is_alive(const Process& process) {
     return process.start != 0 && now.start == process.start && now.boot == process.boot;
 }
 
-// Replaces this process, which is a child that was just made.
+// Replaces this process, which is a newly forked child.
 [[noreturn]] inline void become(const Words& command) {
     std::vector<char*> words;
     for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
@@ -58,7 +59,7 @@ inline bool is_alive(const Process& process) {
     _exit(127);
 }
 
-// Signals as a new program expects them; a supervisor has changed some.
+// Restores the signal handling that a new program expects; a supervisor has changed some of it.
 inline void usual_signals() {
     for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGPIPE, SIGCHLD}) std::signal(signal, SIG_DFL);
     sigset_t none;
@@ -66,8 +67,9 @@ inline void usual_signals() {
     sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-// A child in a process group of its own, whose standard output, or with it its errors, is read here. Its
-// standard input is open and empty for as long as this object lives, and all of its group is killed with it.
+// A child in its own process group, whose standard output, optionally with its errors, is read here. Its
+// standard input is open and empty for as long as this object lives; if the child still runs then, its whole
+// group is killed.
 class PipedChild {
 public:
     explicit PipedChild(const Words& command, bool with_errors = false) {
@@ -100,7 +102,7 @@ public:
 
     int output() const { return output_.get(); }
 
-    // Its output since the last call, at most as much as a pipe holds.
+    // Returns its output since the last call, at most as much as a pipe holds.
     std::string read() {
         std::string result;
         char buffer[1 << 16];
@@ -109,10 +111,10 @@ public:
         if (got == 0) output_.close();
         return result;
     }
-    // It has closed its output, as it does when it ends.
+    // Returns whether it has closed its output, as it does when it ends.
     bool is_silent() const { return !output_; }
 
-    // Its exit code, as a shell has it; -1: it runs.
+    // Returns its exit code, as a shell reports it; -1: it is running.
     int code() {
         int status = 0;
         if (id_ > 0 && waitpid(id_, &status, WNOHANG) == id_) {
@@ -138,10 +140,10 @@ private:
 
 struct CommandResult {
     int code = -1;       // -1: it did not end in time
-    std::string output;  // and errors
+    std::string output;  // including errors
 };
 
-// Runs commands side by side, a number of them at a time, each for at most `seconds`.
+// Runs commands side by side, at most `at_once` at a time, each for at most `seconds`.
 inline std::vector<CommandResult> run_commands(const std::vector<Words>& commands, double seconds) {
     constexpr size_t at_once = 128;
     std::vector<CommandResult> results(commands.size());
@@ -164,7 +166,8 @@ inline std::vector<CommandResult> run_commands(const std::vector<Words>& command
     return results;
 }
 
-// Runs a command for /bin/sh that nobody waits for, with this text as its standard input and in a variable.
+// Runs a command for /bin/sh without waiting for its end; `input` is its standard input and the value of a
+// variable.
 inline void run_detached(const std::string& command, const char* variable, const std::string& input) {
     int in[2];
     if (pipe2(in, O_CLOEXEC) != 0) return;
@@ -173,7 +176,7 @@ inline void run_detached(const std::string& command, const char* variable, const
     [[maybe_unused]] ssize_t written = write(to.get(), input.data(), input.size());  // a pipe holds 64 KiB
     pid_t child = fork();
     if (child == 0) {
-        if (fork() != 0) _exit(0);  // so that nobody has to wait for what goes on
+        if (fork() != 0) _exit(0);  // leaves the grandchild to init, which reaps it
         setsid();
         usual_signals();
         dup2(from.get(), STDIN_FILENO);

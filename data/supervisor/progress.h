@@ -1,7 +1,7 @@
 /*
-How far a run has come, by its log: the last step, how long the last ones took, and the seconds of all that
-were kept. When a run goes back to a checkpoint it cuts its log behind that step, so what is read here is
-always the run as it stands.
+How far a run is, by its log: the last step, how long the latest ones took, and the total seconds of the steps
+that were kept. A run that goes back to a checkpoint truncates its log after that step, so what is read here
+always describes the run as it is.
 */
 #pragma once
 
@@ -23,7 +23,7 @@ class Progress {
 public:
     explicit Progress(std::string run_dir) : run_dir_(std::move(run_dir)) {}
 
-    // Reads what is new. True: there are steps that were not there at the last call.
+    // Reads what is new. Returns whether there are steps that were not there at the last call.
     bool update() {
         std::string error;
         bool grown = false;
@@ -31,17 +31,17 @@ public:
         return grown;
     }
 
-    bool is_visible() const { return visible_; }  // there is a log, and it can be read
+    bool is_visible() const { return visible_; }  // there is a log that can be read
     int64_t last_step() const { return last_step_; }
-    // The step that the run was last started after.
+    // Returns the step after which the run was last started.
     int64_t started_after() const { return started_after_; }
-    // Seconds in the steps after this one that are part of the run.
+    // Returns the seconds spent in the run's steps after this one.
     double trained_since(int64_t step) {
         if (step != since_) since_ = step, restart();
         update();
         return trained_;
     }
-    // Seconds of the longest of the last steps; 0: there are none.
+    // Returns the seconds of the longest of the latest steps; 0: there are none.
     double longest_step() const { return *std::ranges::max_element(recent_); }
 
 private:
@@ -73,7 +73,7 @@ private:
         return last_step_ > before;
     }
 
-    // Tells whether the bytes read last are still there: a log that was cut may have grown again meanwhile.
+    // Returns whether the bytes read last are still there: a log that was cut may have grown since.
     bool begins_as_before(const FileHandle& file) const {
         std::string now(last_bytes_.size(), '\0');
         ssize_t got = pread(file.get(), now.data(), now.size(), (off_t)(read_to_ - now.size()));

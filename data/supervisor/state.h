@@ -1,7 +1,7 @@
 /*
-What a supervisor must know to take up its job again when it was killed: RUN/supervisor.json, replaced whole
-at each change. Beside it RUN/incidents.jsonl gets a line for each failure, when the job trains again or is
-given up: what happened, to whom, how many steps were lost, and for how many seconds nothing was trained.
+The state with which a supervisor takes up its job after it was killed: RUN/supervisor.json, replaced as a
+whole at each change. RUN/incidents.jsonl gets a line for each failure, once the job trains again or is given
+up: what happened, to which rank, the number of lost steps, and the seconds without training.
 */
 #pragma once
 
@@ -24,16 +24,16 @@ given up: what happened, to whom, how many steps were lost, and for how many sec
 #include "data/supervisor/launcher.h"
 #include "data/supervisor/policy.h"
 
-// Seconds since 1970, as all times of a supervisor are: it may go on as another process, after a reboot.
-// A failure, until the job trains again.
+// A failure, until the job trains again. Times are seconds since 1970, as everywhere in a supervisor, because
+// another process may continue its work after a reboot.
 struct Incident {
     std::string time;       // utc_time()
     std::string what, who;  // one line; a rank and its host, or empty
     std::string then;       // the supervisor's answer to it
-    int64_t step = 0;       // the last one that was made before
+    int64_t step = 0;       // the last finished step before it
     int64_t lost_steps = 0;
     double since = 0;    // when that step was made
-    double seconds = 0;  // without training; known at its end
+    double seconds = 0;  // without training; known once it is over
 
     nlohmann::ordered_json json() const {
         return {{"time", time},   {"what", what},      {"who", who},
@@ -54,21 +54,21 @@ struct Incident {
 
 struct SupervisorState {
     double began = 0;           // the time of the job's first start
-    int64_t first_step = 0;     // the last one before that
+    int64_t first_step = 0;     // the last step before that
     Words command;              // the job's
-    int number = 0;             // counts starts up to the one that runs, or ran last; 0: there was none
-    std::string resume;         // the checkpoint that the next start goes on from; empty: the newest
-    int64_t resumed_step = -1;  // the step of the checkpoint `resume`
-    bool stopping = false;      // it was asked to
-    std::string result;         // how it all ended; empty: it has not
+    int number = 0;             // number of the start that is running, or ran last; 0: none
+    std::string resume;         // the checkpoint that the next start resumes from; empty: the newest
+    int64_t resumed_step = -1;  // step of the newest checkpoint when `resume` was set
+    bool stopping = false;      // it was asked to stop
+    std::string result;         // how the job ended; empty: it has not
     int code = 0;               // the supervisor's exit code at its end
     std::vector<Attempt> attempts;
-    std::optional<Incident> incident;  // the one that is not over, if there is one
-    std::vector<HostRanks> places;     // the hosts of the start that runs, or ran last
+    std::optional<Incident> incident;  // the one that is not over, if any
+    std::vector<HostRanks> places;     // the hosts of the start that is running, or ran last
     std::vector<Host> aside;           // hosts that were put aside
     double trained = 0;                // seconds in steps that were kept
 
-    // The share of the time that trained, of all since the beginning.
+    // Returns the fraction of the time since the beginning that was spent in kept steps.
     double effective(double now) const { return now > began ? std::min(1.0, trained / (now - began)) : 0; }
 
     nlohmann::ordered_json json(double now) const {
@@ -132,7 +132,7 @@ struct SupervisorState {
     }
 };
 
-// The state that an earlier supervisor left, if there was one.
+// Returns the state that an earlier supervisor left, if there was one.
 inline std::optional<SupervisorState> read_state(const std::string& run_dir) {
     if (access(supervisor_path(run_dir).c_str(), F_OK) != 0) return {};
     nlohmann::json json = supervisor_json(run_dir);
@@ -143,14 +143,14 @@ inline std::optional<SupervisorState> read_state(const std::string& run_dir) {
     }
 }
 
-// Files that a supervisor keeps in the run's directory. A disk that is full, or gone for a while, is no
-// reason to leave a job alone: what could not be written is written later.
+// The files that a supervisor keeps in the run's directory. A disk that is full, or temporarily gone, is no
+// reason to abandon a job: what could not be written is written later.
 class SupervisorFiles {
 public:
     explicit SupervisorFiles(std::string run_dir)
         : run_dir_(std::move(run_dir)), incidents_(incidents_path(run_dir_)) {}
 
-    // Returns what there is to tell, if anything.
+    // Returns a note, or nothing.
     std::string write(const SupervisorState& state) {
         std::string error, content = state.json(unix_seconds()).dump(1, ' ', false, replace) + "\n";
         note_error(error, [&] { write_whole(supervisor_path(run_dir_), content); });
@@ -166,6 +166,6 @@ public:
 private:
     static constexpr auto replace = nlohmann::json::error_handler_t::replace;
     const std::string run_dir_;
-    LogFile incidents_;  // its lines have a step, as it wants
+    LogFile incidents_;  // its lines have a step, as LogFile requires
     bool behind_ = false;
 };

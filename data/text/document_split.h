@@ -1,12 +1,12 @@
 /*
-Documents for training and for validation. A document goes to validation when a hash of (seed, its number)
-falls below the fraction that is asked for, so text is never split between the two, and what comes later does
-not change it. Where there are two documents or more, each kind gets one at least, unless all are to be of one
-kind: the fraction is 0 or 1.
+Splits documents into training and validation. A document goes to validation if a hash of (seed, its number)
+is below the requested fraction, so no text is divided between the two, and later documents do not change the
+choice. With two or more documents, each kind gets at least one, unless the fraction is 0 or 1.
 
-How many documents there are is not known before all lines are read. So the first ones are held back until
-there is one of each kind by the hash. If that takes too much memory, or the text ends, the smallest of the
-held ones is for validation, or the largest for training, if that is missing; a single document is cut.
+The number of documents is unknown until all lines are read. So the first ones are held back until the hash
+has chosen one of each kind. If that takes too much memory, or the text ends, then the smallest of the held
+ones is used for validation if that has none, or the largest for training if that has none; a single document
+is cut.
 */
 #pragma once
 
@@ -28,9 +28,9 @@ inline double validation_draw(uint64_t seed, uint64_t document) {
     return (double)(((uint64_t)random.at[0] << 32 | random.at[1]) >> 11) * 0x1p-53;
 }
 
-// Marks the documents of validation, of documents of these sizes whose first number is `first`: about
-// `fraction` of them, and one at least of each kind that is needed, if there are two or more. One that must
-// be for validation is the smallest, one that must be for training the largest.
+// Marks the documents for validation: about `fraction` of them, and if there are two or more, at least one of
+// each kind that is needed. sizes: of the documents, the first of which has the number `first`. A kind that
+// the hash leaves empty gets one document: validation the smallest, training the largest.
 inline std::vector<bool> choose_validation(const std::vector<uint64_t>& sizes, double fraction, uint64_t seed,
                                            uint64_t first = 0, bool need_train = true, bool need_val = true) {
     size_t documents = sizes.size();
@@ -56,11 +56,11 @@ struct SplitOptions {
     int64_t shard_tokens;
     double val_fraction;
     uint64_t seed;
-    std::optional<std::vector<bool>> validation;  // if it is known before
-    size_t most_held = 64 << 20;                  // tokens held back
+    std::optional<std::vector<bool>> validation;  // if known beforehand
+    size_t most_held = 64 << 20;                  // the most tokens held back
 };
 
-// Writes the tokens of documents, each ended by the end of text, to the two series.
+// Writes the tokens of documents, each followed by the end-of-text token, to the two series.
 class DocumentSplitter {
 public:
     explicit DocumentSplitter(SplitOptions options)
@@ -69,7 +69,7 @@ public:
           options_(std::move(options)),
           holding_(!options_.validation && options_.val_fraction > 0 && options_.val_fraction < 1) {}
 
-    // The next tokens of a document; `last` ends it. A document without any is none.
+    // Adds the next tokens of a document; `last` ends it. A document without tokens is only counted as empty.
     void add(const int* tokens, size_t n, bool last) {
         if (n == 0 && !inside_) {
             empty_ += last;
@@ -94,7 +94,7 @@ public:
         if (both || held_.size() > options_.most_held) release();
     }
 
-    // All is written after this, still under temporary names. `what` names the text in messages.
+    // Completes all files, still under temporary names. `what` names the text in messages.
     void finish(const std::string& what) {
         if (holding_ && documents_ == 1)
             cut_the_only_one(what);
@@ -137,11 +137,12 @@ private:
             held_.insert(held_.end(), tokens, tokens + n);
     }
 
-    // Writes what is held. A document that has only begun goes on where its beginning went.
+    // Writes the held documents. The rest of an unfinished document will go to the same series as its
+    // beginning.
     void release() {
         if (inside_ && !series_) ends_.push_back(held_.size());
         uint64_t known = documents_ + inside_;
-        std::vector<bool> chosen(ends_.size());  // one alone cannot be of both kinds: it is for training
+        std::vector<bool> chosen(ends_.size());  // a single document is for training: it cannot be both
         if (known > 1) {
             std::vector<uint64_t> sizes(ends_.begin(), ends_.end());
             for (size_t i = sizes.size() - 1; i > 0; i--) sizes[i] -= sizes[i - 1];
@@ -159,7 +160,7 @@ private:
         holding_ = train_.total() == 0 || val_.total() == 0;
     }
 
-    // Its end is for validation, and neither part is empty.
+    // Cuts the document: its end is for validation, and neither part is empty.
     void cut_the_only_one(const std::string& what) {
         size_t tokens = held_.empty() ? 0 : held_.size() - 1;
         if (held_.empty()) {
@@ -179,9 +180,9 @@ private:
 
     ShardSeries train_, val_;
     SplitOptions options_;
-    bool holding_;                   // documents that begin are held back
-    bool inside_ = false;            // a document has begun
-    ShardSeries* series_ = nullptr;  // that document's file; null: it is held
+    bool holding_;                   // new documents are held back
+    bool inside_ = false;            // a document is unfinished
+    ShardSeries* series_ = nullptr;  // the series of that document; null: it is held
     std::vector<int> held_;
     std::vector<size_t> ends_;  // ends of the documents in held_
     bool any_[2] = {};          // the hash puts some of these into training, into validation

@@ -1,9 +1,9 @@
 /*
-The documents of files, in order and in batches of about a megabyte that can be encoded apart from each other:
-several small documents, or lines, or a part of a large document. So the files may be larger than memory, and
-so may a document, if there are places where it can be cut.
+The documents of files, in order, in batches of about a megabyte that can be encoded independently: several
+small documents, or lines, or a part of a large document. So the files may be larger than memory, and so may a
+document if the tokenizer finds places to cut it.
 
-Lines are only found here; documents_of() takes them apart, which may be done for many batches at a time.
+Batches contain whole lines, unparsed; documents_of() parses them, and may run for many batches in parallel.
 */
 #pragma once
 
@@ -25,37 +25,37 @@ Lines are only found here; documents_of() takes them apart, which may be done fo
 struct TextBatch {
     struct Piece {
         size_t size;
-        bool last;  // it ends its document
+        bool last;  // the piece ends its document
     };
     std::string text;
-    std::vector<Piece> pieces;  // pieces of the text; none if it is lines
-    std::string path;           // the file that the lines are from
+    std::vector<Piece> pieces;  // pieces of the text; empty if it consists of lines
+    std::string path;           // the file that lines are from
     uint64_t first_line = 0;    // counted from 1
-    uint64_t input_bytes = 0;   // bytes of the files that were read for this batch
+    uint64_t input_bytes = 0;   // bytes of files that were read for this batch
 };
 
 // Notes on the lines of a batch.
 struct LineNotes {
     static constexpr size_t most_named = 100;
-    uint64_t lone_surrogates = 0;    // in lines of documents; they became U+FFFD
+    uint64_t lone_surrogates = 0;    // in lines with a document; replaced by U+FFFD
     uint64_t bad = 0;                // lines without a document
-    std::vector<std::string> named;  // the first of those: "FILE:LINE: REASON; REMEDY"
+    std::vector<std::string> named;  // the first bad lines: "FILE:LINE: REASON; REMEDY"
 };
 
 class TextBatches {
 public:
     static constexpr size_t default_size = 1 << 20;
-    // Bytes of a line, or of text without a place to cut. It is in memory twice, and may come from a .gz of a
-    // thousandth of its size.
+    // The longest line, or text without a place to cut, in bytes. It is in memory twice, and a .gz of a
+    // thousandth of its size can contain it.
     static constexpr size_t default_longest = (size_t)1 << 30;
 
-    // cut: the largest place where a text may be cut, 0 for nowhere (Tokenizer::cut_place). The files must
-    // outlive this.
+    // cut: returns the last position where a text may be cut, 0 if there is none (Tokenizer::cut_place). The
+    // files must outlive this object.
     TextBatches(const std::vector<TextFile>& files, std::function<size_t(std::string_view)> cut,
                 size_t size = default_size, size_t longest = default_longest)
         : files_(files), cut_(std::move(cut)), size_(size), longest_(longest) {}
 
-    // False at the end.
+    // Returns false at the end.
     bool next(TextBatch& batch) {
         batch = {};
         while (batch.text.size() < size_ && (input_ || next_file_ < files_.size())) {
@@ -83,7 +83,8 @@ private:
         line_ = 1, at_ = counted_ = 0, cut_done_ = false;
     }
 
-    // How many of so many bytes may be read on: one more than is allowed shows that there are too many.
+    // How many of `bytes` bytes to read: at most one more than is allowed, which shows that there are too
+    // many.
     size_t room_for(size_t bytes) const { return std::min(bytes, longest_ + 1 - rest_.size()); }
 
     void count(TextBatch& batch) {
@@ -91,9 +92,9 @@ private:
         counted_ = input_->consumed();
     }
 
-    // Reads as many whole lines as make a batch, at least one.
+    // Reads enough whole lines for a batch, at least one.
     void read_lines(TextBatch& batch) {
-        size_t searched = rest_.size(), end = 0;  // rest_, left over from before, has no end of a line
+        size_t searched = rest_.size(), end = 0;  // rest_, left over from before, has no line end
         bool more = true;
         while (more && end == 0) {
             more = input_->append(rest_, room_for(std::max(size_, rest_.size())));
@@ -116,7 +117,7 @@ private:
         if (!more) input_.reset();
     }
 
-    // A whole document, or a part of it that ends where it can be cut.
+    // Reads a whole document, or a part of it that ends at a place to cut.
     void read_document(TextBatch& batch) {
         size_t wanted = size_ - batch.text.size();
         for (;;) {
@@ -126,7 +127,7 @@ private:
             at_ += rest_.size() - before;
             if (!more || at_ == end) {
                 size_t size = more ? whole_characters(rest_) : rest_.size();
-                if (size == 0) size = rest_.size();  // there is nothing else
+                if (size == 0) size = rest_.size();  // nothing else is left
                 batch.pieces.push_back({size, true});
                 batch.text.append(rest_, 0, size);
                 rest_.erase(0, size);
@@ -154,16 +155,16 @@ private:
     std::function<size_t(std::string_view)> cut_;
     size_t size_, longest_;
     size_t next_file_ = 0;
-    std::unique_ptr<TextInput> input_;  // the file before that; null between files
-    std::string rest_;                  // read, and not given yet
-    uint64_t line_ = 1;                 // the line in which rest_ begins
+    std::unique_ptr<TextInput> input_;  // the file before next_file_; null between files
+    std::string rest_;                  // text that was read but is not in a batch yet
+    uint64_t line_ = 1;                 // the line that rest_ begins in
     uint64_t at_ = 0;                   // bytes of text read
     bool cut_done_ = false;
-    uint64_t counted_ = 0;  // bytes of the file that are in some batch
+    uint64_t counted_ = 0;  // bytes of the file that batches account for
 };
 
 // Calls piece(text, last) for the pieces of documents in a batch, in order. `last` ends a document. Bad lines
-// are passed over.
+// are skipped and noted.
 template <typename F>
 LineNotes documents_of(const TextBatch& batch, const std::string& text_field, F&& piece) {
     std::string_view rest = batch.text;

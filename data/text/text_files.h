@@ -1,11 +1,11 @@
 /*
-The files of text under files and folders, and their bytes: plain, or compressed with gzip, which is known by
-the name (.gz) and by its first bytes. Folders are searched in sorted order, and a file that can be reached in
-several ways is taken once. The name - is the standard input, which can be read once; its first bytes tell
-whether it is lines.
+Finds text files in files and folders, and reads their bytes: plain, or compressed with gzip, which is
+recognized by name (.gz) or by the first bytes. Folders are searched in sorted order, and a file that can be
+reached in several ways is used once. The name - is standard input, which can be read only once; its first
+bytes show whether it consists of lines.
 
-gzip carries a checksum of its text, so a file that is cut short or damaged is noticed and refused, and never
-taken for a shorter text.
+gzip stores a checksum of its text, so a file that is cut short or damaged is noticed and refused, and never
+mistaken for a shorter text.
 */
 #pragma once
 
@@ -39,14 +39,14 @@ constexpr int gzip_only = 16 + MAX_WBITS;  // for inflateInit2
 
 struct TextFile {
     std::string path;
-    uint64_t bytes;    // on disk; 0: not known
+    uint64_t bytes;    // on disk; 0: unknown
     bool compressed;   // by gzip
-    bool lines;        // .jsonl: each line is an object that holds a document; others are one document each
-    uint64_t cut = 0;  // not 0: the document ends after so many bytes of text, and another begins
-    std::optional<std::string> begun = {};  // the standard input: bytes that were read of it already
+    bool lines;        // .jsonl: each line is an object with a document; any other file is one document
+    uint64_t cut = 0;  // not 0: the document ends after this many bytes of text, and another begins
+    std::optional<std::string> begun = {};  // bytes of standard input that were already read
 };
 
-// Reads once. A pipe may be silent for long, so the program can be interrupted meanwhile.
+// Reads once. A pipe may stay silent for long, so the wait can be interrupted.
 inline size_t read_some(const FileHandle& file, const std::string& path, char* out, size_t capacity) {
     for (;;) {
         pollfd waited = {file.get(), POLLIN, 0};
@@ -57,7 +57,7 @@ inline size_t read_some(const FileHandle& file, const std::string& path, char* o
     }
 }
 
-// Files that have something in common: how many, and the names of the first.
+// A group of files: how many, and the names of the first few.
 struct NamedFiles {
     static constexpr size_t named = 3;
     size_t count = 0;
@@ -75,18 +75,18 @@ struct NamedFiles {
     }
 };
 
-// Collects the files under files and folders.
+// Collects the text files in files and folders.
 class DocumentSearch {
 public:
     std::vector<TextFile> files;
-    uint64_t bytes = 0;  // of them all; 0: not known
-    // Files that were skipped, by kind: those that are empty; in folders also hidden ones, token files,
-    // broken links, pipes and devices; and those below, if they are to be skipped.
+    uint64_t bytes = 0;  // sum over all files; 0: unknown
+    // Files that were skipped, by kind: empty ones; in folders also hidden ones, token files, broken links,
+    // pipes and devices; and with skip_binary those that would be in `strange`.
     std::map<std::string, NamedFiles> skipped;
-    // Not UTF-8, by kind: binary, UTF-16, others. They are in `files` nevertheless.
+    // Files that are not UTF-8, by kind: binary, UTF-16, others. They are in `files` nevertheless.
     std::map<std::string, NamedFiles> strange;
 
-    // skip_binary: what is strange is skipped.
+    // skip_binary: skips strange files.
     explicit DocumentSearch(bool skip_binary = false) : skip_binary_(skip_binary) {}
 
     // Links given by name are followed, and so are links to files; links to folders found on the way are not.
@@ -119,7 +119,7 @@ public:
             skipped["pipe or device"].add(path);
     }
 
-    // Do not take this file if it is found.
+    // Ignores this file if it is found.
     void exclude(const std::string& path) {
         struct stat status;
         if (stat(path.c_str(), &status) == 0) seen_.insert({status.st_dev, status.st_ino});
@@ -137,13 +137,13 @@ private:
         std::sort(names.begin(), names.end());
         for (const std::string& name : names) {
             if (std::filesystem::path(name).filename().string().starts_with('.'))
-                skipped["hidden"].add(name);  // .git, and what editors leave
+                skipped["hidden"].add(name);  // .git, and backup files of editors
             else
                 add(name, false);
         }
     }
 
-    // A file that cannot be read is found here, before hours of work.
+    // Opens the file, so that one that cannot be read is found here, before hours of work.
     void add_file(const std::string& path, uint64_t size, bool given_by_name) {
         if (size == 0) {
             skipped["empty"].add(path);
@@ -186,7 +186,7 @@ private:
         bytes = sizes_known_ ? bytes + size : 0;
     }
 
-    // The beginning of the text of a gzip file; where that is damaged, what is before that.
+    // Decompresses the beginning of a gzip file; if that is damaged, the text before the damage.
     static std::string inflated(const std::string& beginning) {
         std::string text(looked_at, '\0');
         z_stream gzip = {};
@@ -198,7 +198,7 @@ private:
         return text;
     }
 
-    // The first line begins as an object with a field.
+    // Returns whether the first line begins like an object with a field.
     static bool looks_like_lines(std::string_view text) {
         auto skip = [&](const char* letters) {
             text.remove_prefix(std::min(text.find_first_not_of(letters), text.size()));
@@ -210,7 +210,7 @@ private:
         return text.starts_with('"');
     }
 
-    // Token shards, their records and tokenizers, which may lie beside the text they were made from.
+    // Detects token shards, their records and tokenizers, which may be in the same folder as their text.
     static bool is_made_here(const std::string& path, std::string_view beginning) {
         int32_t magic = 0;
         memcpy(&magic, beginning.data(), std::min(sizeof magic, beginning.size()));
@@ -218,8 +218,9 @@ private:
                path.ends_with("_tokenizer.json");
     }
 
-    // Names the kind of a file that does not look like text in UTF-8, which has no zero byte; null: it does.
-    // UTF-16 begins with its mark, or every other byte of most letters is zero. `cut`: the text goes on.
+    // Returns the kind of a file that does not look like UTF-8 text, which has no zero byte; null if it does.
+    // UTF-16 begins with a byte order mark, or every other byte of most letters is zero. `cut`: the text
+    // continues.
     static const char* strange_kind(std::string_view beginning, bool cut) {
         if (beginning.starts_with("\xff\xfe") || beginning.starts_with("\xfe\xff")) return "UTF-16";
         size_t zeros[2] = {};
@@ -232,7 +233,7 @@ private:
         return most > beginning.size() / 4 && 8 * least < most ? "UTF-16" : "binary";
     }
 
-    // Packed text would be taken for text of strange bytes.
+    // Without this check, packed files would be treated as text with strange bytes.
     static void refuse_packed(const std::string& path, std::string_view beginning) {
         struct {
             std::string_view magic;
@@ -251,7 +252,7 @@ private:
         }
     }
 
-    static constexpr size_t looked_at = 8192;  // bytes at the beginning of a file
+    static constexpr size_t looked_at = 8192;  // bytes examined at the beginning of a file
 
     const bool skip_binary_;
     bool sizes_known_ = true;
@@ -260,9 +261,9 @@ private:
 
 // ----------------------------------------------------------------------------
 
-// Reads the text of a file from its beginning. A gzip file may be several, one behind the other. inflate()
-// reads them here and not gzread(), because that one takes a part whose first bytes are damaged for padding,
-// and leaves it and all that follows out without a word.
+// Reads the text of a file from its beginning. A gzip file may be a concatenation of several. It is read with
+// inflate() and not gzread(), which takes a part whose first bytes are damaged for padding, and silently
+// drops it and everything after it.
 class TextInput {
 public:
     explicit TextInput(const TextFile& file) : path_(file.path), begun_(file.begun.value_or("")) {
@@ -275,7 +276,7 @@ public:
     }
     ~TextInput() { inflateEnd(&gzip_); }
 
-    // 0 only at the end.
+    // Returns 0 only at the end.
     size_t read(char* out, size_t capacity) {
         if (!compressed_) return read_file(out, capacity);
         uInt room = (uInt)std::min<size_t>(capacity, 1u << 30);
@@ -302,7 +303,7 @@ public:
         return room - gzip_.avail_out;
     }
 
-    // Appends up to `bytes` of text; false when there is no more.
+    // Appends up to `bytes` of text; returns false at the end of the text.
     bool append(std::string& text, size_t bytes) {
         size_t size = text.size(), goal = size + bytes;
         text.resize(goal);
@@ -315,12 +316,12 @@ public:
         return size == goal;
     }
 
-    // Moves on. Only where the text is not compressed.
+    // Moves to an offset. Only for text that is not compressed.
     void seek(uint64_t offset) {
         if (lseek(file_.get(), (off_t)offset, SEEK_SET) < 0) fail_with_errno(path_, "read it");
     }
 
-    // Bytes of the file, which are fewer than those of the text if it is compressed.
+    // Bytes read from the file, fewer than those of the text if it is compressed.
     uint64_t consumed() const { return consumed_; }
 
 private:
@@ -336,6 +337,6 @@ private:
     bool compressed_;
     z_stream gzip_ = {};
     std::vector<char> buffer_;  // compressed bytes
-    bool complete_ = false;     // a compressed part has ended, and no other has begun
+    bool complete_ = false;     // a compressed part has ended, and the next has not begun
     uint64_t consumed_ = 0;
 };

@@ -1,11 +1,11 @@
 /*
-The tokenize subcommand: files and folders of text become the token shards
+The tokenize subcommand: converts files and folders of text to token shards
 
     OUTPUT_train_000000.bin, OUTPUT_train_000001.bin, ...    OUTPUT_val_000000.bin, ...
 
-and, if a tokenizer is trained first, OUTPUT_tokenizer.json. OUTPUT.json says what they were made with
-(data/tokens/token_record.h). Each file is one document, but in a .jsonl each line is; files may be compressed
-with gzip. The end-of-text token ends every document. Text streams through all cores, and its order is kept,
+and, if it trains a tokenizer first, OUTPUT_tokenizer.json. OUTPUT.json records how they were made
+(data/tokens/token_record.h). Each file is one document, except that each line of a .jsonl is one; files may
+be compressed with gzip. The end-of-text token ends every document. Text streams through all cores in order,
 so the output does not depend on the number of threads. The outputs get their names when all of them are
 complete: a run that fails leaves none.
 */
@@ -40,16 +40,16 @@ complete: a run that fails leaves none.
 struct TokenBatch {
     struct Piece {
         size_t tokens;
-        bool last;  // it ends its document
+        bool last;  // the piece ends its document
     };
     std::vector<int> tokens;
     std::vector<Piece> pieces;
     uint64_t input_bytes = 0, text_bytes = 0;
-    std::map<int32_t, uint64_t> unknown;  // characters that patterns do not know: how often
+    std::map<int32_t, uint64_t> unknown;  // counts of characters unknown to patterns
     LineNotes lines;
 };
 
-// The notes on all lines. So many bad ones are skipped, and the next one is an error.
+// Sums the notes on all lines. Skips up to `allowed` bad lines; one more is an error.
 class SkippedLines {
 public:
     explicit SkippedLines(long long allowed) : allowed_((uint64_t)allowed) {}
@@ -80,7 +80,7 @@ private:
     uint64_t lone_surrogates_ = 0;
 };
 
-// Counts the characters of a text that are newer than the Unicode of patterns.
+// Counts the characters of a text that are newer than the Unicode version of patterns.
 inline void count_unknown(std::string_view text, std::map<int32_t, uint64_t>& unknown) {
     static const std::vector<bool> unassigned = characters_of("\\p{Cn}+");
     for (const char *at = text.data(), *end = at + text.size(); at < end;) {
@@ -122,7 +122,7 @@ inline TokenBatch encode_batch(const TextBatch& batch, const Tokenizer& tokenize
 
 // ----------------------------------------------------------------------------
 
-// The number of bytes that a file holds when decompressed.
+// The size of a file's text, decompressed.
 inline uint64_t text_size(const TextFile& file) {
     if (!file.compressed) return file.bytes;
     ProgressLine progress("tokenize: measuring " + file.path, (double)file.bytes);
@@ -173,11 +173,11 @@ inline DocumentSearch find_text(const TokenizeOptions& options, const std::vecto
     return search;
 }
 
-// The mean loss of fewer tokens is known to a few percent only.
+// Below this, the mean loss is accurate only to a few percent.
 constexpr uint64_t few_for_validation = 20000;
 
-// Tokenizes the files. A tokenizer that was trained for them gets its file's name with the shards, and the
-// record after them: until then, there is none that could be that of others.
+// Tokenizes the files. A tokenizer trained for them gets its final name together with the shards, and the
+// record follows; the old record is removed first, so a record never describes shards that are not its own.
 inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& tokenizer, DocumentSearch& search,
                            const std::vector<std::string>& older, unsigned threads, NewFile* tokenizer_file) {
     NewFile record_file(record_path(options.output));
@@ -227,7 +227,7 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
             progress.add((double)batch.input_bytes);
         }
     }
-    check_interrupted("tokenize");  // a program that writes the standard input ends by Ctrl-C too
+    check_interrupted("tokenize");  // the program that feeds standard input also ends on Ctrl-C
     lines.print_counts();
     if (splitter.documents() == 0)
         fail("%s: has no text; name files or folders with text in them", options.inputs[0].c_str());
@@ -265,7 +265,7 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
           (double)bytes * 1e-6 / std::max(seconds, 1e-9), printable(record.tokenizer).c_str());
 }
 
-// The command.
+// Runs the command.
 inline void tokenize(const TokenizeOptions& options) {
     stop_on_signals();
     unsigned threads = options.threads > 0 ? (unsigned)options.threads : std::thread::hardware_concurrency();

@@ -1,9 +1,9 @@
 /*
-A tokenizer learnt from the text that is to be tokenized: byte-level byte-pair encoding, with words cut by the
-rules of GPT-2, Llama 3 or Qwen, and <|endoftext|> as the last token. It is written as a tokenizer.json that
-Hugging Face's `tokenizers` reads.
+Trains a tokenizer on the text to be tokenized: byte-level byte-pair encoding, with words cut by the rules of
+GPT-2, Llama 3 or Qwen, and <|endoftext|> as the last token. It is written as a tokenizer.json that Hugging
+Face's `tokenizers` can read.
 
-Where there is more text than it may learn from, it reads parts that are spread evenly over the files.
+If there is more text than it may learn from, it reads parts spread evenly over the files.
 */
 #pragma once
 
@@ -27,14 +27,14 @@ Where there is more text than it may learn from, it reads parts that are spread 
 #include "data/tokenizer/word_counts.h"
 
 struct TokenizerTraining {
-    int vocab_size = 8192;  // includes the end of text
+    int vocab_size = 8192;  // includes the end-of-text token
     PreTokenizerRules pre_tokenizer = PreTokenizerRules::llama3;
     uint64_t most_text = 1 << 30;  // bytes
     std::string text_field = "text";
     unsigned threads = 1;
 };
 
-// The settings in the form of a tokenizer.json.
+// The settings in the format of a tokenizer.json.
 inline nlohmann::json pre_tokenizer_settings(PreTokenizerRules rules) {
     if (rules == PreTokenizerRules::gpt2) return byte_level_settings(true);
     return pattern_settings(tiktoken_encoding(name_of(rules)).pattern);
@@ -52,9 +52,9 @@ inline TokenizerParts tokenizer_parts(const TrainedBpe& trained, const nlohmann:
 }
 
 // ----------------------------------------------------------------------------
-// the text it learns from
+// training text
 
-// Parts of files that together have about so many bytes, evenly spread.
+// A part of a file. spread_parts() chooses parts with about `most` bytes in total, evenly spread.
 struct FilePart {
     const TextFile* file;
     uint64_t begin, bytes;
@@ -62,7 +62,8 @@ struct FilePart {
 
 inline std::vector<FilePart> spread_parts(const std::vector<TextFile>& files, uint64_t most) {
     const uint64_t part = std::clamp<uint64_t>(most / 256, 64 << 10, 1 << 20);
-    constexpr uint64_t usual_ratio = 4;  // how far text is compressed; a larger text ends early, at `most`
+    constexpr uint64_t usual_ratio = 4;  // typical compression; if the text is larger, reading stops at
+                                         // `most`
     auto size_of = [](const TextFile& file) { return file.bytes * (file.compressed ? usual_ratio : 1); };
     double total = 0, seen = 0;
     for (const TextFile& file : files) total += (double)size_of(file);
@@ -73,13 +74,13 @@ inline std::vector<FilePart> spread_parts(const std::vector<TextFile>& files, ui
         uint64_t size = size_of(file);
         seen += (double)size;
         uint64_t allowed = std::min(size, (uint64_t)(seen * share - taken));
-        if (allowed < std::min(size, part / 4)) continue;  // the files behind it get more
+        if (allowed < std::min(size, part / 4)) continue;  // later files get more
         taken += (double)allowed;
         if (allowed == size) {
             parts.push_back({&file, 0, UINT64_MAX});
             continue;
         }
-        // Compressed text can only be read from its beginning.
+        // Compressed text can only be read from the beginning.
         uint64_t count = file.compressed ? 1 : (allowed + part - 1) / part;
         for (uint64_t i = 0; i < count; i++) {
             uint64_t begin = (uint64_t)((double)size * ((double)i / (double)count));
@@ -117,7 +118,7 @@ public:
 private:
     static constexpr size_t piece = 1 << 18;
 
-    // Passes over the part before the first whole line.
+    // Drops the text before the first whole line.
     bool find_beginning() {
         if (begun_) return true;
         size_t newline = rest_.find('\n');
@@ -126,7 +127,7 @@ private:
         return begun_ = true;
     }
 
-    // In a text of one endless line a part begins anywhere.
+    // In a text with an endless line, a part begins anywhere.
     void add_text() {
         constexpr size_t long_line = 1 << 16;
         if (!find_beginning() && rest_.size() < long_line) return;
@@ -135,10 +136,10 @@ private:
         rest_.clear();
     }
 
-    // Lines that make no sense are left out here: they are refused where their number is known.
+    // Bad lines are skipped here: they are refused later, when their line number is known.
     void add_lines(bool ended) {
         if (!find_beginning()) return;
-        size_t end = ended ? rest_.size() : rest_.rfind('\n') + 1;  // 0 if there is none
+        size_t end = ended ? rest_.size() : rest_.rfind('\n') + 1;  // 0 if there is no line end
         std::string_view lines = std::string_view(rest_).substr(0, end);
         while (!lines.empty()) {
             std::string_view line = next_line(lines);

@@ -1,7 +1,7 @@
 /*
-Tokens that are found in the text as they are written, before it is cut into words: "<|endoftext|>" and the
-like. At each place the longest one counts, as in the library: a token found is passed over as a whole, even
-where it is not to be taken.
+Tokens that are found in the text as written, before it is cut into words, such as "<|endoftext|>". The
+longest match at each position counts, as in the Hugging Face library: it is skipped as a whole, even if it is
+then treated as ordinary text.
 */
 #pragma once
 
@@ -16,20 +16,20 @@ where it is not to be taken.
 struct AddedToken {
     int id = 0;
     std::string content;
-    bool lstrip = false, rstrip = false;  // takes the white space before, behind it with it
-    bool normalized = false;              // looked for in the normalized text
-    bool special = false;                 // a mark and no text: left out by decoders that are asked to
+    bool lstrip = false, rstrip = false;  // also consumes white space before, after it
+    bool normalized = false;              // searched for in the normalized text
+    bool special = false;                 // a marker, not text: decoders leave it out if asked to
 };
 
 enum class SpecialTokens {
-    as_text,    // text is data: what looks like a special token is encoded as the text it is
-    recognized  // text that looks like a special token is that token
+    as_text,    // text is data: the name of a special token is encoded as ordinary text
+    recognized  // the name of a special token in a text is encoded as that token
 };
 
 // Finds added tokens in a text.
 class AddedTokenFinder {
 public:
-    // The first token of a content counts.
+    // Adds a token; if two have the same content, the first one counts.
     void add(const std::string& content, AddedToken token) {
         if (content.empty()) return;
         starts_[(uint8_t)content[0]] = true;
@@ -44,7 +44,7 @@ public:
         tokens_.push_back(std::move(token));
     }
 
-    // Calls text(begin, end) for the stretches between tokens, and token(id) for the tokens, in order.
+    // Calls on_text(begin, end) for the stretches between tokens, and on_token(id) for the tokens, in order.
     template <typename Text, typename Token>
     void split(std::string_view text, SpecialTokens special, Text&& on_text, Token&& on_token) const {
         size_t done = 0;
@@ -90,7 +90,7 @@ private:
         return longest;
     }
 
-    // The beginning of the white space that ends at `end`.
+    // Returns the start of the white space that ends at `end`.
     static size_t space_before(std::string_view text, size_t from, size_t end) {
         while (end > from) {
             size_t begin = end - 1;

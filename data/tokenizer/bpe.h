@@ -1,10 +1,10 @@
 /*
 Byte-pair encoding of one word: it is cut into its smallest tokens (bytes, or characters), and then the
-adjacent pair whose merge has the lowest rank is joined, the leftmost first, until no pair can be.
+adjacent pair whose merge has the lowest rank is merged, the leftmost one first, until no pair can be.
 
-Text has few different words, so each thread keeps a table of those it met last with their tokens. Words that
-are too long for the table are first cut where no merge can ever join; a long rest (a line of one letter, say)
-is merged with a heap, in time n log n and 16 bytes of memory per byte.
+Text repeats its words, so each thread caches the tokens of recent words in a table. Words too long for the
+table are first cut at places that no merge can cross; a long part (a line of one letter, for example) is
+merged with a heap, in time n log n and 16 bytes of memory per byte.
 */
 #pragma once
 
@@ -23,7 +23,7 @@ is merged with a heap, in time n log n and 16 bytes of memory per byte.
 #include "data/base/error.h"
 #include "data/base/utf8.h"
 
-// A map from 64 bits to 64 bits, made once and then only read.
+// A map from 64 bits to 64 bits, built once and then only read.
 class FlatMap {
 public:
     static constexpr uint64_t none = ~0ull;
@@ -34,7 +34,7 @@ public:
         slots_.assign(size, {none, none});
     }
 
-    // Neither may be `none`. A key that is there keeps its place with the new value.
+    // Neither may be `none`. Setting an existing key replaces its value.
     void set(uint64_t key, uint64_t value) { slots_[place(key)] = {key, value}; }
     uint64_t get(uint64_t key) const { return slots_[place(key)].second; }
 
@@ -53,16 +53,16 @@ struct Merge {
 };
 
 struct BpeOptions {
-    bool ignore_merges = false;  // a word that is a token as a whole is that token, whatever the merges say
+    bool ignore_merges = false;  // a word that is itself a token is encoded as that, regardless of merges
     bool byte_fallback =
-        false;  // smallest tokens are characters, and bytes <0x00> .. <0xFF> where there is none
+        false;  // smallest tokens are characters, or bytes <0x00> .. <0xFF> for a character without a token
 };
 
 class Bpe {
 public:
-    // tokens: by id, the text each stands for, in bytes; empty for an id that no text is encoded to. merges:
-    // in order of rank; of two that join the same pair the later one counts. Every byte must have a token:
-    // `byte_name` in the message for one that has none.
+    // tokens: by id, the bytes that each stands for; empty for an id that text never encodes to. merges: in
+    // order of rank; if two merge the same pair, the later one counts. Every byte must have a token. `owner`
+    // names the source in messages.
     Bpe(std::vector<std::string> tokens, const std::vector<Merge>& merges, BpeOptions options,
         const std::string& owner)
         : tokens_(std::move(tokens)), merges_(merges.size()), options_(options), instance_(next_instance()) {
@@ -97,7 +97,7 @@ public:
     Bpe(Bpe&&) = default;
     Bpe& operator=(Bpe&&) = default;
 
-    // Appends the tokens of one word. Any number of threads may encode at a time.
+    // Appends the tokens of one word. Any number of threads may encode at the same time.
     void encode_word(std::string_view word, std::vector<int>& out) const {
         if (word.size() <= Known::longest) return encode_short(word, out);
         if (options_.ignore_merges) {
@@ -107,7 +107,7 @@ public:
             }
         }
         for_each_part(word, [&](std::string_view part) {
-            // The table's entries were looked up as whole words, and a part is none.
+            // Entries of the table were looked up as whole words, and a part is not a whole word.
             if (part.size() <= Known::longest && !options_.ignore_merges)
                 encode_short(part, out);
             else
@@ -126,14 +126,14 @@ private:
     static uint64_t pair_key(int left, int right) { return (uint64_t)(uint32_t)left << 32 | (uint32_t)right; }
 
     // ------------------------------------------------------------------------
-    // words met before
+    // cache of recent words
 
     // An entry of the table: one cache line.
     struct Known {
         static constexpr size_t longest = 23;  // bytes of a word
         static constexpr size_t most = 8;      // tokens of a word
         uint64_t word[3];                      // padded with zeros; the last byte is the length
-        uint32_t instance;                     // the number of the Bpe; 0: nothing is known here
+        uint32_t instance;                     // the number of the Bpe; 0: an empty entry
         int32_t count;
         int32_t tokens[most];
     };
@@ -170,9 +170,9 @@ private:
     }
 
     // ------------------------------------------------------------------------
-    // borders that no merge crosses
+    // boundaries that no merge crosses
 
-    // The unit of the smallest tokens: a byte, or a character.
+    // The first unit of a token's text. A unit is a byte, or with byte_fallback a character.
     int32_t first_unit(std::string_view token) const {
         if (token.empty()) return 0;
         const char* at = token.data();
@@ -194,7 +194,8 @@ private:
         while (at < end) {
             const char* here = at;
             int32_t code = options_.byte_fallback ? next_code_point(at, end) : (uint8_t)*at++;
-            // The tokens of a character that has none of its own are written <0x00>.
+            // A character without its own token is encoded as tokens whose text is <0x00>, so its units are
+            // '<' and '>'.
             bool bytes = options_.byte_fallback && token_of_character(code) < 0;
             int32_t unit = bytes ? '<' : code;
             if (here > begin && joins_.get(pair_key(left, unit)) == FlatMap::none) {
@@ -234,7 +235,7 @@ private:
         }
     }
 
-    // Rank in the upper half, result in the lower; FlatMap::none if the pair does not merge.
+    // Rank in the upper half, resulting token in the lower; FlatMap::none if the pair does not merge.
     uint64_t merge_of(int left, int right) const { return merges_.get(pair_key(left, right)); }
 
     void merge(std::string_view word, std::vector<int>& out) const {
@@ -244,15 +245,15 @@ private:
             merge_heap(word, out);
     }
 
-    // Looks for the lowest rank in a list, again and again.
+    // Repeatedly scans a list for the lowest rank.
     void merge_list(std::string_view word, std::vector<int>& out) const {
         int tokens[longest_list];
-        uint64_t merges[longest_list];  // [i]: of tokens i and i + 1; the last is none
+        uint64_t merges[longest_list];  // [i]: of tokens i and i + 1
         int count = 0;
         for_each_smallest(word, [&](int token) { tokens[count++] = token; });
         for (int i = 0; i + 1 < count; i++) merges[i] = merge_of(tokens[i], tokens[i + 1]);
         while (count > 1) {
-            // Equal ranks have equal results, so the first of the equal ones is the leftmost.
+            // Equal ranks are the same merge, and min_element returns the first, which is the leftmost.
             int lowest = (int)(std::min_element(merges, merges + count - 1) - merges);
             if (merges[lowest] == FlatMap::none) break;
             tokens[lowest] = (int)(uint32_t)merges[lowest];
@@ -267,8 +268,8 @@ private:
         out.insert(out.end(), tokens, tokens + count);
     }
 
-    // Tokens stay at the place of their first smallest one; the length of a token stands at its first and
-    // last place.
+    // A token is stored at the place of its first smallest token; its length is stored at its first and last
+    // place.
     void merge_heap(std::string_view word, std::vector<int>& out) const {
         if (word.size() > INT32_MAX)
             fail("a word of %zu bytes: is longer than 2 GiB; cut the text", word.size());
@@ -297,7 +298,7 @@ private:
             if (next >= count) continue;
             uint64_t found = merge_of(tokens[place], tokens[next]);
             if (found == FlatMap::none || found >> 32 != top >> 32)
-                continue;  // one of the two was joined since
+                continue;  // one of the two was merged since
             tokens[place] = (int)(uint32_t)found;
             tokens[next] = gone;
             uint32_t length = lengths[place] + lengths[next];
@@ -333,8 +334,8 @@ private:
     std::unordered_map<std::string, int, Hash, std::equal_to<>> id_of_;
     std::array<int, 256> byte_tokens_;
     FlatMap merges_;      // maps a pair of tokens to its merge
-    FlatMap joins_;       // pairs of units that are adjacent in some merge, at its border
+    FlatMap joins_;       // pairs of units that are adjacent at the seam of some merge
     FlatMap characters_;  // code point to token, for byte_fallback
     BpeOptions options_;
-    uint32_t instance_;  // tells the words of this vocabulary from those of others in the table
+    uint32_t instance_;  // distinguishes the words of this vocabulary from those of others in the table
 };

@@ -1,13 +1,13 @@
 /*
-Byte-pair encoding learnt from text (Gage, 1994; Sennrich, Haddow and Birch, 2016): beginning with the 256
-bytes, the most frequent pair of neighbouring tokens within words becomes a token, again and again, until the
-vocabulary has its size. Of equally frequent pairs the one with the smaller ids comes first, as in the
-BpeTrainer of Hugging Face tokenizers, so the same words give the same tokens there and here.
+Learns a byte-pair encoding from text (Gage, 1994; Sennrich, Haddow and Birch, 2016): starting with the 256
+bytes, repeatedly makes the most frequent pair of adjacent tokens within words a new token, until the
+vocabulary has its size. Ties are broken in favor of the smaller ids, as in the BpeTrainer of Hugging Face
+tokenizers, so the same words give the same tokens in both.
 
-The distinct words lie one behind the other in one array, and each pair knows the places where it occurs, so
-a merge costs as much as it changes. Two facts keep this simple. All occurrences of a pair come into being
-in one step, that in which the later of its two tokens is made. And a string of bytes is made by one merge
-at most: nothing merges over the ends of a token to be, so its inside always goes the same way.
+The distinct words are concatenated in one array, and each pair has a list of the places where it occurs, so
+the cost of a merge is proportional to what it changes. Two facts keep this simple. All occurrences of a pair
+appear in the same step, when the later of its two tokens is made. And each byte string is made by at most one
+merge: no merge crosses the ends of a future token, so its inside is always merged in the same way.
 */
 #pragma once
 
@@ -27,8 +27,8 @@ at most: nothing merges over the ends of a token to be, so its inside always goe
 #include "data/tokenizer/word_counts.h"
 
 struct BpeTrainingOptions {
-    int vocab_size = 8192;   // includes the 256 bytes, but no special tokens
-    uint64_t min_count = 2;  // pairs seen less often are not merged, so the vocabulary may stay smaller
+    int vocab_size = 8192;   // includes the 256 bytes, but not special tokens
+    uint64_t min_count = 2;  // rarer pairs are not merged, so the vocabulary may stay smaller
     std::function<void(int tokens)> progress;  // called after every merge
 };
 
@@ -37,7 +37,7 @@ struct TrainedBpe {
     std::vector<std::pair<int, int>> merges;  // by rank; the i-th makes token 256 + i
 };
 
-// The bytes in the order of their ids, which is that of their characters in the byte alphabet, as in GPT-2.
+// Bytes in the order of their ids, which is that of their characters in the byte alphabet, as in GPT-2.
 inline std::array<uint8_t, 256> bytes_by_id() {
     std::array<uint8_t, 256> bytes;
     std::iota(bytes.begin(), bytes.end(), 0);
@@ -64,7 +64,7 @@ public:
             Candidate best = queue_.top();
             queue_.pop();
             Pair& pair = pairs_.at(best.pair);
-            if (pair.count != best.count) {  // it lost some since it was queued
+            if (pair.count != best.count) {  // it has lost occurrences since it was queued
                 if (pair.count >= options_.min_count)
                     queue_.push({pair.count, best.pair});
                 else
@@ -82,7 +82,7 @@ public:
 private:
     struct Pair {
         uint64_t count = 0;
-        std::vector<uint32_t> places;  // places of its left token, ascending; some may be gone by now
+        std::vector<uint32_t> places;  // positions of its left token, ascending; some may be stale
     };
 
     struct Candidate {
@@ -92,7 +92,7 @@ private:
         }
     };
 
-    // A new pair of this step, in a table by its other token.
+    // A pair that appears in this step, in a table indexed by its other token.
     struct NewPair {
         uint64_t count = 0;
         std::vector<uint32_t> places;
@@ -101,7 +101,7 @@ private:
     static constexpr int32_t border = -1, inside = -2;
     static uint64_t key(int left, int right) { return (uint64_t)left << 32 | (uint32_t)right; }
 
-    // Words of one byte hold no pair.
+    // Words of one byte contain no pair, and are left out.
     void lay_out(const WordCounts& words) {
         uint64_t size = 1;
         for (const WordCounts::Entry& word : words.entries()) {
@@ -144,7 +144,7 @@ private:
         pairs_.emplace(pair, std::move(found));
     }
 
-    // Makes one token of left and right at all these places.
+    // Merges left and right into one token at all these places.
     void merge(int left, int right, const std::vector<uint32_t>& places) {
         int made = (int)trained_.tokens.size();
         trained_.merges.push_back({left, right});
@@ -162,7 +162,7 @@ private:
             int32_t before = ids_[at - 1], after = ids_[end];
             ids_[middle - 1] = ids_[middle] = inside;
             ids_[at] = ids_[end - 1] = made;
-            if (before == made) {  // it was (made, left) for as long as this step has lasted
+            if (before == made) {  // earlier in this step this pair was (made, left)
                 new_after_[(size_t)left].count -= count;
                 add_new(new_after_, made, at - size, count);
             } else if (before != border) {
@@ -184,7 +184,7 @@ private:
         pair.places.push_back(place);
     }
 
-    // Brings what a step has changed into the table of pairs.
+    // Applies the changes of a step to the table of pairs.
     void settle(int left, int right, int made) {
         std::sort(neighbours_.begin(), neighbours_.end());
         neighbours_.erase(std::unique(neighbours_.begin(), neighbours_.end()), neighbours_.end());
@@ -206,13 +206,13 @@ private:
 
     BpeTrainingOptions options_;
     TrainedBpe trained_;
-    // The id of a token is at its first and at its last byte, for its neighbours to find.
+    // The id of a token is stored at its first and last byte, where its neighbors look for it.
     std::vector<int32_t> ids_;       // borders lie between words
-    std::vector<uint32_t> word_of_;  // each byte
+    std::vector<uint32_t> word_of_;  // word of each byte
     std::vector<uint64_t> counts_;   // how often each word occurs
     std::unordered_map<uint64_t, Pair> pairs_;
-    std::priority_queue<Candidate> queue_;  // the counts in it may be too large, never too small
-    // Changes of a step by the token on the other side; all zero between steps.
+    std::priority_queue<Candidate> queue_;  // stale counts may be too large, never too small
+    // Changes of a step, indexed by the token on the other side; all zero between steps.
     std::vector<uint64_t> lost_before_, lost_after_;
     std::vector<NewPair> new_before_, new_after_;
     std::vector<int32_t> neighbours_;

@@ -1,6 +1,6 @@
 /*
-How tokenizer files write bytes as text: each of the 256 bytes has a printable character, its own where it has
-one in Latin-1, else one from U+0100 on. " the" is written as "Ġthe".
+How tokenizer files write bytes as text: each of the 256 bytes has a printable character, its own if that is
+printable in Latin-1, otherwise one from U+0100 on. " the" is written as "Ġthe".
 */
 #pragma once
 
@@ -11,7 +11,7 @@ one in Latin-1, else one from U+0100 on. " the" is written as "Ġthe".
 
 #include "data/base/utf8.h"
 
-// The code point that stands for each byte.
+// The code point that represents each byte.
 inline constexpr std::array<int32_t, 256> byte_alphabet = [] {
     std::array<int32_t, 256> letters{};
     int32_t next = 0x100;
@@ -28,7 +28,7 @@ inline std::string to_byte_alphabet(std::string_view bytes) {
     return text;
 }
 
-// Nothing if the text has a character that stands for no byte.
+// Returns nothing if the text has a character that represents no byte.
 inline std::optional<std::string> from_byte_alphabet(std::string_view text) {
     static constexpr std::array<int16_t, 0x144> byte_of = [] {
         std::array<int16_t, 0x144> bytes{};

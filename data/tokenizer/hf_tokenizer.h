@@ -1,15 +1,14 @@
 /*
-A tokenizer of the kind that Hugging Face's `tokenizers` library keeps in a tokenizer.json: byte-pair
-encoding, over bytes (GPT-2, Llama 3, Qwen) or over characters with bytes for the rest (Llama 2, Mistral). It
-gives the ids that the library (0.23) gives, for any text (pattern.h and normal_form.h say how the newest
-characters differ), and whatever a file asks for beyond that is refused by name.
+A tokenizer as stored by Hugging Face's `tokenizers` library in a tokenizer.json: byte-pair encoding, over
+bytes (GPT-2, Llama 3, Qwen) or over characters with bytes as a fallback (Llama 2, Mistral). It gives the same
+ids as the library (0.23) for any text (pattern.h and normal_form.h describe how the newest characters
+differ), and refuses by name any feature in a file that it does not support.
 
-The library takes text only. Here any bytes are encoded: a byte that is no part of a UTF-8 character counts as
-a character that is neither letter, digit nor space.
+The library accepts only text. Here any bytes can be encoded: a byte that is not part of a UTF-8 character
+counts as a character that is neither letter, digit nor space.
 
-decode(encode(text)) == text, except where the file itself asks for a change: a normal form, a space put in
-front, white space that an added token takes with it, U+2581 that stands for a space. changes_text() says
-whether it does.
+decode(encode(text)) == text, unless the file itself asks for a change: a normal form, a prepended space,
+white space that an added token consumes, U+2581 in place of a space. changes_text() returns whether it does.
 */
 #pragma once
 
@@ -28,10 +27,10 @@ whether it does.
 
 // The content of a tokenizer.json.
 struct TokenizerParts {
-    std::vector<std::string> vocabulary;  // by id, written as in the file; empty for an id that has no token
+    std::vector<std::string> vocabulary;  // by id, written as in the file; empty for unused ids
     std::vector<Merge> merges;            // in order of rank
     BpeOptions options;
-    std::string unknown_token;  // never met, for every byte has a token
+    std::string unknown_token;  // never produced, because every byte has a token
     bool fuse_unknown = false;
     std::vector<AddedToken> added;
     nlohmann::json normalizer, pre_tokenizer, post_processor, decoder;  // sections of the file, unchanged
@@ -53,7 +52,7 @@ public:
             if (!texts_[id].empty()) bytes_[id] = bytes_of(texts_[id], added_[id]);
         }
         read_post_processor(parts_->post_processor, file + ": post_processor");
-        // The library prefers the special one of two that are written alike.
+        // If two added tokens have the same content, the library prefers the special one.
         for (bool special : {true, false}) {
             for (const AddedToken& token : parts_->added) {
                 if (token.special != special) continue;
@@ -64,11 +63,11 @@ public:
         }
     }
 
-    // A tokenizer.json; see data/tokenizer/tokenizer_json.h.
+    // Reads and writes a tokenizer.json; defined in data/tokenizer/tokenizer_json.h.
     static HfTokenizer read(const std::string& path);
     void write(const std::string& path) const;
 
-    // The tokens of a text. Any number of threads may encode with one tokenizer at a time.
+    // Encodes a text. Any number of threads may encode with one tokenizer at the same time.
     void encode(std::string_view text, std::vector<int>& tokens /* replaced */,
                 SpecialTokens special = SpecialTokens::as_text) const {
         tokens.clear();
@@ -90,7 +89,7 @@ public:
         return tokens;
     }
 
-    // The bytes of a text. Where the file asks for it, a space at the beginning is dropped.
+    // Returns the bytes of a text, without the leading spaces that the file's decoder strips.
     std::string decode(const std::vector<int>& tokens) const {
         std::string text;
         for (int token : tokens) text += token_bytes(token);
@@ -110,13 +109,13 @@ public:
     // Ids below vocab_size() may be unused.
     bool has(int token) const { return token >= 0 && token < vocab_size() && !texts_[(size_t)token].empty(); }
 
-    // Spaces that decoding drops where the text begins.
+    // The number of spaces that decoding strips from the start of a text.
     int dropped_spaces() const { return dropped_spaces_; }
 
-    // The highest id and one.
+    // The highest id plus one.
     int vocab_size() const { return (int)texts_.size(); }
 
-    // By the text that the file writes: "Ġthe", "<|endoftext|>".
+    // Finds a token by its text in the file: "Ġthe", "<|endoftext|>".
     std::optional<int> id_of(std::string_view token) const {
         auto found = ids_.find(token);
         return found == ids_.end() ? std::nullopt : std::optional(found->second);
@@ -126,11 +125,11 @@ public:
         return token >= 0 && token < vocab_size() && added_[(size_t)token] && added_[(size_t)token]->special;
     }
 
-    // Tokens that the library puts around a text if asked to "add special tokens"; encode() never does.
+    // Tokens that the library adds around a text if asked to "add special tokens"; encode() never does.
     const std::vector<int>& beginning() const { return beginning_; }
     const std::vector<int>& ending() const { return ending_; }
 
-    // Tells whether decode(encode(text)) may differ from the text.
+    // Returns whether decode(encode(text)) may differ from the text.
     bool changes_text() const {
         bool takes_space = std::any_of(parts_->added.begin(), parts_->added.end(),
                                        [](const AddedToken& token) { return token.lstrip || token.rstrip; });
@@ -162,7 +161,7 @@ private:
         }
         std::vector<std::string> tokens = parts_->vocabulary;
         for (std::string& token : tokens) {
-            // Words are written in the byte alphabet: no word has a token that is not.
+            // Words are in the byte alphabet, so a token that is not can never occur in one.
             if (byte_level) token = from_byte_alphabet(token).value_or("");
         }
         return Bpe(std::move(tokens), parts_->merges, parts_->options, file_);
@@ -234,9 +233,9 @@ private:
         }
     }
 
-    // The library decodes an added token that is looked for in normalized text to what it looks for. An added
-    // token is never in the byte alphabet here: the library takes it for that where it can, and "é" for half
-    // a character.
+    // The library decodes a normalized added token to its normalized content, which it searches for. Added
+    // tokens are never in the byte alphabet here; the library decodes them from it if it can, so that "é"
+    // becomes half a character.
     std::string bytes_of(const std::string& text, const AddedToken* added) const {
         std::string result = added && added->normalized ? normalizer_.apply(text) : text;
         if (pre_tokenizer_.byte_level()) return added ? result : from_byte_alphabet(text).value_or(text);
@@ -249,7 +248,7 @@ private:
     }
 
     // ------------------------------------------------------------------------
-    // tokens that the library puts around a text
+    // tokens that the library adds around a text
 
     void read_post_processor(const nlohmann::json& settings, const std::string& where) {
         if (settings.is_null()) return;
@@ -285,7 +284,8 @@ private:
         object.done(unsupported_remedy);
     }
 
-    enum class Decoding { byte_level, replace, byte_fallback, fuse, strip };  // in the order they may come
+    // in the order that a file must have them in
+    enum class Decoding { byte_level, replace, byte_fallback, fuse, strip };
 
     struct Hash {
         using is_transparent = void;
@@ -298,8 +298,8 @@ private:
     PreTokenizer pre_tokenizer_;
     Bpe bpe_;
     AddedTokenFinder in_raw_, in_normalized_;
-    std::vector<std::string> texts_, bytes_;  // by id: as the file writes it, and what it stands for
-    std::vector<const AddedToken*> added_;    // by id; null for others
+    std::vector<std::string> texts_, bytes_;  // by id: as written in the file, and as decoded
+    std::vector<const AddedToken*> added_;    // by id; null for other tokens
     std::unordered_map<std::string, int, Hash, std::equal_to<>> ids_;
     std::vector<Decoding> decoding_;
     std::vector<std::pair<std::string, std::string>> replacements_;

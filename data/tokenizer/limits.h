@@ -1,6 +1,6 @@
 /*
-The bounds of what a tokenizer that others wrote may cost: for its steps, its ids, its added tokens, and what
-it makes of a text.
+Limits on the cost of a tokenizer from another program: on its steps, its ids, its added tokens, and the size
+of a normalized text.
 */
 #pragma once
 
@@ -12,18 +12,18 @@ it makes of a text.
 #include "data/base/error.h"
 #include "data/base/strings.h"
 
-// Each step goes over the whole text, and may be called by the one before it.
+// Each step goes over the whole text, and steps may call each other recursively.
 inline void check_steps(size_t steps, const std::string& where) {
     constexpr size_t most = 50;
     if (steps > most) fail("%s: has more than %zu steps; use a tokenizer with fewer", where.c_str(), most);
 }
 
-// The highest that a file of so many tokens may have. Ids may leave some out, but tables are as long.
+// The highest id allowed in a file of `tokens` tokens. Ids may have gaps, but tables need an entry for each.
 inline int64_t highest_id(size_t tokens) {
     return (int64_t)std::min<size_t>(8 * tokens + (1 << 18), 1 << 22) - 1;
 }
 
-// At each place of a text, all of an added token may be compared.
+// A search may compare the whole added token at each position of a text.
 inline void check_added_token(const std::string& content, const std::string& file) {
     constexpr size_t longest = 256;
     if (content.size() > longest) {
@@ -32,10 +32,10 @@ inline void check_added_token(const std::string& content, const std::string& fil
     }
 }
 
-// A changed text may not be much longer than it was. NFKD makes 33 bytes of 3.
+// Limits how much a change may lengthen a text. NFKD can turn 3 bytes into 33.
 class GrowthLimit {
 public:
-    // `where` names it in messages, and must outlive this.
+    // `where` names the change in messages, and must outlive this object.
     GrowthLimit(std::string_view text, const std::string& where) : text_bytes_(text.size()), where_(where) {}
 
     void check(const std::string& made) const {
@@ -45,7 +45,7 @@ public:
         }
     }
 
-    // The text with every occurrence of `from` replaced.
+    // Returns the text with every occurrence of `from` replaced.
     std::string replaced(std::string_view text, std::string_view from, std::string_view to) const {
         std::string result;
         for (;;) {

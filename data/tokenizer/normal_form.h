@@ -1,11 +1,12 @@
 /*
-Unicode's normal forms, which a tokenizer.json asks for by name: NFC composes (é becomes one character), NFD
-takes apart, and NFKC and NFKD also replace compatibility characters (ﬁ by fi, ² by 2). Nearly all text is in
-the form already, so only the stretches around characters that could change are given to utf8proc.
+Unicode normal forms, which a tokenizer.json requests by name: NFC composes (é becomes one character), NFD
+decomposes, and NFKC and NFKD also replace compatibility characters (ﬁ by fi, ² by 2). Nearly all text is
+already normalized, so only the stretches around characters that could change are passed to utf8proc.
 
-Hugging Face's `tokenizers` (0.23) normalizes by Unicode 9, and here the version of utf8proc counts (Unicode
-15 in Debian 12). Characters that both know give the same text. Later ones the library leaves alone, and here
-they are normalized like all others: a few hundred marks, and letters of historic scripts and of phonetics.
+Hugging Face's `tokenizers` (0.23) normalizes by Unicode 9, and this code by the version of utf8proc (Unicode
+15 in Debian 12). Characters known to both give the same text. The library leaves later ones unchanged, while
+this code normalizes them like all others: a few hundred marks, and letters of historic scripts and of
+phonetics.
 */
 #pragma once
 
@@ -30,7 +31,7 @@ public:
             bool mark = property->category == UTF8PROC_CATEGORY_MN ||
                         property->category == UTF8PROC_CATEGORY_MC ||
                         property->category == UTF8PROC_CATEGORY_ME;
-            // Vowels and final consonants of Hangul join the letter before them, as marks do.
+            // Vowels and final consonants of Hangul combine with the letter before them, as marks do.
             bool ends_syllable = (code >= 0x1161 && code <= 0x1175) || (code >= 0x11a8 && code <= 0x11c2);
             bool syllable = code >= 0xac00 && code <= 0xd7a3;
             bool decomposes = syllable || property->decomp_seqindex != UINT16_MAX;
@@ -39,13 +40,13 @@ public:
         }
     }
 
-    // The text in this form. Bytes that are not UTF-8 stay, and nothing combines across them.
+    // Returns the text in this form. Bytes that are not UTF-8 stay, and nothing combines across them.
     std::string apply(std::string_view text) const {
         std::string out;
         out.reserve(text.size());
         const char *at = text.data(), *end = at + text.size();
-        const char* copied = at;   // up to here the result is in `out`
-        const char* starter = at;  // the character before `at` that the next may combine with; `at`: none
+        const char* copied = at;   // text up to here is already in `out`
+        const char* starter = at;  // the character before `at`, which the next may combine with; `at`: none
         auto next_is_active = [&](const char*& next, int32_t& code) {
             code = next_code_point(next, end);
             return code != invalid_byte && active_[(size_t)code];
@@ -75,7 +76,7 @@ private:
     using Codes = std::vector<utf8proc_int32_t>;
 
     Codes normalized(const Codes& from) const {
-        constexpr int longest = 18;  // code points that one decomposes to, by Unicode's stability policy
+        constexpr int longest = 18;  // longest decomposition of a code point, by Unicode's stability policy
         Codes codes;
         for (int32_t code : from) {
             utf8proc_int32_t parts[longest];
@@ -85,7 +86,7 @@ private:
                 fail("utf8proc: U+%04X: %s; install another version", code, utf8proc_errmsg(count));
             codes.insert(codes.end(), parts, parts + count);
         }
-        // Marks are put in order here and not by utf8proc, whose time grows with the square of a run of them.
+        // Marks are sorted here and not by utf8proc, whose time is quadratic in the length of a run of marks.
         auto order = [](int32_t code) { return utf8proc_get_property(code)->combining_class; };
         for (auto first = codes.begin(); first != codes.end();) {
             auto last = std::find_if(first, codes.end(), [&](int32_t code) { return order(code) == 0; });
@@ -99,5 +100,5 @@ private:
     }
 
     int decompose_ = UTF8PROC_DECOMPOSE, compose_ = 0;  // options of utf8proc
-    std::vector<bool> active_;  // by code point: may change, move, or combine with what is before it
+    std::vector<bool> active_;  // by code point: may change, move, or combine with characters before it
 };

@@ -1,5 +1,5 @@
 /*
-What is done to a text before it is cut into words: the "normalizer" of a tokenizer.json, a list of changes.
+Changes to a text before it is cut into words: the "normalizer" of a tokenizer.json, a list of steps.
 */
 #pragma once
 
@@ -63,7 +63,7 @@ private:
     std::vector<std::function<std::string(const std::string&, const GrowthLimit&)>> steps_;
 
 public:
-    // The text that a Replace looks for.
+    // Reads the text that a Replace searches for.
     static std::string read_replaced(JsonObject& object) {
         JsonObject pattern = object.child("pattern");
         if (!pattern.get("Regex").is_null())

@@ -1,11 +1,11 @@
 /*
 A regular expression that cuts text into words, run by PCRE2. PCRE2's version of Unicode (14 in Debian 12)
-says which characters are letters, digits or spaces. pattern_unicode() names it, and characters that it does
-not know may be cut otherwise by another version; for all others the words are those of Hugging Face's
-`tokenizers` (Unicode 16).
+defines which characters are letters, digits or spaces. pattern_unicode() returns it, and characters unknown
+to it may be cut differently by another version; for all others the words are the same as those of Hugging
+Face's `tokenizers` (Unicode 16).
 
-PCRE2 reads text in UTF-8 only. A byte that is no part of a character counts here as a character that is
-neither letter, digit nor space, so that any bytes can be cut.
+PCRE2 reads only UTF-8. A byte that is not part of a character counts here as a character that is neither
+letter, digit nor space, so that any bytes can be cut.
 */
 #pragma once
 
@@ -25,7 +25,7 @@ public:
         compile(pattern_for_pcre2(pattern, owner));
     }
 
-    // A pattern that matches this text and no other.
+    // Returns a pattern that matches only this text.
     static std::string quoted(std::string_view text) {
         std::string pattern;
         for (char c : text) {
@@ -42,7 +42,8 @@ public:
         return pattern;
     }
 
-    // Calls piece(begin, end, matched) for what the pattern matches and what lies between, in order.
+    // Calls piece(begin, end, matched) for the matches of the pattern and the stretches between them, in
+    // order.
     template <typename F>
     void split(std::string_view text, F&& piece) const {
         size_t before = 0;
@@ -55,7 +56,7 @@ public:
             for_each_match(text, found);
         } else {
             std::string readable = with_stand_ins(text);
-            size_t index = 0;  // in `readable`, and `at` is the same place in `text`
+            size_t index = 0;  // in `readable`; `at` is the same position in `text`
             const char* at = text.data();
             auto place = [&](size_t to) {
                 for (; index < to; index += (size_t)utf8_length(readable[index]))
@@ -73,7 +74,7 @@ public:
     const std::string& source() const { return source_; }
 
 private:
-    // The text with U+FFFF, which is no character, for each byte that is no part of one.
+    // Returns the text with each invalid byte replaced by U+FFFF, which is a noncharacter.
     static std::string with_stand_ins(std::string_view text) {
         std::string readable;
         const char *at = text.data(), *end = at + text.size();
@@ -100,12 +101,12 @@ private:
         uint32_t matches_nothing = 0;
         pcre2_pattern_info(code_.get(), PCRE2_INFO_MATCHEMPTY, &matches_nothing);
         if (matches_nothing) refuse_pattern(source_, owner_, "a way to match nothing");
-        // If there is no compiler for this processor, the pattern is interpreted.
+        // If PCRE2 has no JIT compiler for this processor, the pattern is interpreted.
         compiled_ = pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE) == 0 &&
                     pcre2_jit_compile(code_here_.get(), PCRE2_JIT_COMPLETE) == 0;
     }
 
-    // The memory that PCRE2 writes to while it matches; each thread has its own.
+    // PCRE2's working memory for matching, one for each thread.
     struct Workspace {
         pcre2_match_data* match = pcre2_match_data_create(1, nullptr);
         pcre2_match_context* context = pcre2_match_context_create(nullptr);
@@ -133,10 +134,10 @@ private:
             return match(code.get(), (PCRE2_SPTR)subject.data(), subject.size(), at, PCRE2_NO_UTF_CHECK,
                          workspace.match, workspace.context);
         };
-        // Going back over a long run of spaces some times is work, going back without end is not. PCRE2
-        // limits the work at one place, and does not tell how much it was. What needs more than most places
-        // do is tried place by place, with limits that grow. Their sum is bounded by the length of the
-        // text, and for short texts by its square.
+        // Some backtracking over a long run of spaces is acceptable, unbounded backtracking is not. PCRE2
+        // limits the work for each starting position, but does not report how much it did. If a match exceeds
+        // the usual limit, positions are tried one by one with growing limits, whose sum is bounded by the
+        // length of the text, or for short texts by its square.
         constexpr size_t usual = 1000, short_text = 800;
         size_t squared = std::min(subject.size(), short_text);
         size_t left = 16 * squared * squared + 128 * subject.size();
@@ -168,18 +169,18 @@ private:
     }
 
     std::string owner_, source_;
-    std::unique_ptr<pcre2_code, FreePattern> code_, code_here_;  // finds the next match; one that begins here
+    std::unique_ptr<pcre2_code, FreePattern> code_, code_here_;  // finds the next match; matches only here
     bool compiled_ = false;                                      // to machine code
 };
 
-// The version of Unicode that patterns know: "14.0.0".
+// The version of Unicode that patterns use: "14.0.0".
 inline std::string pattern_unicode() {
     char version[64] = "";
     pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, version);
     return version;
 }
 
-// Tells for each code point whether a pattern for single characters matches it.
+// Returns for each code point whether a pattern for single characters matches it.
 inline std::vector<bool> characters_of(const std::string& pattern) {
     std::vector<bool> result((size_t)code_points);
     std::string all;

@@ -1,8 +1,8 @@
 /*
-Reads the regular expressions that tokenizer files cut text with, and writes them for PCRE2. They are made for
-another engine (Oniguruma), so only what means the same there and in PCRE2 is let through: alternatives,
-groups, look-around, repetition, and sets of characters. A grammar says what that is, itself a pattern for
-PCRE2. The rest is refused by showing the pattern up to where it leaves the grammar.
+Translates the regular expressions of tokenizer files to PCRE2. They are written for another engine
+(Oniguruma), so only syntax that means the same in both is accepted: alternatives, groups, look-around,
+repetition, and sets of characters. The grammar of that syntax is itself a PCRE2 pattern. Anything else is
+refused, with a message that shows the pattern up to where it leaves the grammar.
 */
 #pragma once
 
@@ -29,9 +29,9 @@ struct FreePattern {
          printable(pattern).c_str(), printable(what).c_str());
 }
 
-// (?<name> ...) makes a rule and (?&name) uses it; with (?x), blanks and comments stand between their parts.
-// A + behind a repetition keeps what was found from being tried in other ways, so the time does not explode.
-// The limits are twice what the largest patterns need that PCRE2 compiles (250 groups in each other, 64 KiB).
+// (?<name> ...) defines a rule and (?&name) uses it; (?x) allows blanks and comments between their parts. A +
+// after a repetition forbids backtracking into it, so the time does not explode. The limits are twice the
+// needs of the largest patterns that PCRE2 compiles (250 nested groups, 64 KiB).
 inline constexpr const char* pattern_grammar = R"((*LIMIT_DEPTH=3000)(*LIMIT_MATCH=1000000)(?x)
 \A (?&pattern) \z (?(DEFINE)
 
@@ -50,7 +50,7 @@ inline constexpr const char* pattern_grammar = R"((*LIMIT_DEPTH=3000)(*LIMIT_MAT
     (?<member>     (?!&&) [^][\\-] | (?&escape) )
     (?<range>      - (?: [^][\\] | (?&escape) ) )
 
-    # Where case is ignored, Oniguruma takes some letters in a row for one character (ß for ss), and treats
+    # If case is ignored, Oniguruma takes some letters in a row for one character (ß for ss), and treats
     # characters beyond ASCII and negated sets in ways of its own; no pattern here needs those.
     (?<folded>       (?: (?&folded_item) (?&repetition)?+ | \(\?<?+[=!] (?&folded) \) | \| )*+ )
     (?<folded_item>  (?! [sS][sStT] | [fF][fFiIlL] | [^\0-\x7f] ) (?&character) | (?&folded_set)
@@ -61,7 +61,7 @@ inline constexpr const char* pattern_grammar = R"((*LIMIT_DEPTH=3000)(*LIMIT_MAT
     (?<beyond_ascii> [^\0-\x7f] | \\u (?!00[0-7]) | \\x\{ (?! 0* [0-7]? [[:xdigit:]] \} ) )
 ))";
 
-// Tells whether the grammar lets a pattern through, or with PCRE2_PARTIAL_HARD whether one that begins so.
+// Returns whether the grammar accepts a pattern, or with PCRE2_PARTIAL_HARD some pattern with this prefix.
 inline bool in_pattern_grammar(std::string_view part, uint32_t mode) {
     int error;
     size_t place;
@@ -77,7 +77,7 @@ inline bool in_pattern_grammar(std::string_view part, uint32_t mode) {
 inline void check_pattern(std::string_view pattern, const std::string& owner) {
     if (!is_utf8(pattern)) refuse_pattern(pattern, owner, "text that is not UTF-8");
     if (in_pattern_grammar(pattern, 0)) return;
-    // The shortest beginning that the grammar has for no pattern ends with what is refused.
+    // The shortest prefix that no accepted pattern has ends with the part to refuse.
     size_t good = 0, wrong = pattern.size() + 1;
     while (good + 1 < wrong) {
         size_t middle = (good + wrong) / 2;
@@ -90,7 +90,7 @@ inline void check_pattern(std::string_view pattern, const std::string& owner) {
     refuse_pattern(pattern, owner, "\"" + std::string(shown) + "\"");
 }
 
-// PCRE2 reads some escapes otherwise than Oniguruma, and takes U+180E for white space, which it is no longer.
+// PCRE2 reads some escapes differently from Oniguruma, and still treats U+180E as white space.
 inline constexpr std::pair<char, const char*> meanings_of_escapes[] = {
     {'s', "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"},
     {'S', "\\S\\x{180e}"},
@@ -98,9 +98,9 @@ inline constexpr std::pair<char, const char*> meanings_of_escapes[] = {
     {'D', "\\P{Nd}"},
     {'v', "\\x{b}"}};
 
-// The pattern for PCRE2 with PCRE2_UTF, PCRE2_UCP and PCRE2_NO_AUTO_CAPTURE. Its escapes stand in brackets,
-// because PCRE2 10.42 reads \P{Lu}*\P{Nd} as if no character were in both. A '\' in its sets keeps PCRE2 from
-// reading [:a:] as a name.
+// Returns the pattern for PCRE2 with PCRE2_UTF, PCRE2_UCP and PCRE2_NO_AUTO_CAPTURE. Escapes are put in
+// brackets, because PCRE2 10.42 treats \P{Lu}*\P{Nd} as if no character matched both. A '\' in sets keeps
+// PCRE2 from reading [:a:] as the name of a class.
 inline std::string pattern_for_pcre2(std::string_view pattern, const std::string& owner) {
     check_pattern(pattern, owner);
     std::string written;

@@ -1,6 +1,6 @@
 /*
-How a text is cut into the words that byte-pair encoding works on: the "pre_tokenizer" of a tokenizer.json. It
-is a list of steps, each of which cuts the pieces that the one before it made.
+Cuts a text into the words that byte-pair encoding works on: the "pre_tokenizer" of a tokenizer.json. It is a
+list of steps, each of which cuts the pieces that the previous one made.
 */
 #pragma once
 
@@ -14,7 +14,7 @@ is a list of steps, each of which cuts the pieces that the one before it made.
 #include "data/tokenizer/limits.h"
 #include "data/tokenizer/pattern.h"
 
-// The treatment of places where a pattern matches.
+// How matches of a pattern are treated.
 enum class SplitBehavior {
     isolated,              // a piece of its own
     removed,               // left out
@@ -28,7 +28,7 @@ inline constexpr const char* gpt2_pattern =
 
 inline constexpr std::string_view metaspace = "\u2581";  // stands for a space
 
-// Messages recommend this where a field of tokenizer.json is not known, or its effect is not supported.
+// The remedy in messages that refuse an unknown field of tokenizer.json, or one with an unsupported effect.
 constexpr const char* unsupported_remedy = "use a tokenizer without it";
 
 class PreTokenizer {
@@ -37,16 +37,17 @@ public:
         if (!settings.is_null()) add(settings, file + ": pre_tokenizer");
     }
 
-    // Tells whether words are written in the byte alphabet afterwards.
+    // Returns whether the resulting words are in the byte alphabet.
     bool byte_level() const { return byte_level_; }
 
-    // Tells whether it may put a space in front of the text.
+    // Returns whether a step may prepend a space to the text.
     bool adds_space() const {
         return std::any_of(steps_.begin(), steps_.end(),
                            [](const Step& step) { return step.kind != Step::split; });
     }
 
-    // Calls word(piece) for each word of a text, in order. `leading`: the text begins the whole input.
+    // Calls word(piece) for each word of a text, in order. `leading`: the text is at the beginning of the
+    // whole input.
     template <typename F>
     void split(std::string_view text, bool leading, F&& word) const {
         if (!text.empty()) run(0, text, leading, word);
@@ -57,7 +58,7 @@ private:
         enum Kind { split, prefix_space, to_metaspace } kind;
         std::optional<Pattern> pattern;  // used by split
         SplitBehavior behavior = SplitBehavior::isolated;
-        bool invert = false;                                   // the pattern says what is between
+        bool invert = false;                                   // the pattern matches separators, not pieces
         enum Prefix { never, first, always } prefix = always;  // used by to_metaspace
     };
 
@@ -77,7 +78,7 @@ private:
         } else if (type == "Split") {
             add_split(read_pattern(object), read_behavior(object), object.boolean("invert", false));
         } else if (type == "Digits") {
-            // The library asks Rust here, which knows the digits of Unicode 17.
+            // The library uses Rust's digits here, which follow Unicode 17.
             add_split("[\\p{N}\\x{11de0}-\\x{11de9}\\x{16ff4}-\\x{16ff6}]",
                       object.boolean("individual_digits", false) ? SplitBehavior::isolated
                                                                  : SplitBehavior::contiguous);
@@ -165,7 +166,7 @@ private:
         if (step.behavior == SplitBehavior::isolated)
             return step.pattern->split(text, [&](size_t begin, size_t end, bool) { piece(begin, end); });
         size_t held_begin = 0, held_end = 0;  // a piece that may still grow
-        bool before = false;                  // the last one was a match
+        bool before = false;                  // the last piece was a match
         auto flush = [&] {
             if (held_begin < held_end) piece(held_begin, held_end);
         };

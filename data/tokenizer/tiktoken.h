@@ -1,9 +1,10 @@
 /*
-tiktoken rank files: a line per token, its bytes in base64 and its rank, which is its id. They hold neither
-the pattern that cuts text into words nor the special tokens; those go by the name of the encoding.
+tiktoken rank files: one line per token, its bytes in base64 and its rank, which is its id. They contain
+neither the pattern that cuts text into words nor the special tokens; those follow from the name of the
+encoding.
 
-tiktoken joins any two neighbours whose bytes together are a token, the lowest rank first. A token is made
-from one pair only, the two parts that it has when all lower ranks are merged: these pairs are the merges.
+tiktoken merges any two adjacent tokens whose bytes together are a token, the lowest rank first. A token is
+made from only one pair, the two parts that remain after all merges of lower rank: these pairs are the merges.
 */
 #pragma once
 
@@ -75,8 +76,7 @@ inline const std::vector<TiktokenEncoding>& tiktoken_encodings() {
     return encodings;
 }
 
-// The settings of a tokenizer.json for text that a pattern cuts and that is then written in the byte
-// alphabet.
+// The settings of a tokenizer.json whose text is cut by a pattern and then written in the byte alphabet.
 inline nlohmann::json byte_level_settings(bool use_regex) {
     return {
         {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", use_regex}};
@@ -96,7 +96,7 @@ inline const TiktokenEncoding& tiktoken_encoding(const std::string& name) {
     fail("%s: is not an encoding of tiktoken; give %s", printable(name).c_str(), alternatives(names).c_str());
 }
 
-// Nothing if the text is not base64.
+// Returns nothing if the text is not base64.
 inline std::optional<std::string> from_base64(std::string_view text) {
     constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     if (text.size() % 4 != 0) return {};
@@ -115,7 +115,7 @@ inline std::optional<std::string> from_base64(std::string_view text) {
     return bytes;
 }
 
-// `file` names it in messages.
+// Parses a rank file; `file` names it in messages.
 inline HfTokenizer parse_tiktoken(std::string_view source, const TiktokenEncoding& encoding,
                                   const std::string& file) {
     std::unordered_map<std::string, int> ranks;
@@ -151,12 +151,12 @@ inline HfTokenizer parse_tiktoken(std::string_view source, const TiktokenEncodin
     };
     for (int rank = 0; rank < (int)tokens.size(); rank++) {
         std::string_view token = tokens[(size_t)rank];
-        std::vector<size_t> borders;  // ends of its parts
+        std::vector<size_t> borders;  // boundaries of its parts
         for (size_t i = 0; i <= token.size() && !token.empty(); i++) borders.push_back(i);
         auto rank_at = [&](size_t i) {
             return rank_of(token.substr(borders[i], borders[i + 2] - borders[i]));
         };
-        std::vector<int> joined;  // ranks of two parts that are neighbours
+        std::vector<int> joined;  // ranks of two adjacent parts, joined
         for (size_t i = 0; i + 2 < borders.size(); i++) joined.push_back(rank_at(i));
         while (borders.size() > 3) {
             auto lowest = std::min_element(joined.begin(), joined.end());
@@ -166,7 +166,7 @@ inline HfTokenizer parse_tiktoken(std::string_view source, const TiktokenEncodin
             joined.erase(lowest);
             for (size_t i = at > 0 ? at - 1 : 0; i <= at && i < joined.size(); i++) joined[i] = rank_at(i);
         }
-        if (borders.size() != 3) continue;  // a single byte, or a token that only a whole word is
+        if (borders.size() != 3) continue;  // a single byte, or a token only for a whole word
         int left = rank_of(token.substr(0, borders[1])), right = rank_of(token.substr(borders[1]));
         if (left == INT_MAX || right == INT_MAX)
             fail("%s: a byte has no token; the file is damaged", file.c_str());

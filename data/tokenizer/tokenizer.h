@@ -5,8 +5,8 @@ Text to tokens and back, with one of three kinds of tokenizer:
     tokenizer.json  of Hugging Face tokenizers (data/tokenizer/hf_tokenizer.h)
     rank files      of tiktoken (data/tokenizer/tiktoken.h)
 
-Text is data: any bytes can be encoded, and the name of a special token in it is encoded as the text that it
-is. decode(encode(text)) == text for all but tokenizers whose file asks for a change.
+Text is data: any bytes can be encoded, and the name of a special token in a text is encoded as ordinary text.
+decode(encode(text)) == text, except for tokenizers whose file asks for a change.
 */
 #pragma once
 
@@ -35,15 +35,15 @@ public:
     // One token for each byte.
     Tokenizer() = default;
 
-    // `file` is where it comes from.
+    // `file` is where the tokenizer was read from.
     Tokenizer(HfTokenizer tokenizer, std::string file)
         : hf_(std::make_unique<HfTokenizer>(std::move(tokenizer))),
           file_(std::move(file)),
           end_of_text_(find_end_of_text()),
           can_cut_(has_safe_cuts()) {}
 
-    // "bytes"; a tokenizer.json or the folder that holds one; a file of tiktoken, named ENCODING.tiktoken or
-    // given as ENCODING:FILE.
+    // Loads "bytes"; a tokenizer.json or the folder that holds one; a rank file of tiktoken, named
+    // ENCODING.tiktoken or given as ENCODING:FILE.
     static Tokenizer load(const std::string& name) {
         if (kind_of<TokenizerKind>(name) == TokenizerKind::bytes) return Tokenizer();
         std::string path = name;
@@ -66,13 +66,13 @@ public:
              printable(name).c_str(), alternatives(encodings()).c_str());
     }
 
-    // Loads one, or returns null if there is to be none: for "none" and "".
+    // Loads a tokenizer, or returns null for "none" and "".
     static std::unique_ptr<Tokenizer> load_if_any(const std::string& name) {
         if (name.empty() || kind_of<TokenizerKind>(name) == TokenizerKind::none) return nullptr;
         return std::make_unique<Tokenizer>(load(name));
     }
 
-    // Any number of threads may encode with one tokenizer at a time.
+    // Encodes a text. Any number of threads may encode with one tokenizer at the same time.
     void encode(std::string_view text, std::vector<int>& tokens /* replaced */) const {
         if (hf_) return hf_->encode(text, tokens);
         tokens.assign((const uint8_t*)text.data(), (const uint8_t*)text.data() + text.size());
@@ -84,7 +84,7 @@ public:
         return tokens;
     }
 
-    // The bytes that a token adds to a text; a special token gives its name.
+    // Returns the bytes that a token adds to a text; for a special token, its name.
     std::string token_bytes(int token) const {
         if (hf_) return hf_->token_bytes(token);
         if (token == byte_end_of_text) return "<|endoftext|>";
@@ -100,26 +100,26 @@ public:
         return text;
     }
 
-    // The highest token and one.
+    // The highest token id plus one.
     int vocab_size() const { return hf_ ? hf_->vocab_size() : byte_vocab_size; }
 
-    // Tells whether there is such a token: numbers below vocab_size() may be unused.
+    // Returns whether a token exists: ids below vocab_size() may be unused.
     bool has(int token) const { return hf_ ? hf_->has(token) : token >= 0 && token < byte_vocab_size; }
 
-    // The token that ends a document; -1: there is none.
+    // The token that ends a document; -1: none.
     int end_of_text() const { return end_of_text_; }
 
-    // Tells whether encoding puts a space in front of a text that begins with none.
+    // Returns whether encoding prepends a space to a text that begins without one.
     bool adds_space() const {
         std::vector<int> tokens = encode("a");
         return !tokens.empty() && token_bytes(tokens[0]).starts_with(' ');
     }
 
-    // Spaces that decoding drops where a text begins.
+    // The number of spaces that decoding strips from the start of a text.
     int dropped_spaces() const { return hf_ ? hf_->dropped_spaces() : 0; }
 
-    // The largest place, at most text.size(), where a long text can be cut so that its parts, encoded one by
-    // one, give the tokens of the whole. 0: nowhere.
+    // Returns the last position, at most text.size(), where a long text can be cut so that its parts, encoded
+    // separately, give the tokens of the whole; 0 if there is none.
     size_t cut_place(std::string_view text) const {
         if (!hf_) return text.size();
         return can_cut_ ? last_word_boundary(text, 0) : 0;
@@ -128,7 +128,7 @@ public:
     // Empty for bytes.
     const std::string& file() const { return file_; }
 
-    // All that decides which tokens a text becomes, and no more. Not for bytes.
+    // Everything that determines the tokens of a text, and nothing else. Not for the bytes tokenizer.
     std::string encoding_json() const {
         TokenizerParts parts = hf_->parts();
         parts.post_processor = parts.decoder = nullptr;
@@ -136,7 +136,7 @@ public:
         return tokenizer_json(parts);
     }
 
-    // The tokenizer as a tokenizer.json. There is none for bytes.
+    // The tokenizer as a tokenizer.json. Not for the bytes tokenizer.
     std::string json() const { return tokenizer_json(hf_->parts()); }
     void write(const std::string& path) const { hf_->write(path); }
 
@@ -151,7 +151,7 @@ private:
         return std::find(names.begin(), names.end(), name) != names.end();
     }
 
-    // Files do not say which of their special tokens it is.
+    // Files do not mark which of their special tokens ends a text, so known names are tried.
     int find_end_of_text() const {
         for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>"}) {
             if (auto id = hf_->id_of(name); id && hf_->is_special(*id)) return *id;
@@ -159,8 +159,9 @@ private:
         return -1;
     }
 
-    // Words of the patterns in use end where is_word_boundary() says. Others may see further. NFC keeps
-    // letters and digits what they are; the other forms do not (NFKC makes "(1)" of one number).
+    // Words of the known patterns end where is_word_boundary() says; other patterns may depend on more
+    // context. NFC keeps letters and digits what they are; the other forms do not (NFKC turns one number
+    // character into "(1)").
     bool has_safe_cuts() const {
         for (const AddedToken& token : hf_->parts().added) {
             bool holds_space = token.content.find_first_of(" \t\r\n") != std::string::npos;
@@ -186,7 +187,7 @@ private:
             return !step.value("add_prefix_space", true);
         }
         if (type == "Digits") return true;
-        // Nothing is removed between matches: these patterns match every character.
+        // Nothing is lost between matches: these patterns match every character.
         std::string behavior = step.value("behavior", "");
         bool inverted = step.value("invert", false);
         if (type != "Split" || behavior != (inverted ? "Removed" : "Isolated")) return false;
@@ -198,18 +199,18 @@ private:
         return false;
     }
 
-    std::unique_ptr<HfTokenizer> hf_;  // none: bytes
+    std::unique_ptr<HfTokenizer> hf_;  // null: the bytes tokenizer
     std::string file_;
     int end_of_text_ = byte_end_of_text;
     bool can_cut_ = true;
 };
 
-// Tokens to text as they come, one by one. A character may take several tokens: its bytes are held back until
-// it is complete, or turns out to be none.
+// Converts tokens to text one by one, as they arrive. A character may span several tokens: its bytes are held
+// back until it is complete, or turns out to be invalid.
 class TextDecoder {
 public:
-    // Without a tokenizer (null) tokens are shown as numbers. `begins`: the first token begins a text, and is
-    // not the continuation of one.
+    // Without a tokenizer (null) tokens are shown as numbers. `begins`: the first token begins a text, rather
+    // than continuing one.
     TextDecoder(const Tokenizer* tokenizer, bool begins)
         : tokenizer_(tokenizer), drop_(tokenizer && begins ? tokenizer->dropped_spaces() : 0) {}
 
@@ -227,7 +228,7 @@ public:
         return text;
     }
 
-    // Returns the rest when no more tokens come.
+    // Returns the held-back bytes after the last token.
     std::string finish() { return std::exchange(held_, {}); }
 
 private:

@@ -1,6 +1,6 @@
 /*
-tokenizer.json, the file of Hugging Face's `tokenizers`: read with every field known or refused by name, and
-written as the library writes it.
+Reads and writes tokenizer.json, the file of Hugging Face's `tokenizers`: an unknown field is refused by name,
+and output has the library's format.
 */
 #pragma once
 
@@ -79,7 +79,7 @@ private:
         return found->second;
     }
 
-    // Each merge is two texts, or one with a space between.
+    // Each merge is two strings, or one with a space between the parts.
     void read_merges(const nlohmann::json& merges) {
         for (size_t rank = 0; rank < merges.size(); rank++) {
             const nlohmann::json& merge = merges[rank];
@@ -103,7 +103,7 @@ private:
         }
     }
 
-    // The library does not take the id from here: it looks the text up in the vocabulary, or counts on.
+    // The library ignores the id here: it looks the text up in the vocabulary, or uses the next free number.
     void read_added_tokens(const nlohmann::json& tokens) {
         int next = (int)ids_.size(), highest = -1;
         std::unordered_map<std::string, int> seen;
@@ -144,7 +144,7 @@ private:
     std::unordered_map<std::string, int> ids_;  // the vocabulary
 };
 
-// Reads the content of a file; `file` names it in messages.
+// Parses the content of a file; `file` names it in messages.
 inline HfTokenizer parse_tokenizer_json(std::string_view source, const std::string& file) {
     return TokenizerJsonReader(source, file).tokenizer();
 }
@@ -154,7 +154,7 @@ inline HfTokenizer HfTokenizer::read(const std::string& path) {
     return parse_tokenizer_json({file.data(), file.size()}, path);
 }
 
-// The text of the file.
+// Returns the content of a tokenizer.json.
 inline std::string tokenizer_json(const TokenizerParts& parts) {
     auto quoted = [](const std::string& text) { return nlohmann::json(text).dump(); };
     auto boolean = [](bool value) { return value ? "true" : "false"; };
@@ -181,8 +181,8 @@ inline std::string tokenizer_json(const TokenizerParts& parts) {
         "    \"fuse_unk\": %s,\n    \"byte_fallback\": %s,\n    \"ignore_merges\": %s,\n    \"vocab\": {",
         boolean(parts.fuse_unknown), boolean(parts.options.byte_fallback),
         boolean(parts.options.ignore_merges));
-    // Added tokens that the library would number otherwise are written into the vocabulary, where it finds
-    // them.
+    // Added tokens that the library would number differently are written into the vocabulary, where it looks
+    // them up.
     std::vector<std::string> vocabulary = parts.vocabulary;
     int next = (int)(vocabulary.size() - (size_t)std::count(vocabulary.begin(), vocabulary.end(), ""));
     std::unordered_map<std::string_view, size_t> ids;

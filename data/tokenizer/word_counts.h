@@ -1,10 +1,10 @@
 /*
-How often each word of a text occurs, which is all that BPE training needs to know of it. The text comes in
-pieces of any size and is counted on all cores; memory holds the distinct words and a few chunks, so the text
-may be larger than memory.
+Counts how often each word of a text occurs, which is all that BPE training needs to know about it. The text
+arrives in pieces of any size and is counted on all cores; memory holds the distinct words and a few chunks,
+so the text may be larger than memory.
 
-Chunks are cut only where every known pre-tokenizer ends a word whatever surrounds it (is_word_boundary), so
-the counts are those of the whole text, however it arrives and however many threads count.
+Chunks are cut only where every known pre-tokenizer ends a word in any context (is_word_boundary), so the
+counts are those of the whole text, no matter how it arrives and how many threads count.
 */
 #pragma once
 
@@ -26,7 +26,7 @@ the counts are those of the whole text, however it arrives and however many thre
 #include "data/tokenizer/pattern.h"
 #include "data/base/utf8.h"
 
-// A hash table from words, which are any bytes, to counts. All words lie one behind the other in one string.
+// A hash table from words, which are any bytes, to counts. All words are concatenated in one string.
 class WordCounts {
 public:
     struct Entry {
@@ -60,7 +60,7 @@ public:
         for (const Entry& entry : other.entries_) add(other.text_of(entry), entry.count);
     }
 
-    // In the order in which the words were first added.
+    // Entries in the order in which words were first added.
     const std::vector<Entry>& entries() const { return entries_; }
     std::string_view text_of(const Entry& entry) const {
         return std::string_view(bytes_).substr(entry.offset, entry.length);
@@ -87,7 +87,7 @@ private:
 // ----------------------------------------------------------------------------
 // places where text may be cut
 
-// The character that ends before text[end]; invalid_byte where none of UTF-8 does.
+// Returns the character that ends before text[end]; invalid_byte if the bytes there are not valid UTF-8.
 inline int32_t code_point_before(std::string_view text, size_t end) {
     for (size_t size = 1; size <= std::min<size_t>(4, end); size++) {
         const char* at = text.data() + end - size;
@@ -103,9 +103,10 @@ inline bool is_letter_or_number(int32_t code) {
     return code >= 0 && letters[(size_t)code];
 }
 
-// Tells whether a word ends before text[at] by the patterns of GPT-2, GPT-4, Llama 3 and Qwen, even where the
-// text on either side is missing. How white space is divided depends on what comes next. So the safe
-// places are
+// Returns whether a word ends before text[at] by the patterns of GPT-2, GPT-4, Llama 3 and Qwen, even if the
+// text on either side is missing. How they divide white space depends on what follows it. So the safe places
+// are before white space that follows a letter or number, and after a line feed between two characters that
+// are not white space, unless the next is '/', which can belong to the word before.
 inline bool is_word_boundary(std::string_view text, size_t at) {
     if (at == 0 || at >= text.size()) return false;
     char next = text[at];
@@ -119,7 +120,7 @@ inline bool is_word_boundary(std::string_view text, size_t at) {
            !is_white_space(after);
 }
 
-// The last place where `text` may be cut, or 0 if there is none after `from`.
+// Returns the last position where `text` may be cut, or 0 if there is none after `from`.
 inline size_t last_word_boundary(std::string_view text, size_t from) {
     for (size_t at = text.size(); at-- > from + 1;) {
         if (is_word_boundary(text, at)) return at;
@@ -129,12 +130,12 @@ inline size_t last_word_boundary(std::string_view text, size_t from) {
 
 // ----------------------------------------------------------------------------
 
-// Calls `word` for each word of the text, in order. Several threads call it at once.
+// Calls `word` for each word of the text, in order. Several threads call it at the same time.
 using SplitIntoWords =
     std::function<void(std::string_view text, const std::function<void(std::string_view)>& word)>;
 
-// Counts the words of documents. The pieces of a document are given in order by one thread:
-// Counts words. An exception of `split` is thrown again here.
+// Counts the words of documents in several threads. One thread passes the pieces of a document in order to
+// add(), and then calls end_document(). An exception of `split` is rethrown by the calls that follow.
 class WordCounter {
 public:
     static constexpr size_t default_chunk = 1 << 20;  // bytes
@@ -163,7 +164,7 @@ public:
         }
     }
 
-    // No word goes over the end of a document.
+    // Ends a document; no word crosses its end.
     void end_document() {
         if (!pending_.empty()) hand_over(std::move(pending_));
         begin_with("");
@@ -182,11 +183,11 @@ public:
     }
 
 private:
-    // A stretch with no place for a cut is kept until one comes, and looked through once for each doubling.
+    // Text without a place to cut is kept until one comes, and searched again only when its size has doubled.
     void cut_pending() {
         size_t cut = last_word_boundary(pending_, looked_);
         if (cut == 0) {
-            // The last places are judged again when what follows them is known.
+            // The last positions are searched again when the text that follows them is known.
             looked_ = pending_.size() - std::min<size_t>(pending_.size(), 8);
             next_look_ = 2 * pending_.size();
             return;
@@ -248,8 +249,8 @@ private:
     SplitIntoWords split_;
     size_t chunk_;
     std::string pending_;  // text of the document that is not handed over yet
-    size_t looked_ = 0;    // its beginning has no place for a cut
-    size_t next_look_;     // its size at which it is looked through
+    size_t looked_ = 0;    // no place to cut before this position
+    size_t next_look_;     // size of pending_ at which it is searched
     std::mutex mutex_;     // guards the four members that follow
     std::deque<std::string> chunks_;
     std::exception_ptr failure_;

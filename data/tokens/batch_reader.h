@@ -1,11 +1,11 @@
 /*
-Micro-batches in host memory. Who asks for one may say which comes next; else it is one at a constant stride.
-That is read while the device works on this one, so a step waits for the disk only where reading is slower
-than computing. What is read ahead is only a guess: any batch can be asked for, and it is the same whether it
-was guessed or not.
+Micro-batches in host memory. While the device works on a batch, the next one is read: the one that the caller
+named, or the one at a constant stride. So a step waits for the disk only if reading is slower than computing.
+What is read ahead is only a guess: any batch can be requested, and it is the same whether or not it was
+guessed.
 
-BatchReader reads in the background. Another reader (comm/batches.h) is a BatchSource as well: it
-says how one batch is read; what is read ahead, and when, is decided here once.
+BatchReader reads in the background. Another reader (comm/batches.h) is a BatchSource as well: a subclass
+defines how one batch is read, and BatchSource decides what is read ahead, and when.
 */
 #pragma once
 
@@ -27,16 +27,16 @@ template <typename Int>
 struct BatchArrays {
     Int* tokens = nullptr;       // (B, T)
     Int* targets = nullptr;      // (B, T) -1: none
-    Int* doc_start = nullptr;    // (B, T) where each token's document begins in its row; null: a row is one
-    Int* positions = nullptr;    // (B, T) rows of the table that embeds or rotates each token
-    Int* by_token = nullptr;     // (N) places sorted by their token
-    Int* by_position = nullptr;  // (N) places sorted by their position
+    Int* doc_start = nullptr;    // (B, T) start of each token's document in its row; null: one per row
+    Int* positions = nullptr;    // (B, T) rows of the table that embeds or rotates tokens
+    Int* by_token = nullptr;     // (N) indices sorted by token
+    Int* by_position = nullptr;  // (N) indices sorted by position
 };
 
 using HostBatch = BatchArrays<const int>;
 
-// A batch in memory is this many numbers, its arrays one behind the other in the order of BatchArrays: they
-// are copied at once.
+// Numbers in a batch. Its arrays are contiguous, in the order of BatchArrays, so that one copy moves all of
+// them.
 inline size_t batch_ints(int B, int T) {
     return 6 * (size_t)B * (size_t)T;
 }
@@ -47,21 +47,21 @@ BatchArrays<Int> batch_at(Int* memory, int B, int T) {
     return {memory, memory + N, memory + 2 * N, memory + 3 * N, memory + 4 * N, memory + 5 * N};
 }
 
-// The properties that the batches of a run have in common.
+// The properties that all batches of a run share.
 struct BatchShape {
     int B, T;
     int document_end;      // the token that ends a document; -1: a row is one document
     bool reset_positions;  // positions count from the beginning of the document, not of the row
 };
 
-// A batch that read_batch() has written.
+// The arrays of a batch that read_batch() has written.
 inline HostBatch host_batch(const int* memory, const BatchShape& shape) {
     HostBatch batch = batch_at(memory, shape.B, shape.T);
     if (shape.document_end < 0) batch.doc_start = nullptr;
     return batch;
 }
 
-// The rows of a batch, as tables look them up.
+// The rows of a batch, for lookups in n-gram tables.
 inline std::vector<NgramTokens> rows_of(const HostBatch& batch, int B, int T) {
     std::vector<NgramTokens> rows;
     for (int row = 0; row < B; row++) {
@@ -71,14 +71,14 @@ inline std::vector<NgramTokens> rows_of(const HostBatch& batch, int B, int T) {
     return rows;
 }
 
-// Samples first .. first+count-1 of the run, and rows without targets up to B.
+// Samples first .. first+count-1 of the run, followed by rows without targets up to B.
 struct BatchRequest {
     uint64_t first;
     int count;
     bool operator==(const BatchRequest&) const = default;
 };
 
-// Writes batch_ints() numbers. load(row, tokens, targets) reads one of the first `count` rows.
+// Writes batch_ints() numbers. load(row, tokens, targets) is called for each of the first `count` rows.
 template <typename Load>
 void write_batch(const BatchShape& shape, int count, int* memory, Load&& load) {
     auto [B, T, document_end, reset_positions] = shape;
@@ -108,12 +108,12 @@ inline void read_batch(const TokenLoader& loader, const BatchShape& shape, Batch
     });
 }
 
-// A batch without samples.
+// Writes a batch without samples.
 inline void write_empty_batch(const BatchShape& shape, int* memory) {
     write_batch(shape, 0, memory, [](int, int*, int*) {});
 }
 
-// Reads a batch in a thread that cannot throw: writes the failure to `error`, or makes it empty.
+// Reads a batch in a thread that must not throw: stores the failure in `error`, or clears it.
 inline void try_read_batch(const TokenLoader& loader, const BatchShape& shape, BatchRequest request,
                            int* memory, NotedError& error) {
     try {
@@ -128,15 +128,15 @@ class BatchSource {
 public:
     virtual ~BatchSource() = default;
     const BatchShape& shape() const { return shape_; }
-    // Blocks of memory: one is read into while the other is used.
+    // Number of memory blocks: one is filled while the other is used.
     static constexpr int blocks = 2;
     BatchSource(const BatchSource&) = delete;
     BatchSource& operator=(const BatchSource&) = delete;
 
-    // Samples first .. first+B-1 of the run, of which rows from `count` on have no targets and token 0. The
-    // batch is valid until the next call. It has been read ahead if count is B and the last call named first
-    // as the next, which is its own plus the stride where it named none. Throws Error if the samples cannot
-    // be read; any batch can be asked for afterwards, and one of 0 rows needs nothing to be read.
+    // Returns samples first .. first+B-1 of the run; rows from `count` on have no targets and token 0. The
+    // batch is valid until the next call. It was read ahead if count is B and the last call gave `first` as
+    // next_first, which defaults to its own `first` plus the stride. Throws Error if the samples cannot be
+    // read; any batch can be requested afterwards, and one of 0 rows reads nothing.
     const HostBatch& load(uint64_t first, int count, std::optional<uint64_t> next_first = {}) {
         BatchRequest wanted = {first, count}, next = {next_first.value_or(first + stride_), shape_.B};
         int back = 1 - front_;
@@ -161,9 +161,9 @@ protected:
     BatchSource(const BatchShape& shape, uint64_t stride) : shape_(shape), stride_(stride) {}
 
     virtual const int* block(int number) const = 0;
-    // Begins to read into a block. One batch is read at a time.
+    // Starts reading into a block. Only one batch is read at a time.
     virtual void start(int block, BatchRequest request) = 0;
-    // Waits for it. Throws Error if the batch could not be read.
+    // Waits for the read to end. Throws Error if the batch could not be read.
     virtual void finish() = 0;
 
     const BatchShape shape_;
@@ -175,7 +175,7 @@ private:
         reading_ = true;
     }
 
-    // Nobody wants what was read ahead, and why it could not be read.
+    // Discards what was read ahead, and any error in reading it.
     void skip() {
         try {
             finish();
@@ -184,8 +184,8 @@ private:
     }
 
     const uint64_t stride_;
-    int front_ = 0;         // the block that the caller has
-    bool reading_ = false;  // into the other one: ahead_
+    int front_ = 0;         // the block that the caller uses
+    bool reading_ = false;  // ahead_ is being read into the other block
     BatchRequest ahead_ = {};
     HostBatch batch_;
 };
@@ -216,5 +216,5 @@ private:
     const TokenLoader& loader_;
     std::array<std::vector<int>, 2> blocks_;
     NotedError error_;
-    Background reading_;  // into the above
+    Background reading_;  // destroyed first, because it writes the members above
 };

@@ -1,13 +1,13 @@
 /*
-Blends of several data sets, each with a weight: "0.7:web.bin,0.3:code.idx". Which source a sample of the
-run comes from, and which of that source's samples it is, follows from the global sample index alone, as for
+Blends of several data sets, each with a weight: "0.7:web.bin,0.3:code.idx". The global sample index alone
+determines which source a sample of the run is drawn from, and which of that source's samples it is, as with
 one source (data/tokens/token_loader.h); so the state to resume from is that one number.
 
-The sources take turns in a round, computed once: as many draws as the smallest whole numbers that stand in
-the proportion of the weights, so 10 for 0.7 and 0.3. Within it, a source's n-th draw must fall between the
-points where its share of all draws reaches n-1 and n, and the draw that must be first goes first. Then
-after any number of draws, each source has its share to within one draw (Baruah, Cohen, Plaxton and Varvel,
-"Proportionate progress", 1996).
+The sources take turns in a round, computed once. Its length is the sum of the smallest integers in the
+proportion of the weights, so 10 for 0.7 and 0.3. In the round, the n-th draw of a source must fall between
+the points where the source's share of all draws reaches n-1 and n, and the draw with the earliest deadline
+goes first. Then after any number of draws, each source has its share to within one draw (Baruah, Cohen,
+Plaxton and Varvel, "Proportionate progress", 1996).
 */
 #pragma once
 
@@ -28,8 +28,8 @@ after any number of draws, each source has its share to within one draw (Baruah,
 enum class SampleOrder { shuffled, sequential };
 
 struct BlendSource {
-    std::string files;  // patterns for files_named(); one pattern when there are weights
-    uint64_t weight;    // whole numbers in the proportion of the weights as written
+    std::string files;  // patterns for files_named(); only one pattern if there are weights
+    uint64_t weight;    // integers in the proportion of the weights as written
 };
 
 // ----------------------------------------------------------------------------
@@ -41,7 +41,7 @@ struct DecimalWeight {
     size_t decimals;
 };
 
-// Reads "0.7:rest"; false if the item does not begin like a weight and a colon.
+// Splits "0.7:rest"; returns false if the item does not begin like a weight and a colon.
 inline bool read_weight(std::string_view item, std::string_view* number, std::string_view* rest) {
     size_t colon = item.find(':');
     if (colon == 0 || colon == std::string_view::npos) return false;
@@ -69,7 +69,7 @@ inline DecimalWeight decimal_weight(std::string_view number, const std::string& 
     return weight;
 }
 
-// Whole numbers in the same proportion, as small as can be.
+// Returns the smallest integers in the same proportion.
 inline std::vector<uint64_t> whole_weights(const std::vector<DecimalWeight>& weights,
                                            const std::string& list) {
     size_t decimals = 0;
@@ -91,7 +91,7 @@ inline std::vector<uint64_t> whole_weights(const std::vector<DecimalWeight>& wei
     return whole;
 }
 
-// A list without weights is one source. Names that look like "2:a.bin" can be written "./2:a.bin".
+// A list without weights is one source. A file name that looks like "2:a.bin" can be given as "./2:a.bin".
 inline std::vector<BlendSource> parse_blend(const std::string& list) {
     std::vector<BlendSource> sources;
     std::vector<DecimalWeight> weights;
@@ -120,12 +120,12 @@ inline std::vector<BlendSource> parse_blend(const std::string& list) {
 
 // ----------------------------------------------------------------------------
 
-// Which source each sample of a run is drawn from.
+// Maps each sample of a run to the source that it is drawn from.
 class Blend {
 public:
     static constexpr uint64_t longest_round = 1 << 20;
 
-    // Weights whose round would be longer than that are rounded to multiples of 1 / 2^20 of their sum.
+    // Weights whose round would be longer than that are rounded to multiples of 2^-20 of their sum.
     explicit Blend(const std::vector<uint64_t>& weights) : share_(weights) {
         uint64_t divisor = 0;
         unsigned __int128 sum = 0;
@@ -142,7 +142,7 @@ public:
 
     struct Draw {
         size_t source;
-        uint64_t number;  // how many were drawn from this source before
+        uint64_t number;  // earlier draws from this source
     };
 
     Draw operator()(uint64_t sample) const {
@@ -151,7 +151,7 @@ public:
         return {turn.source, sample / length * share_[turn.source] + turn.before};
     }
 
-    // How many of the first `samples` samples come from this source.
+    // The number of draws from a source among the first `samples` samples.
     uint64_t drawn(size_t source, uint64_t samples) const {
         const std::vector<uint32_t>& turns = turns_[source];
         uint64_t length = round_.size();
@@ -160,7 +160,7 @@ public:
     }
 
     size_t sources() const { return share_.size(); }
-    // A round is round() draws, of which a source has draws_in_round().
+    // A round has round() draws, draws_in_round() of them from each source.
     uint64_t round() const { return round_.size(); }
     uint64_t draws_in_round(size_t source) const { return share_[source]; }
 
@@ -169,7 +169,7 @@ private:
         uint32_t source, before;  // before: draws from this source earlier in the round
     };
 
-    // The largest remainders are rounded up.
+    // Shares with the largest remainders are rounded up.
     void round_shares(unsigned __int128 sum) {
         std::vector<std::pair<unsigned __int128, size_t>> remainders;
         uint64_t total = 0;
@@ -189,8 +189,9 @@ private:
         }
     }
 
-    // The n-th draw of a source, from 0, goes to one of the places from floor(n * length / share) on, before
-    // ceil((n+1) * length / share). Of the draws that may be made, the one that must be made first is.
+    // The n-th draw of a source, from 0, must be at a position from floor(n * length / share) on, and before
+    // ceil((n+1) * length / share). Of the draws allowed at a position, the one with the earliest deadline is
+    // made.
     void fill_round() {
         struct Next {
             uint64_t place;
@@ -202,7 +203,7 @@ private:
         using Queue = std::priority_queue<Next, std::vector<Next>, std::greater<>>;
         uint64_t length = std::accumulate(share_.begin(), share_.end(), uint64_t(0));
         std::vector<uint32_t> drawn(share_.size());
-        Queue waiting, allowed;  // by first place, by last place
+        Queue waiting, allowed;  // ordered by first position, by deadline
         for (uint32_t source = 0; source < share_.size(); source++) waiting.push({0, source});
         round_.reserve(length);
         turns_.resize(share_.size());
@@ -221,13 +222,13 @@ private:
         }
     }
 
-    std::vector<uint64_t> share_;  // draws from each source in a round
+    std::vector<uint64_t> share_;  // draws from each source per round
     std::vector<Turn> round_;
-    std::vector<std::vector<uint32_t>> turns_;  // each source's places in the round
+    std::vector<std::vector<uint32_t>> turns_;  // each source's positions in the round
 };
 
-// The order of all samples: each source gives its own in an order of its own, each once in each epoch of it.
-// Sequential order is the same in every epoch.
+// The order of all samples: each source has its own order, and draws each of its samples once in each of its
+// epochs. Sequential order is the same in every epoch.
 class BlendOrder {
 public:
     // `sizes`: samples in each source.
@@ -245,8 +246,8 @@ public:
 
     struct Place {
         size_t source;
-        uint64_t sample;  // counts the source's samples
-        uint64_t epoch;   // counts passes over the source
+        uint64_t sample;  // index in the source
+        uint64_t epoch;   // earlier passes over the source
     };
 
     Place operator()(uint64_t sample) const {

@@ -1,6 +1,6 @@
 /*
-What there is to tell of a run's data before it starts: with which tokenizer it was made, and whether the
-model is validated on what it trains on, by the same files under any name, or copies of them.
+Notes on a run's data before it starts: the tokenizer that made it, and whether the model is validated on its
+training data, be it the same files under any name, or copies of them.
 */
 #pragma once
 
@@ -19,7 +19,7 @@ model is validated on what it trains on, by the same files under any name, or co
 #include "data/tokens/token_record.h"
 #include "data/tokens/token_source.h"
 
-// The tokens at the beginning of a file, by which a copy of it is known.
+// The tokens at the beginning of a file, which identify copies of it.
 inline std::vector<int> beginning_of(const TokenFile& file) {
     constexpr int64_t most = 1024;
     std::vector<int> tokens((size_t)std::min(most, file.count()));
@@ -27,10 +27,10 @@ inline std::vector<int> beginning_of(const TokenFile& file) {
     return tokens;
 }
 
-// A warning for each file of validation that has samples in the training data too. A file that begins with
-// the tokens that another begins with may be a copy of all of it, or of a part.
+// Returns a warning for each validation file that is in the training data too. Files with equal beginnings
+// may be copies, at least in part.
 inline std::vector<std::string> overlap_warnings(const TokenLoader& train, const TokenLoader& val) {
-    constexpr size_t least = 64;  // tokens: fewer are the same by chance
+    constexpr size_t least = 64;  // tokens: fewer may be equal by chance
     std::map<std::pair<dev_t, ino_t>, std::string> by_inode;
     std::map<std::vector<int>, std::string> by_beginning;
     auto each_file = [](const TokenLoader& loader, auto&& visit) {
@@ -40,7 +40,7 @@ inline std::vector<std::string> overlap_warnings(const TokenLoader& train, const
     };
     auto inode = [](const TokenFile& file) {
         struct stat status = {};
-        stat(file.path().c_str(), &status);  // zeros for a file that is gone meanwhile
+        stat(file.path().c_str(), &status);  // zeros if the file has disappeared
         return std::pair(status.st_dev, status.st_ino);
     };
     each_file(train, [&](const TokenFile& file) {
@@ -65,8 +65,8 @@ inline std::vector<std::string> overlap_warnings(const TokenLoader& train, const
     return warnings;
 }
 
-// Notes about the data of a run before it starts. Refuses data that were made for another
-// tokenizer. tokenizer: or null.
+// Returns notes on the data of a run before it starts. Refuses data made with another tokenizer. tokenizer:
+// null if the run has none.
 inline std::vector<std::string> data_notes(const TokenLoader& train,
                                            const std::vector<std::unique_ptr<TokenLoader>>& validation,
                                            const Tokenizer* tokenizer, int document_end) {

@@ -1,6 +1,6 @@
 /*
-Tokens on disk as Megatron-LM writes them: PREFIX.bin holds nothing but tokens, one sequence after the
-other, and PREFIX.idx says where they begin and end (little-endian):
+Tokens on disk as Megatron-LM writes them: PREFIX.bin contains only tokens, sequence after sequence, and
+PREFIX.idx says where they begin and end (little-endian):
 
     at 0   "MMIDIDX\0\0"                      at 34            int32 length[S]     in tokens
        9   uint64 version, 1                  then             int64 pointer[S]    in bytes of PREFIX.bin
@@ -8,9 +8,9 @@ other, and PREFIX.idx says where they begin and end (little-endian):
       18   uint64 S, sequences                then, in data sets of text and images only: int8 mode[S]
       26   uint64 D, documents + 1
 
-The header is 34 bytes long, so no array is aligned, and numbers are copied out rather than pointed at.
-Both files are memory-mapped. All of the index, and whether it fits the tokens, is checked before a token
-is read; whether a token is in the vocabulary is checked when it is used.
+The header is 34 bytes long, so no array is aligned, and numbers are copied out instead of accessed in place.
+Both files are memory-mapped. The whole index, and whether it fits the tokens, is checked before a token is
+read; whether a token is in the vocabulary is checked when it is used.
 */
 #pragma once
 
@@ -25,14 +25,14 @@ is read; whether a token is in the vocabulary is checked when it is used.
 #include "data/base/file.h"
 #include "data/tokens/token_shards.h"
 
-// The two files of a data set differ in the last four characters of their names.
+// The path of the tokens that belong to an index: it differs in the last four characters.
 inline std::string tokens_beside(const std::string& index_path) {
     if (!index_path.ends_with(".idx"))
         fail("%s: is no name of an index; name the .idx file of a Megatron data set", index_path.c_str());
     return index_path.substr(0, index_path.size() - 4) + ".bin";
 }
 
-// The index of a .bin; empty if there is none.
+// The path of the index that belongs to a .bin; empty if there is none.
 inline std::string index_beside(const std::string& path) {
     if (!path.ends_with(".bin")) return "";
     std::string index = path.substr(0, path.size() - 4) + ".idx";
@@ -41,7 +41,7 @@ inline std::string index_beside(const std::string& path) {
 
 class MegatronData {
 public:
-    // PREFIX.idx, with PREFIX.bin beside it.
+    // index_path: PREFIX.idx; PREFIX.bin must be in the same folder.
     explicit MegatronData(const std::string& index_path)
         : MegatronData(index_path, tokens_beside(index_path)) {}
 
@@ -72,7 +72,7 @@ public:
         return {start, first_token(number + 1) - start};
     }
 
-    // Tokens start .. start+n-1, which must lie in the file; each must be below vocab.
+    // Copies tokens start .. start+n-1, which must be in the file; each must be below vocab.
     void copy(int64_t start, int64_t n, int vocab, int* out) const {
         tokens().copy(file_.data(), start, n, vocab, out, path_);
     }
@@ -120,7 +120,7 @@ private:
         }
         check_type(number_at<uint8_t>(17));
 
-        // Compared by division, for the products of hostile counts overflow.
+        // Compares by division, because products of hostile counts would overflow.
         uint64_t sequences = number_at<uint64_t>(18), documents = number_at<uint64_t>(26);
         uint64_t rest = bytes.size() - header_bytes;
         if (sequences > rest / 12 || documents > rest / 8 || 12 * sequences + 8 * documents > rest) {
@@ -159,9 +159,9 @@ private:
         width_ = code == code_uint16 ? 2 : 4;
     }
 
-    // They must lie one behind the other and fill the file of tokens.
+    // Sequences must be contiguous and fill the file of tokens.
     void check_sequences() {
-        uint64_t bytes = 0;  // stays below 2^63 + 2^33: the pointer that comes next is compared with it
+        uint64_t bytes = 0;  // stays below 2^63 + 2^33, because each pointer must equal it
         for (int64_t i = 0; i < sequences_; i++) {
             if (length(i) < 0) {
                 fail("%s: sequence %lld has %lld tokens; the file is damaged: copy it again",
@@ -202,6 +202,6 @@ private:
     std::string index_path_, path_;
     MappedFile index_, file_;
     int64_t sequences_ = 0, documents_ = 0, count_ = 0;
-    uint64_t pointers_ = 0, starts_ = 0;  // places in the index where these arrays begin
+    uint64_t pointers_ = 0, starts_ = 0;  // offsets of these arrays in the index
     int width_ = 0;
 };

@@ -1,11 +1,11 @@
 /*
-The rows of tables that the n-grams of a text look up (kernels/ngram_gate.cuh). They follow from the tokens
-alone, so what a step needs is known before it begins.
+Computes the table rows that the n-grams of a text look up (kernels/ngram_gate.cuh). They depend only on the
+tokens, so the rows that a step needs are known before it begins.
 
-A head of n tokens hashes the n tokens that end with this one, each multiplied by a number of its own, and the
-remainder by the head's prime number of rows is its row. Before, tokens are folded: those that are the same
-word but for case and a space before it count as one, so that "the", " the" and "The" share what they learn.
-Tokens before the document or the text are none.
+A head of n tokens hashes the n tokens that end with the current one, each multiplied by its own factor; the
+hash modulo the head's prime number of rows selects the row. Tokens are folded first: those that are the same
+word except for case and a leading space count as one, so that "the", " the" and "The" share what they learn.
+The n-gram is shorter at the beginning of a document or text.
 */
 #pragma once
 
@@ -21,8 +21,8 @@ Tokens before the document or the text are none.
 #include "data/tokenizer/tokenizer.h"
 #include "kernels/random.cuh"  // random_key
 
-// The first token that is the same word as each, but for ASCII's case and a space before it. Without a
-// tokenizer, each is one of its own.
+// Maps each token to the first one that is the same word, ignoring ASCII case and a leading space. Without a
+// tokenizer, each token maps to itself.
 inline std::vector<uint64_t> folded_tokens(const Tokenizer* tokenizer, int vocab_size) {
     std::vector<uint64_t> folded((size_t)vocab_size);
     std::map<std::string, uint64_t> first;
@@ -37,15 +37,15 @@ inline std::vector<uint64_t> folded_tokens(const Tokenizer* tokenizer, int vocab
     return folded;
 }
 
-// A row of tokens that is looked up, and what may be seen before its first one.
+// A row of tokens to look up, and the context before its first token.
 struct NgramTokens {
-    const int* tokens;  // (count), and `before` of them before that
+    const int* tokens;  // (count), preceded by `before` more
     int count, before = 0;
     const int* doc_start =
-        nullptr;  // (count) where each one's document begins, counted from `tokens`; null: before all
+        nullptr;  // (count) start of each token's document, as an index into `tokens`; null: one document
 };
 
-// The tokens of `count` micro-batches, from sample `first` on, which are looked up at once.
+// The tokens of `count` micro-batches, from sample `first` on, whose rows are looked up together.
 struct Lookups {
     uint64_t first;
     int count;
@@ -57,15 +57,15 @@ struct Lookups {
     }
 };
 
-// The lookups of a micro-batch on the device, (B, T, heads) each: the place of each one's row among those of
-// the step; and the lookups in the order of these.
+// The lookups of a micro-batch on the device, (B, T, heads) each: the index of each lookup's row among the
+// rows of the step, and the lookups sorted by that index.
 struct PlacesOfRows {
     const int *of_lookups = nullptr, *in_order = nullptr;
 };
 
 class NgramHash {
 public:
-    // folded: for each token of the vocabulary
+    // folded: an entry for each token of the vocabulary
     NgramHash(const ModelConfig& c, uint64_t seed, std::vector<uint64_t> folded)
         : seed_(seed), folded_(std::move(folded)), heads_(ngram_heads(c)) {
         for (size_t head = 0; head < heads_.size(); head++) {
@@ -79,7 +79,7 @@ public:
     uint64_t seed() const { return seed_; }
     const std::vector<uint64_t>& folded() const { return folded_; }
 
-    // rows (count, heads of this part): those of each token for heads [first, first + heads).
+    // rows (count, heads): the row of each token for heads [first, first + heads).
     void look_up(uint64_t* rows, const NgramTokens& text, int first, int heads) const {
         size_t factor = 0;
         for (int head = 0; head < first; head++) factor += (size_t)heads_[(size_t)head].tokens;
@@ -101,5 +101,5 @@ private:
     uint64_t seed_;
     std::vector<uint64_t> folded_;
     std::vector<NgramHead> heads_;
-    std::vector<uint64_t> factors_;  // head by head, from the newest token back
+    std::vector<uint64_t> factors_;  // head by head, from the current token back
 };

@@ -1,7 +1,7 @@
 /*
-A pseudo-random permutation computed one element at a time, with no table, so that a data set of any size is
-shuffled in no memory: a Feistel network over the next power of two (every half-round is a bijection whatever
-its function is), applied again to results that fall outside 0 .. n-1 ("cycle walking"; Black and Rogaway,
+A pseudo-random permutation computed one element at a time, without a table, so that a data set of any size is
+shuffled in constant memory: a Feistel network over the next power of two (each half-round is a bijection for
+any round function), repeated while the result is not in 0 .. n-1 ("cycle walking"; Black and Rogaway,
 "Ciphers with arbitrary finite domains", 2002).
 */
 #pragma once
@@ -16,7 +16,7 @@ its function is), applied again to results that fall outside 0 .. n-1 ("cycle wa
 class Permutation {
 public:
     Permutation(uint64_t n, uint64_t key) : n_(n), key_(key) {
-        // A network over fewer bits than 8 does not mix well, and small sets can afford the longer walk.
+        // A network on fewer than 8 bits does not mix well, and small sets can afford the longer walk.
         int bits = std::max(8, (int)std::bit_width(n - 1));
         low_bits_ = (bits + 1) / 2;
         low_mask_ = (uint64_t(1) << low_bits_) - 1;

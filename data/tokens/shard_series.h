@@ -1,6 +1,6 @@
 /*
-Token shards with numbered names: PREFIX_000000.bin and its successors, a new one every so many tokens. They
-get their names when all of them are complete.
+Token shards with numbered names: PREFIX_000000.bin and its successors, each of which but the last has
+shard_tokens tokens. They get their names only when all of them are complete.
 */
 #pragma once
 
@@ -34,7 +34,7 @@ public:
         for (ShardWriter& shard : shards_) shard.finish();
     }
 
-    // Gives all shards their names, and removes the longer tail of an older series.
+    // Renames all shards to their final names, and removes surplus shards of an older, longer series.
     void commit(const std::vector<std::string>& older) {
         std::set<std::string> names;
         for (ShardWriter& shard : shards_) {
@@ -69,7 +69,7 @@ private:
     uint64_t total_ = 0;
 };
 
-// Files that an earlier run with this output left: OUTPUT_{train,val}_DIGITS.bin, or .bin.partial if
+// Files left by an earlier run with this output: OUTPUT_{train,val}_DIGITS.bin, or .bin.partial if it was
 // interrupted.
 inline std::vector<std::string> existing_outputs(const std::string& output) {
     size_t slash = output.rfind('/');

@@ -1,11 +1,11 @@
 /*
-Which tokens a sample is made of, as a function of (seed, global sample index) alone: not of ranks,
-micro-batches or where a run was interrupted. A sample is T inputs and their T successors: T+1 tokens of one
-file, at stride T, so each token but a file's first is predicted once per epoch.
+Maps a sample to its tokens, as a function of only (seed, global sample index): not of ranks, micro-batches or
+where a run was interrupted. A sample is T inputs and their T successors: T+1 tokens of one file, at stride T,
+so each token except a file's first is predicted once per epoch.
 
-The files are one source, or several with weights (data/tokens/blend.h). A source of S samples gives each of
-them once in its first S draws, once in the next S, and so on, in an order that changes with these epochs of
-its own.
+The files are one source, or several with weights (data/tokens/blend.h). The first S draws from a source of S
+samples give each sample once, so do the next S, and so on; each of these epochs of the source has its own
+order.
 */
 #pragma once
 
@@ -20,13 +20,13 @@ its own.
 #include "data/tokens/token_source.h"
 #include "data/base/strings.h"
 
-// A source of a blend, its files checked.
+// A source of a blend, with checked files.
 struct CheckedSource {
     CheckedList tokens;
     uint64_t weight;
 };
 
-// `list`: as in files_named(), or as in parse_blend().
+// `list`: a list for files_named(), or for parse_blend().
 inline std::vector<CheckedSource> check_sources(const std::string& list) {
     std::vector<CheckedSource> sources;
     for (const BlendSource& source : parse_blend(list))
@@ -34,10 +34,10 @@ inline std::vector<CheckedSource> check_sources(const std::string& list) {
     return sources;
 }
 
-// Serves samples by global index. All of it may be called by several threads at once.
+// Serves samples by global index. Several threads may call any of its functions at the same time.
 class TokenLoader {
 public:
-    // Sequential order is for validation.
+    // Sequential order is meant for validation.
     TokenLoader(const std::string& list, int vocab, int T, SampleOrder order, uint64_t seed = 0)
         : TokenLoader(check_sources(list), vocab, T, order, seed) {}
 
@@ -49,15 +49,15 @@ public:
         }
     }
 
-    // Over all sources. In so many draws a blend goes through some sources more than once and through others
-    // only in part.
+    // The sum over all sources. In that many draws, a blend reads some sources more than once and others only
+    // in part.
     uint64_t samples_per_epoch() const { return samples_; }
     int64_t total_tokens() const { return tokens_; }
 
     size_t sources() const { return sources_.size(); }
     const TokenSource& source(size_t i) const { return sources_[i].tokens; }
 
-    // Files that hold no sample of T+1 tokens and are never read.
+    // Files too short for a sample of T+1 tokens, which are never read.
     std::vector<std::string> too_short() const {
         std::vector<std::string> paths;
         for (const auto& [tokens, first_sample, samples] : sources_) {
@@ -69,7 +69,7 @@ public:
         return paths;
     }
 
-    // For the header of a run: a line for each source, if there are several.
+    // For the header of a run: a line for each source if there are several.
     std::vector<std::string> summary() const {
         std::vector<std::string> lines;
         for (size_t i = 0; i < sources_.size() && sources_.size() > 1; i++) {
@@ -85,12 +85,12 @@ public:
     }
 
     struct Place {
-        size_t source, file;  // file: of the source
-        int64_t token;        // the token of the file at which the sample begins
-        uint64_t epoch;       // counts passes over the source
+        size_t source, file;  // file: index in the source
+        int64_t token;        // the token of the file where the sample begins
+        uint64_t epoch;       // earlier passes over the source
     };
 
-    // The place of sample number `sample` of the run.
+    // The place of a sample, by its number in the run.
     Place place(uint64_t sample) const {
         auto [source, at, epoch] = order_(sample);
         const std::vector<uint64_t>& first = sources_[source].first_sample;
@@ -98,7 +98,7 @@ public:
         return {source, file, (int64_t)((at - first[file]) * (uint64_t)T_), epoch};
     }
 
-    // Throws Error if a token is not in the vocabulary.
+    // Copies a sample. Throws Error if a token is not in the vocabulary.
     void load(uint64_t sample, int* inputs /* (T) */, int* targets /* (T) */) const {
         Place at = place(sample);
         const TokenSource& tokens = sources_[at.source].tokens;

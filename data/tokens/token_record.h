@@ -1,12 +1,13 @@
 /*
-What token shards were made with: PREFIX.json, beside PREFIX_train_000000.bin, PREFIX_val_000000.bin etc.
+A record of how token shards were made: PREFIX.json, beside PREFIX_train_000000.bin, PREFIX_val_000000.bin
+etc.
 
     {"train_gpt_tokens":1, "tokenizer":"bytes", "fingerprint":"2d06800538d394c2", "vocab_size":257,
      "document_end":256, "documents":12, "bytes":1008, "train_tokens":1000, "val_tokens":20}
 
-Tokenizers with the same fingerprint make the same tokens of a text. It holds the version of Unicode that
-patterns know, for it decides what a letter is. Shards of other programs have no such record, and are taken as
-they are; so are records whose fingerprint, as it once was, is of the tokenizer alone.
+Tokenizers with the same fingerprint give the same tokens for any text. It covers the version of Unicode that
+patterns use, which defines what a letter is. Shards of other programs have no record, and are accepted as
+they are; a fingerprint without a version of Unicode is accepted as well.
 */
 #pragma once
 
@@ -31,11 +32,11 @@ they are; so are records whose fingerprint, as it once was, is of the tokenizer 
 #include "data/base/strings.h"
 
 struct TokenRecord {
-    std::string tokenizer;    // the name that the user gave
+    std::string tokenizer;    // the name as the user gave it
     std::string fingerprint;  // the tokenizer's
     int vocab_size = 0;
     int document_end = -1;
-    uint64_t documents = 0, bytes = 0;  // how much text there was
+    uint64_t documents = 0, bytes = 0;  // size of the text
     uint64_t train_tokens = 0, val_tokens = 0;
 };
 
@@ -70,7 +71,7 @@ inline std::string record_of_shard(const std::string& path) {
     return "";
 }
 
-// Null where there is no such file, or it is something else.
+// Returns nothing if the file does not exist, or is not such a record.
 inline std::optional<TokenRecord> read_token_record(const std::string& path) {
     if (path.empty() || access(path.c_str(), F_OK) != 0) return std::nullopt;
     constexpr uint64_t most = 1 << 20;
@@ -115,8 +116,8 @@ inline std::string token_record_text(const TokenRecord& record) {
     return json_line(json);
 }
 
-// Refuses to use a shard with another tokenizer (null: with none) than it was made with. Returns what there
-// is to say of another token between documents (-1: none), if anything.
+// Refuses a shard whose tokenizer was not `tokenizer` (null: none is used, so nothing is refused). Returns a
+// note if its documents do not end with document_end (-1: not used), otherwise an empty string.
 inline std::string check_token_record(const std::string& shard, const TokenRecord& record,
                                       const Tokenizer* tokenizer, int document_end) {
     std::string made_with = printable(record.tokenizer);
@@ -136,13 +137,13 @@ inline std::string check_token_record(const std::string& shard, const TokenRecor
         shard.c_str(), record.document_end, made_with.c_str(), document_end);
 }
 
-// Checks all files that a loader reads. Files without a record are named if the token between documents does
-// not occur in them.
+// Checks the records of all files that a loader reads. For a source without a record, adds a note if
+// document_end does not occur at its beginning.
 inline std::vector<std::string> check_token_records(const TokenLoader& loader, const Tokenizer* tokenizer,
                                                     int document_end) {
-    constexpr int64_t looked_at = 4 << 20;  // tokens of a source
+    constexpr int64_t looked_at = 4 << 20;  // tokens searched in a source
     std::vector<std::string> notes;
-    std::map<std::string, bool> checked;  // folders; true: there is a record
+    std::map<std::string, bool> checked;  // by path of the record; true: it exists
     auto has_record = [&](const std::string& shard) {
         std::string path = record_of_shard(shard);
         auto [entry, is_new] = checked.emplace(path, false);

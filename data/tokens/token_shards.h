@@ -5,9 +5,8 @@ Tokens on disk: the .bin shards of llm.c. A header of 256 little-endian int32 is
     20240520       1              1 .. 2^31-1        uint16   vocabularies up to 65,536 tokens
     20240801       7              1 .. 2^31-1        uint32   larger ones (Llama 3)
 
-The rest of the header is zero. Shards are memory-mapped, so they may be larger than memory, and everything
-the header says is checked before a token is read. Whether a token is in the vocabulary is checked when it is
-used.
+The rest of the header is zero. Shards are memory-mapped, so they may be larger than memory, and the whole
+header is checked before a token is read. Whether a token is in the vocabulary is checked when it is used.
 */
 #pragma once
 
@@ -30,7 +29,7 @@ static_assert(std::endian::native == std::endian::little,
 constexpr size_t shard_header_bytes = 1024;
 constexpr int64_t max_shard_tokens = INT32_MAX;
 constexpr std::string_view token_record_beginning =
-    "{\"train_gpt_tokens\":";  // begins the record of how they were made
+    "{\"train_gpt_tokens\":";  // start of a record of how shards were made
 
 struct ShardFormat {
     int32_t magic, version;
@@ -38,7 +37,7 @@ struct ShardFormat {
 };
 constexpr ShardFormat shard_formats[] = {{20240520, 1, 2}, {20240801, 7, 4}};
 
-// Null if no shard begins like that.
+// Returns null if no shard begins with this number.
 inline const ShardFormat* find_shard_format(int32_t magic) {
     for (const ShardFormat& format : shard_formats) {
         if (format.magic == magic) return &format;
@@ -54,12 +53,12 @@ inline const ShardFormat& shard_format_for(int vocab) {
 // ----------------------------------------------------------------------------
 // reading
 
-// Tokens start .. start+n-1 of a file to `out`; throws Error unless each is below vocab.
+// Copies tokens start .. start+n-1 of a file to `out`; throws Error unless each is below vocab.
 template <typename Stored>
 void copy_tokens(const Stored* tokens, int64_t start, int64_t n, int vocab, int* out,
                  const std::string& path) {
     tokens += start;
-    uint32_t largest = 0;  // a negative token is a very large one
+    uint32_t largest = 0;  // a negative token becomes a very large one
     for (int64_t i = 0; i < n; i++) {
         largest = std::max(largest, (uint32_t)tokens[i]);
         out[i] = (int)tokens[i];
@@ -72,16 +71,16 @@ void copy_tokens(const Stored* tokens, int64_t start, int64_t n, int vocab, int*
          path.c_str(), (long long)(start + bad), (long long)tokens[bad], vocab);
 }
 
-// The tokens' place in a file: one behind the other, up to its end.
+// The location of tokens in a file: contiguous, up to its end.
 struct TokenArray {
     uint64_t first_byte = 0;
     int64_t count = 0;
     int width = 0;           // bytes of a token
-    bool is_signed = false;  // int32, whose negative values are no tokens
+    bool is_signed = false;  // int32, whose negative values are not valid tokens
 
     uint64_t file_bytes() const { return first_byte + (uint64_t)count * (uint64_t)width; }
 
-    // Tokens start .. start+n-1 of the file that is mapped at `file`; each must be below vocab.
+    // Copies tokens start .. start+n-1 of the file mapped at `file`; each must be below vocab.
     void copy(const char* file, int64_t start, int64_t n, int vocab, int* out,
               const std::string& path) const {
         const char* tokens = file + first_byte;
@@ -105,7 +104,7 @@ public:
     int64_t count() const { return tokens_.count; }
     int width() const { return tokens_.width; }
 
-    // Tokens start .. start+n-1, which must lie in the shard; each must be below vocab.
+    // Copies tokens start .. start+n-1, which must be in the shard; each must be below vocab.
     void copy(int64_t start, int64_t n, int vocab, int* out) const {
         tokens_.copy(file_.data(), start, n, vocab, out, path_);
     }
@@ -149,12 +148,12 @@ private:
     TokenArray tokens_;
 };
 
-// The files, sorted, that a comma-separated list of paths and patterns ("data/*.bin,more.bin") names.
+// Returns the files, sorted, that a comma-separated list of paths and patterns ("data/*.bin,more.bin") names.
 inline std::vector<std::string> files_named(const std::string& list) {
     std::vector<std::string> files;
     for (const std::string& pattern : comma_separated(list)) {
         if (pattern.empty()) continue;
-        if (access(pattern.c_str(), F_OK) == 0) {  // also names that look like patterns
+        if (access(pattern.c_str(), F_OK) == 0) {  // includes names that look like patterns
             files.push_back(pattern);
             continue;
         }
@@ -174,7 +173,7 @@ inline std::vector<std::string> files_named(const std::string& list) {
 // ----------------------------------------------------------------------------
 // writing
 
-// Writes one shard. The file has its name only after close(); without it, nothing is left.
+// Writes one shard. The file gets its name in close(); without that, nothing is left.
 class ShardWriter {
 public:
     ShardWriter(std::string path, int vocab)
@@ -200,7 +199,7 @@ public:
         count_ += (int64_t)n;
     }
 
-    // Writes the header and makes sure that all is on disk, still under the temporary name.
+    // Writes the header and brings everything to disk, still under the temporary name.
     void finish() {
         if (file_.finished()) return;
         if (count_ == 0) fail("%s: has no tokens to hold; give some text", path().c_str());

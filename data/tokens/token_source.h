@@ -1,9 +1,10 @@
 /*
-What samples come from: files of several formats behind one interface. A name that ends in .idx is the index
-of a Megatron data set (data/tokens/megatron_shards.h), any other a token shard (data/tokens/token_shards.h).
+The files that samples are read from: several formats behind one interface. A name that ends in .idx is the
+index of a Megatron data set (data/tokens/megatron_shards.h), any other a token shard
+(data/tokens/token_shards.h).
 
-A file is checked once, and opened again when it is first read from. So thousands of processes can take what
-one of them has found out (comm/batches.h), and none opens a file that it has no sample of.
+A file is checked once, and reopened when it is first read. So thousands of processes can reuse the checks of
+one of them (comm/batches.h), and no process opens a file unless it needs one of its samples.
 */
 #pragma once
 
@@ -25,7 +26,7 @@ one of them has found out (comm/batches.h), and none opens a file that it has no
 // checking
 
 struct CheckedFile {
-    std::string path;         // the name that the user gave: the index of a Megatron data set
+    std::string path;         // the user's name for it: for a Megatron data set, the index
     std::string tokens_path;  // the file with the tokens
     TokenArray tokens;
 };
@@ -45,13 +46,13 @@ inline CheckedFile check_token_file(const std::string& path) {
     }
 }
 
-// The files that a list names, in the order of their names.
+// The files that a list names, sorted by name.
 struct CheckedList {
     std::string list;
     std::vector<CheckedFile> files;
 };
 
-// `list` as in files_named().
+// `list`: see files_named().
 inline CheckedList check_token_files(const std::string& list) {
     CheckedList checked = {list, {}};
     for (const std::string& name : files_named(list)) {
@@ -79,14 +80,14 @@ public:
     int64_t count() const { return checked_.tokens.count; }    // tokens
     int width() const { return checked_.tokens.width; }        // bytes of a token
 
-    // Tokens start .. start+n-1, which must lie in the file; throws Error unless each is below vocab, or if
-    // the file is not what it was when it was checked.
+    // Copies tokens start .. start+n-1, which must be in the file; throws Error unless each is below vocab,
+    // or if the file has changed since it was checked.
     void copy(int64_t start, int64_t n, int vocab, int* out) const {
         checked_.tokens.copy(data(), start, n, vocab, out, checked_.tokens_path);
     }
 
 private:
-    // Several threads may be the first to read. Where opening fails, the next reader tries again.
+    // Several threads may be the first to read. If opening fails, the next read tries again.
     const char* data() const {
         if (const char* data = data_.load(std::memory_order_acquire)) return data;
         std::lock_guard lock(opening_);
@@ -97,7 +98,7 @@ private:
         return file_->data();
     }
 
-    // It was whole when it was checked, so what is wrong now may be over soon.
+    // The file was whole when it was checked, so the problem may be temporary.
     MappedFile opened() const {
         const std::string& path = checked_.tokens_path;
         NotedError error;
@@ -116,7 +117,7 @@ private:
     const CheckedFile checked_;
     mutable std::mutex opening_;
     mutable std::optional<MappedFile> file_;
-    mutable std::atomic<const char*> data_ = nullptr;  // the file's content, once it is open
+    mutable std::atomic<const char*> data_ = nullptr;  // the file's content; null until it is open
 };
 
 class TokenSource {
@@ -124,9 +125,9 @@ public:
     TokenSource(const CheckedList& checked, int vocab) : list_(checked.list), vocab_(vocab) {
         for (const CheckedFile& file : checked.files) total_ += files_.emplace_back(file).count();
     }
-    // `list` as in files_named().
+    // `list`: see files_named().
     TokenSource(const std::string& list, int vocab) : TokenSource(check_token_files(list), vocab) {}
-    TokenSource(TokenSource&&) = default;  // and so no copies
+    TokenSource(TokenSource&&) = default;  // also disables copying
 
     const std::string& list() const { return list_; }
     size_t size() const { return files_.size(); }
@@ -134,14 +135,14 @@ public:
     int64_t total_tokens() const { return total_; }
     int width() const { return files_[0].width(); }
 
-    // Copies tokens as TokenFile does, with the vocabulary given.
+    // Copies tokens as TokenFile does, with the vocabulary of this source.
     void copy(size_t file, int64_t start, int64_t n, int* out) const {
         files_[file].copy(start, n, vocab_, out);
     }
 
 private:
     std::string list_;
-    std::deque<TokenFile> files_;  // which cannot be moved
+    std::deque<TokenFile> files_;  // a deque, because TokenFile cannot be moved
     int vocab_;
     int64_t total_ = 0;
 };

@@ -1,7 +1,7 @@
 /*
-The tokens that a validation loss is measured on: the first samples of the files, --val-tokens of them. They
-depend on neither the batch nor the layout, and the log has their number and a hash of some of them, by which
-a run that goes on, and a report of several runs, can tell whether their losses can be compared.
+The tokens that validation loss is measured on: the first samples of the files, up to --val-tokens. They
+depend on neither the batch nor the layout. The log has their number and a hash of some of them, so that a
+resumed run, and a report on several runs, can check whether losses are comparable.
 */
 #pragma once
 
@@ -18,18 +18,18 @@ a run that goes on, and a report of several runs, can tell whether their losses 
 
 struct ValidationSet {
     uint64_t samples = 0, tokens = 0;
-    std::string name = {};     // empty: it is the only one, and has none
+    std::string name = {};     // empty if it is the only set
     std::string content = {};  // hash_of_samples()
 };
 
-// files: with samples of T tokens. wanted: tokens; 0: all.
+// files: with samples of T tokens. wanted: number of tokens; 0: all.
 inline ValidationSet validation_set(const TokenLoader& files, int T, long long wanted) {
     uint64_t all = files.samples_per_epoch(), asked = (uint64_t)wanted / (uint64_t)T;
     uint64_t samples = wanted == 0 ? all : std::clamp<uint64_t>(asked, 1, all);
     return {.samples = samples, .tokens = samples * (uint64_t)T};
 }
 
-// A hash of up to 64 of its samples, at equal distances. files: in sequential order. Throws Error where
+// Returns a hash of up to 64 of its samples, evenly spaced. files: in sequential order. Throws Error if
 // tokens cannot be read.
 inline std::string hash_of_samples(const ValidationSet& set, const TokenLoader& files) {
     constexpr uint64_t most_read = 64;
@@ -42,7 +42,7 @@ inline std::string hash_of_samples(const ValidationSet& set, const TokenLoader& 
     return text("%016llx", (unsigned long long)XXH3_64bits(tokens.data(), tokens.size() * sizeof(int)));
 }
 
-// For the line of the log that tells how a run was started: of sets with names, by their names.
+// For the line of the log that records the start of a run; sets with names are listed by name.
 inline nlohmann::ordered_json record_of(const std::vector<ValidationSet>& sets) {
     nlohmann::ordered_json by_name;
     for (const ValidationSet& set : sets) {

@@ -1,12 +1,12 @@
 /*
-What the benchmarks share: the program without its main, batches without data, and the time of a step.
+Shared by the benchmarks: the program without its main, batches of random tokens, and the time of a step.
 */
 #pragma once
 
 #include "test/bench/bench_times.h"
 #include "test/support/program.h"
 
-// Tokens without data: the speed does not depend on what they are.
+// A batch of random tokens: the speed does not depend on their values.
 class RandomBatch {
 public:
     RandomBatch(const Gpt& g, int vocab) {
@@ -36,7 +36,7 @@ private:
     Batch batch_;
 };
 
-// Seconds of step number `step`, counted from 1, on some micro-batches.
+// Runs step number `step`, counted from 1, on `micro_batches` micro-batches; returns its seconds.
 inline double step_seconds(Gpt& g, const Batch& batch, int step, int micro_batches = 1) {
     double start = seconds_now(), targets = (double)batch.B * batch.T * micro_batches;
     zero_gradients(g);
@@ -50,7 +50,7 @@ inline double step_seconds(Gpt& g, const Batch& batch, int step, int micro_batch
     return seconds_now() - start;
 }
 
-// The median of several, after one that is not counted.
+// The median over `repeats` steps, after one that is not counted.
 inline double median_step_seconds(Gpt& g, const Batch& batch, int repeats) {
     std::vector<double> seconds;
     for (int step = 0; step <= repeats; step++) {

@@ -1,17 +1,17 @@
 /*
-What checkpoints cost, beside what the same disk and memory do with as many bytes in the same run.
+The cost of checkpoints, beside what the same disk and memory need for the same bytes in the same run.
 
-    mpirun -np N bench_checkpoint MODEL FOLDER         saves, verifies and loads with N ranks (ZeRO 3 where
-                                                       there are several), and leaves a checkpoint in FOLDER/N
-    mpirun -np N bench_checkpoint MODEL FOLDER FROM    loads what FROM ranks left in FOLDER/FROM
+    mpirun -np N bench_checkpoint MODEL FOLDER         saves, verifies and loads with N ranks (ZeRO 3 if
+                                                       several), and leaves a checkpoint in FOLDER/N
+    mpirun -np N bench_checkpoint MODEL FOLDER FROM    loads the one that FROM ranks left in FOLDER/FROM
 
-The state is the model's with AdamW's moments. A stall is what a save keeps the caller from; its copy runs
-beside the passes of a step, and is longer here only where those are shorter. Saving is measured from the call
-until the checkpoint is on disk under its name and the one before it deleted; a raw write is one file for each
-rank, written from memory 16 MiB at a time, fsync, and deleting it.
-Before everything that is read, the system is asked to drop its files from the page cache (that of a virtual
-machine's host may have them still); a raw read is of the same files, 16 MiB at a time. Each is done several
-times, in turns, and the median counts: the speed of a disk varies.
+The state is the model's with AdamW's moments. The stall is the time for which a save blocks the caller; in a
+run its copy overlaps the passes of a step, and delays the next update only if they are shorter. A save is
+measured from the call until the checkpoint is on disk under its name and the previous one is deleted; a raw
+write is one file per rank, written from memory 16 MiB at a time, fsync, and deleting it. Before each read,
+the system is asked to drop the files from the page cache (a virtual machine's host may still cache them); a
+raw read is of the same files, 16 MiB at a time. Each measurement is repeated in turn with the others, and the
+median counts: the speed of a disk varies.
 */
 #include "comm/watchdog.h"
 #include "comm/checkpoint_loader.h"
@@ -24,7 +24,7 @@ times, in turns, and the median counts: the speed of a disk varies.
 constexpr int repeats = 3;
 constexpr size_t raw_chunk = (size_t)16 << 20;
 
-// Bytes that nothing can compress.
+// Incompressible bytes.
 inline std::vector<char> random_bytes(size_t count) {
     std::vector<char> bytes(count);
     for (size_t i = 0; i < count; i += sizeof(Random4)) {
@@ -77,7 +77,7 @@ public:
         row("save", bytes, saves, "raw write", writes);
     }
 
-    // A checkpoint that `from` ranks left.
+    // Measures loading a checkpoint that `from` ranks left, and verifying it if it is this job's own.
     void load(int from) {
         std::string folder;
         world_.on_all_ranks([&] { folder = newest_checkpoint(run_of(from)); });
@@ -119,7 +119,7 @@ private:
         fflush(stdout);
     }
 
-    // Seconds that the slowest rank takes.
+    // Seconds that the slowest rank needs for work().
     template <typename Work>
     double seconds_of_all(Work&& work) const {
         world_.barrier();
@@ -128,7 +128,7 @@ private:
         return world_.largest((int)((seconds_now() - start) * 1e6)) / 1e6;
     }
 
-    // Finishes as a run does between its steps: no rank waits for work in the background.
+    // Finishes as a run does between its steps: only when no rank would wait for background work.
     SaveReport finish_beside_work(CheckpointSaver& saver) const {
         for (;;) {
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -149,7 +149,7 @@ private:
         state_.synchronize();
     }
 
-    // ---- what the disk and the memory do
+    // raw speed of the disk and of memory
 
     double raw_write(uint64_t bytes) const {
         std::string path = text("%s/raw_%d.bin", folder_.c_str(), world_.rank());
@@ -168,7 +168,7 @@ private:
         return seconds;
     }
 
-    // Copies this rank's part of the state to memory that was touched before.
+    // Copies this rank's part of the state to memory that is already paged in.
     double copy_in_memory() const {
         size_t bytes = staging_bytes(layout_, mesh_.shape, settings(world_));
         char* to;
@@ -206,7 +206,7 @@ private:
         });
     }
 
-    // An even part of all files on each rank.
+    // Each rank reads an even share of all files.
     void raw_read(const CheckpointReader& reader) {
         uint64_t all = 0, before = 0;
         for (uint64_t bytes : reader.index().file_bytes) all += bytes;

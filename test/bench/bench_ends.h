@@ -1,5 +1,5 @@
 /*
-Rows of bench_kernels: the kernels before the first block and behind the last, and of the step.
+Rows of bench_kernels: the kernels before the first block and after the last, and those of the update.
 */
 #pragma once
 
@@ -15,14 +15,14 @@ Rows of bench_kernels: the kernels before the first block and behind the last, a
 // ----------------------------------------------------------------------------
 // the ends of the model
 
-// Tokens, and their order. Words are as frequent as in a text.
+// Tokens with the word frequencies of text, and their order by token.
 struct Tokens {
     std::vector<int> values;
     int different;
     Array<int> tokens, by_token;
 
     Tokens(int N, int V, cudaStream_t stream) : values(N), tokens(N, stream), by_token(N, stream) {
-        // word r about 1 / (r + 1) times as often as word 0, which is 1 token in 16
+        // word r occurs about 1 / (r + 1) times as often as word 0, which is 1 token in 16
         for (int i = 0; i < N; i++)
             values[i] = std::min((int)std::pow(V + 1.0, random_uniform(philox(7, i).at[0])), V) - 1;
         std::vector<int> sorted(N);
@@ -69,7 +69,7 @@ inline void classifier_rows(Bench& bench) {
                         if (v >= words) return 0.0;
                         return (std::exp(logits.at(e) - lse[n]) - (v == targets.values[n])) * dloss;
                     });
-                    // few of all elements are a target's
+                    // a sample of all elements would hit few targets
                     std::vector<floatX> all = logits.host(), at_targets;
                     for (size_t n = 0; n < (size_t)rows; n++)
                         at_targets.push_back(all[n * Vp + targets.values[n]]);
@@ -137,7 +137,7 @@ inline void embedding_rows(Bench& bench) {
 
 inline void adamw_rows(Bench& bench) {
     const std::vector<size_t> of_gpus = {124475904}, of_all = {5003};
-    // a rate at which the weights change by much of themselves
+    // a learning rate that changes the weights by a large part of their size
     AdamW hyper = {0.1, 0.9, 0.95, 1e-8, 0.1, 3, false};
     for (size_t n : bench.pick(of_gpus, of_all)) {
         for (bool with_master : {true, false}) {

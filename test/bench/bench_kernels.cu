@@ -1,13 +1,13 @@
 /*
-Each kernel on the shapes of real models: its results against a reference in double precision on that very
-shape, then its time, what that makes in operations or bytes per second, and the share of what this device did
-at best in the same run: its largest product, or a copy.
+Runs each kernel on the shapes of real models: checks its results against a double-precision reference on the
+same shape, then reports its time, its operations or bytes per second, and their share of the best that this
+device reached in the same run: its largest product, or a copy.
 
     bench_kernels [--quick | --full] [GROUP]...
 
-All groups, unless some are named. --quick takes small shapes, as it does where there is no GPU, unless it is
---full. Caches are cleared before each repetition, and the median counts. The exit code is 1 if a result was
-wrong. On the simulated device there are results and no times.
+All groups run unless some are named. --quick uses small shapes, which is the default without a GPU; --full
+uses the real ones. Caches are flushed before each repetition, and the median counts. The exit code is 1 if a
+result was wrong. The simulated device reports results, but no times.
 */
 #include <cstring>
 

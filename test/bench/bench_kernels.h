@@ -1,6 +1,6 @@
 /*
-What the rows of bench_kernels share: arrays whose values are known on both sides, the check of a sample of a
-kernel's results, and the time of a kernel beside what the device can do at best.
+Shared by the rows of bench_kernels: arrays whose values host and device both know, a check of a sample of a
+kernel's results, and the time of a kernel beside the best that the device reaches.
 */
 #pragma once
 
@@ -23,7 +23,7 @@ kernel's results, and the time of a kernel beside what the device can do at best
 // ----------------------------------------------------------------------------
 // data
 
-// An array on the device. It starts as NaN bit patterns, so what a kernel should have written shows.
+// A device array. It starts as NaN bit patterns, so that elements which a kernel failed to write show.
 template <typename T>
 class Array : public DeviceArray<T> {
 public:
@@ -47,8 +47,8 @@ protected:
     cudaStream_t stream_;
 };
 
-// Normal numbers. They repeat after a prime number of elements: in no dimension of an array do neighbours
-// agree, and the host need not keep or copy gigabytes.
+// Normally distributed numbers that repeat after a prime number of elements: neighbors differ along every
+// dimension of an array, and the host need not keep or copy gigabytes.
 template <typename T>
 class Numbers : public Array<T> {
 public:
@@ -68,7 +68,7 @@ public:
         }
     }
 
-    // The value that it started with.
+    // The initial value of element i.
     double at(size_t i) const {
         return values_[i % period];
     }
@@ -78,7 +78,7 @@ private:
     std::vector<float> values_;
 };
 
-// Positions counted from the beginning of each of B rows of T tokens, and their order.
+// Positions within each of B rows of T tokens, and their order by position.
 struct Positions {
     Array<int> positions, by_position;
 
@@ -96,11 +96,11 @@ struct Positions {
 // ----------------------------------------------------------------------------
 // checks
 
-// How far results are from a reference in double precision, by the norm of the difference.
+// Measures how far results are from a double-precision reference, by the norm of the difference.
 class Check {
 public:
-    // Compares a sample of the elements of an array, of which every one must be a number. want(i) is what
-    // element i should be.
+    // Compares a sample of an array's elements with want(i) for element i. No element of the array may be
+    // NaN.
     template <typename T, typename Want>
     void compare(const Array<T>& array, double limit, Want&& want) {
         std::vector<T> values = array.host();
@@ -131,7 +131,7 @@ public:
     bool passed() const {
         return worst_ < 1;
     }
-    // The error that is largest beside its limit.
+    // The error that is largest relative to its limit.
     double error() const {
         return error_;
     }
@@ -150,7 +150,7 @@ inline double gelu_slope_exactly(double x) {
     return (gelu_exactly(x + h) - gelu_exactly(x - h)) / (2 * h);
 }
 
-// Results that are stored as floatX, and sums of fp32.
+// Limits for results that are stored as floatX, and for fp32 sums.
 constexpr double rounded_limit = sizeof(floatX) == 2 ? 8e-3 : 2e-5,
                  summed_limit = sizeof(floatX) == 2 ? 3e-4 : 1e-4;
 
@@ -159,7 +159,7 @@ constexpr double rounded_limit = sizeof(floatX) == 2 ? 8e-3 : 2e-5,
 
 constexpr double element = sizeof(floatX), number = sizeof(float);  // bytes
 
-// The least work of a kernel: operations, or bytes to read and write, each once.
+// The least work of a kernel: operations, or bytes, each read or written once.
 struct Work {
     double flops = 0, bytes = 0;
 };
@@ -197,7 +197,7 @@ public:
         return small ? of_all : of_gpus;
     }
 
-    // run() starts the kernel; check(Check&) looks at what the first run left.
+    // run() launches the kernel; look(Check&) checks the results of its first run.
     template <typename Run, typename Look>
     void row(const char* kernel, const std::string& shape, const Work& work, Run&& run, Look&& look) {
         run();
@@ -218,8 +218,8 @@ public:
     int failed() const { return failed_; }
 
 private:
-    // More than any cache holds. It is only read: what was written would have to be written back in the time
-    // of the kernel behind it.
+    // Larger than any cache. It is only read: dirty lines would have to be written back while the next kernel
+    // is timed.
     static constexpr size_t flush_floats = (size_t)(has_own_memory ? 64 : 16) << 20;
 
     static cudaEvent_t new_event() {

@@ -1,18 +1,19 @@
 /*
-The same model and the same batch, cut over the ranks in several ways, over links of several speeds: from
-which speed on does tensor parallelism cost more than a pipeline and ZeRO?
+Runs the same model and batch in several layouts over links of several speeds: above which speed does tensor
+parallelism cost more than a pipeline and ZeRO?
 
-What counts is how long a link takes for what a device computes in the meantime. So the links are slowed down
-to those of 8 H100 GPUs, which compute 660 TFLOP/s in products of bf16 and send 400 GB/s each: per number that
-is sent, and per FLOP that a rank computes in products on its core, or its part of one. (Numbers of fp32 have
-twice the bytes, and the links get twice the speed.) 100 and 200 GB/s stand for slower links between the same
-devices.
+A link's time matters relative to the computation that a device does meanwhile. So the links are slowed down
+to match 8 H100 GPUs, each of which computes 660 TFLOP/s in bf16 products and sends 400 GB/s: the ratio of
+numbers sent to FLOPs is the same as for a rank that computes products on its core, or its share of one. (fp32
+numbers have twice the bytes, so the links get twice the speed.) 100 and 200 GB/s represent slower links
+between the same devices.
 
-The model is small. With two ranks, tensor parallelism sends for each FLOP as much as a model of 4096 channels
-over 8 GPUs; ZeRO 1 as much as many GPUs with 2048 tokens each. With four tensor ranks it is three times that.
+The model is small. With two ranks, tensor parallelism sends as much per FLOP as a model of 4096 channels over
+8 GPUs does, and ZeRO 1 as much as many GPUs with 2048 tokens each. With four tensor ranks it is three times
+that.
 
-Ranks that share a core compute while others wait for the link, which ranks on GPUs cannot. That makes every
-layout with more ranks than cores look better over slow links than it is.
+Ranks that share a core compute while others wait for the link, which ranks on GPUs cannot. So every layout
+with more ranks than cores looks better over slow links than it is.
 */
 #pragma once
 
@@ -21,7 +22,7 @@ layout with more ranks than cores look better over slow links than it is.
 #include "test/bench/bench_links.h"
 
 inline void bench_layouts(const World& world) {
-    constexpr int sequences = 16, tokens = 128, micro_batches = 8;  // a pipeline's; other layouts have one
+    constexpr int sequences = 16, tokens = 128, micro_batches = 8;  // in a pipeline; other layouts have one
     constexpr double gpu_flops = 660e12, speeds[] = {400, 200, 100};
     int ranks = world.size();
     ModelConfig config;
@@ -34,7 +35,7 @@ inline void bench_layouts(const World& world) {
     std::vector<Row> layouts = {{ranks, 1, 1}, {1, 2, ranks / 2}};
     layouts.push_back(ranks == 2 ? Row{1, 1, 2} : Row{2, 1, ranks / 2});
 
-    double rate = world.is_root() ? measured_gemm_rate(available_memory(), nullptr) : 0;  // a core for itself
+    double rate = world.is_root() ? measured_gemm_rate(available_memory(), nullptr) : 0;  // one rank only
     rate *= std::min(1.0, (double)std::thread::hardware_concurrency() / ranks);
     world.broadcast(&rate, sizeof rate);
     auto speed_here = [&](double gigabytes) {

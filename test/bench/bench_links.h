@@ -1,6 +1,6 @@
 /*
-What the benchmarks of several ranks share: a model that is cut over them in some way, and its steps over
-links that are slowed down.
+Shared by the benchmarks of several ranks: a model that is partitioned over them, and its steps over links
+that are slowed down.
 */
 #pragma once
 
@@ -9,7 +9,7 @@ links that are slowed down.
 
 #include "test/bench/bench.h"
 
-// Bytes per second; 0: as fast as they go.
+// Sets the links' speed in bytes per second; 0 means full speed.
 inline void set_link([[maybe_unused]] double speed) {
 #ifdef RANKS_USE_NCCL
     fail("bench_parallel: slows down the host transport, and this program uses NCCL; build with COMM=mpi");
@@ -29,7 +29,7 @@ public:
         initialize(g.state, 1);
     }
 
-    // Seconds of a step. The same number on all ranks, as that of sent().
+    // Runs a step and returns its seconds. All ranks return the same number, also from sent().
     double seconds(double link) {
         world_.barrier();
         reset_traffic();
@@ -44,7 +44,7 @@ public:
         return seconds;
     }
 
-    // Seconds of the forward and backward pass alone, without the end of a step. The same number on all
+    // Seconds of the forward and backward passes only, without the end of a step. The same number on all
     // ranks.
     double pass_seconds() {
         std::vector<double> seconds;

@@ -1,30 +1,30 @@
 /*
-How much of what is sent is hidden behind computation, over links slowed down until a step's bytes take as
+Measures how much communication hides behind computation, over links slowed down until a step's bytes take as
 long as its computation.
 
     compute     a step over links that are not slowed down
     link        a step's bytes / compute
     serial      a step without overlap, over slow links
     overlapped  the same with overlap
-    can hide    the seconds that overlap saves if nothing but the order of the work is in its way
+    can hide    the seconds that overlap saves if only the order of the work limits it
     hidden      (serial - overlapped) / can hide
 
-What can be hidden depends on what there is to hide it behind:
+How much can be hidden depends on the computation that runs meanwhile:
 
-    data        Gradients travel during the backward pass (two thirds of both passes) once the first layer
-                of it is done, parameters during the forward pass, those of ZeRO 3 during both; what takes
-                longer cannot hide.
-    tensor      Rows travel in n chunks while the product they belong to works on others. The product waits
-                for the first chunk of a gather, and the last of a scatter waits for the product. So of a
-                product of p seconds and its rows of s seconds, (n - 1) / n of the shorter can hide. In the
-                backward pass a scatter goes on behind the product for the weights. Around the embedding, the
-                classifier and the loss nothing can hide.
-    pipeline    A stage works while it sends, where else it would stand still; but a stage that waits for its
-                neighbour's answer gains nothing by that. So time_pipeline() takes the lists of the stages
-                through the measured work and the transfers, once with stages that stand still. 1f1b has
-                hardly anything to hide behind: between the output it sends and the gradient that comes
-                back, the first of two stages has as much work as the other, and none for the time of the
-                transfers. The schedules with more work at hand have.
+    data        Gradients travel during the backward pass (two thirds of both passes) once its first layer is
+                done, parameters during the forward pass, those of ZeRO 3 during both; what takes longer
+                cannot hide.
+    tensor      Rows travel in n chunks while their product computes other chunks. The product waits for the
+                first chunk of a gather, and the last chunk of a scatter waits for the product. So for a
+                product of p seconds and rows of s seconds, (n - 1) / n of the shorter can hide. In the
+                backward pass a scatter also overlaps the weight gradient that follows. Around the
+                embedding, the classifier and the loss nothing can hide.
+    pipeline    A stage computes while it sends, instead of idling; but this gains nothing for a stage that
+                waits for its neighbor's answer. So time_pipeline() plays the action lists of the stages with
+                the measured costs and the transfers, with overlap and without. 1f1b can hide hardly
+                anything: between the output that it sends and the gradient that it gets back, the first of
+                two stages has as much work as the other, and none to cover the transfers. The schedules with
+                more work at hand have some.
 */
 #pragma once
 
@@ -34,7 +34,7 @@ What can be hidden depends on what there is to hide it behind:
 // ----------------------------------------------------------------------------
 // tensor-parallel communication that can be hidden
 
-// Seconds of products of all rows on this rank, in chunks as in a step, with all ranks at work.
+// Seconds of products of all rows on this rank, in chunks as in a step, while all ranks compute.
 class ProductTimes {
 public:
     ProductTimes(const World& world, const Gpt& g) : world_(world), g_(g) {
@@ -89,12 +89,12 @@ private:
     float* dweight_;
 };
 
-// The hidden share, for a product of p seconds and its rows that travel for s seconds in n chunks.
+// The hidden seconds, for a product of p seconds whose rows travel for s seconds in n chunks.
 inline double hidden_gather(double s, double p, int n) {
     return std::min(s, p) * (n - 1) / n;
 }
 
-// The hidden share with other work for `after` seconds behind the product.
+// The hidden seconds, with `after` seconds of other work that follows the product.
 inline double hidden_scatter(double s, double p, int n, double after = 0) {
     double sent = s > p ? p / n + s : p + s / n;
     return s + p + after - std::max(p + after, sent);
@@ -118,7 +118,7 @@ inline double tensor_can_hide(const World& world, const Gpt& g, double link) {
 // ----------------------------------------------------------------------------
 // pipeline messages that can be hidden
 
-// Costs of one part and micro-batch, on the stage where it takes longest.
+// Measures the costs of one part and micro-batch on the slowest stage.
 inline PipelineCosts measured_costs(const World& world, TimedModel& model) {
     std::map<Operation, std::vector<double>> seconds;
     for (const FlightEntry& pass : recorded_work(model.g.stream, [&] { model.seconds(0); }).passes())
@@ -128,7 +128,7 @@ inline PipelineCosts measured_costs(const World& world, TimedModel& model) {
         return world.largest(all.empty() ? 0 : (int)(median(all) * 1e9)) / 1e9;
     };
     PipelineCosts costs;
-    double both = typical(PipelineWork::backward);  // or 0
+    double both = typical(PipelineWork::backward);  // 0 if the schedule splits it
     costs.forward = typical(PipelineWork::forward);
     costs.input_gradient = both ? both / 2 : typical(PipelineWork::input_gradient);
     costs.weight_gradient = both ? both / 2 : typical(PipelineWork::weight_gradient);
@@ -148,7 +148,7 @@ inline double pipeline_can_hide(const World& world, TimedModel& model, double li
 // ----------------------------------------------------------------------------
 // the table
 
-// One row. can_hide(model, link) has the seconds of a step.
+// Prints one row. can_hide(model, link) returns how many seconds of a step can be hidden.
 template <typename CanHide>
 void bench_overlap(const World& world, const char* name, const Layout& layout, int zero,
                    const ModelConfig& config, const Workload& workload, CanHide&& can_hide) {
@@ -160,7 +160,7 @@ void bench_overlap(const World& world, const char* name, const Layout& layout, i
     for (TimedModel* model : {&serial, &overlapped}) model->seconds(0);  // the first step is slower
     double compute = std::min(serial.seconds(0), serial.seconds(0)), sent = serial.sent(),
            link = sent / compute;
-    std::vector<double> computes, serials, overlaps;  // in turns, so that they meet the same noise
+    std::vector<double> computes, serials, overlaps;  // interleaved, so that all see the same noise
     for (int round = 0; round < 5; round++) {
         computes.push_back(serial.seconds(0));
         serials.push_back(serial.seconds(link));

@@ -1,11 +1,11 @@
 /*
-What several ranks cost and hide, over the host transport.
+Measures what several ranks cost over the host transport, and how much of it they hide.
 
-    mpirun -np N bench_parallel groups      how long it takes to build the groups of a mesh
+    mpirun -np N bench_parallel groups      the time to build the groups of a mesh
     mpirun -np N bench_parallel data        how much communication hides behind computation: that of ZeRO,
     mpirun -np N bench_parallel tensor      of tensor parallelism,
     mpirun -np N bench_parallel pipeline    and of a pipeline
-    mpirun -np N bench_parallel layouts     what ways of cutting the same model cost over slow links
+    mpirun -np N bench_parallel layouts     the cost of several layouts of one model over slow links
 */
 #include "test/bench/bench_layouts.h"
 #include "test/bench/bench_overlap.h"

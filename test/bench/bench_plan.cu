@@ -1,16 +1,16 @@
 /*
-How well plans foretell steps: the seconds that are simulated for ways to cut the same work, beside those that
-the executor takes.
+Measures how well plans predict steps: the simulated seconds of several layouts of the same work, beside those
+that the executor needs.
 
     mpirun -np N bench_plan sleep      layers that sleep for known times, over links that are slowed down
-    mpirun -np N bench_plan compute    real steps of a small model, on the machine as it is measured here
+    mpirun -np N bench_plan compute    real steps of a small model, on this machine as it is measured
 
-Sleeping needs no core, so more ranks than there are cores wait for each other as ranks on devices of their
-own would. Parameters, gradients and rows for the next stage are real, and so is all that sends them: the
+Sleeping needs no core, so ranks that outnumber the cores wait for each other as ranks on their own devices
+would. Parameters, gradients and rows for the next stage are real, and so is the code that sends them: the
 pipeline (comm/pipeline.h) and ZeRO (comm/zero.h).
 
-For each row the error of the simulated time. bench_plan.sh starts all of them, makes one table, and adds the
-median error and the place that the row which was planned to be fastest takes among those that were measured.
+Each row shows the error of the simulated time. bench_plan.sh runs all variants, makes one table, and adds the
+median error and the measured rank of the row that was planned to be fastest.
 */
 #include <deque>
 
@@ -37,7 +37,7 @@ std::string name_of_row(const Row& row) {
     return name;
 }
 
-// Four ways to cut the work for each number of ranks: 2, 4 and 8.
+// Four layouts for each number of ranks: 2, 4 and 8.
 std::vector<Row> rows_of(int ranks) {
     using enum PipelineSchedule;
     if (ranks == 2)
@@ -58,7 +58,7 @@ std::vector<Row> rows_of(int ranks) {
     fail("bench_plan sleep: on 2, 4 or 8 ranks; start so many");
 }
 
-constexpr int sequences = 16;  // a step's, one in a micro-batch
+constexpr int sequences = 16;  // per step, one per micro-batch
 
 Options options_of_row(const ModelConfig& config, const Row& row) {
     Options o;
@@ -82,12 +82,12 @@ Layout layout_of(const Options& o) {
 // layers that sleep
 
 struct SleepingTimes {
-    double forward = 12e-3, input_gradient = 12e-3, weight_gradient = 12e-3;  // a layer's
-    double head = 9e-3, embedding = 3e-3;  // either way; the head's gradients take twice as long
+    double forward = 12e-3, input_gradient = 12e-3, weight_gradient = 12e-3;  // per layer
+    double head = 9e-3, embedding = 3e-3;  // forward or backward; the head's gradients take twice as long
 };
 
-// A rank of a run whose kernels sleep, in the order of stage_forward() and stage_backward() of the program.
-// It can be recorded too: sleep takes its time there, and the optimizer works in earnest.
+// A rank of a run whose kernels sleep, in the order of the program's stage_forward() and stage_backward(). It
+// can also be recorded: a sleep is then recorded with its duration, and the optimizer's launches are real.
 class SleepingRank {
 public:
     SleepingRank(const Mesh& mesh, const Options& o, const SleepingTimes& times)
@@ -104,7 +104,7 @@ public:
         if (!ledger) initialize(state_, 1);
     }
 
-    // Seconds of a step, on the rank that takes longest.
+    // Runs a step; returns the seconds of the slowest rank.
     double seconds(const World& world, double link) {
         state_.synchronize();
         world.barrier();
@@ -119,7 +119,7 @@ public:
         return slowest;
     }
 
-    // Writes a step down.
+    // Records a step in the ledger.
     void record() {
         auto end = [&] { ledger->end_step(stream_.stream); };
         ledger->forget();
@@ -201,7 +201,7 @@ private:
     int step_ = 0;
 };
 
-// A step of such ranks as it is played.
+// Plays a step of such ranks; returns its simulated seconds.
 double played_seconds(const Options& o, const SleepingTimes& times, const Machine& machine) {
     std::vector<int> numbers;
     for (int stage = 0; stage < o.pp; stage++)
@@ -231,9 +231,9 @@ void print_compared(const std::vector<Compared>& rows) {
     fflush(stdout);
 }
 
-// Other programs on the machine only ever add to a time.
+// The minimum is used because other programs on the machine only ever add to a time.
 double fastest_of_steps(const std::function<double()>& step, int steps) {
-    step();  // the first is slower
+    step();  // the first step is slower
     double fastest = step();
     for (int i = 1; i < steps; i++) fastest = std::min(fastest, step());
     return fastest;
@@ -273,7 +273,7 @@ void bench_compute(const World& world) {
     std::vector<Row> rows = {{1, 1, PipelineSchedule::one_f_one_b, 1, 0}};
     if (world.size() > 1) rows = rows_of(world.size());
     for (const Row& row : rows) {
-        Machine machine = measured_machine(world);  // each time anew: shared machines change by the minute
+        Machine machine = measured_machine(world);  // anew: shared machines change by the minute
         world.broadcast(&machine, sizeof machine);
         Options o = options_of_row(config, row);
         PlanTask task = {.options = o, .machine = machine, .devices = world.size()};

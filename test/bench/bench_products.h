@@ -1,5 +1,5 @@
 /*
-Rows of bench_kernels whose time goes into products: attention and the linear layers.
+Rows of bench_kernels whose time is spent in products: attention and the linear layers.
 */
 #pragma once
 
@@ -13,7 +13,8 @@ Rows of bench_kernels whose time goes into products: attention and the linear la
 struct AttentionCase {
     int B, T, NH, NKV, HS, window;
 
-    // Operations of both products, forward: pairs that are seen, half a square by the usual count.
+    // Operations of both forward products: pairs of query and key that are not masked; by convention, half a
+    // square.
     double flops() const {
         double w = window, pairs = window > 0 && window < T ? w * T - w * (w - 1) / 2 : 0.5 * T * T;
         return 4 * pairs * HS * NH * B;
@@ -25,7 +26,7 @@ struct AttentionCase {
     }
 };
 
-// One query of one head, in double precision.
+// Computes one query of one head in double precision.
 struct AttentionReference {
     const AttentionShape shape;  // has a query at every position
     const Numbers<floatX>&qkv, &dout;
@@ -38,7 +39,7 @@ struct AttentionReference {
     double score(int b, int i, int j, int h) const {
         return shape.scale() * dot(shape.query(b, i, h), qkv, shape.key(b, j, h / shape.group()), qkv);
     }
-    // lse, and element c of out.
+    // Returns lse, and element c of out.
     std::pair<double, double> forward(int b, int i, int h, int c) const {
         double largest = -INFINITY, total = 0, out = 0;
         std::vector<double> scores;
@@ -55,7 +56,7 @@ struct AttentionReference {
     }
 };
 
-// The gradients from what the forward pass left, which its own row checks.
+// The gradients, from the results of the forward pass, which a row of its own checks.
 struct AttentionGradients : AttentionReference {
     std::vector<floatX> out;
     std::vector<float> lse;
@@ -63,7 +64,7 @@ struct AttentionGradients : AttentionReference {
     double probability(int b, int i, int j, int h) const {
         return std::exp(score(b, i, j, h) - lse[shape.lse(b, i, h)]);
     }
-    // The gradient of the score of query i and key j, without the scale.
+    // The gradient of the score of query i and key j, before scaling.
     double dscore(int b, int i, int j, int h) const {
         size_t at = shape.output(b, i, h);
         double mean = 0, dp = dot(at, dout, shape.value(b, j, h / shape.group()), qkv);
@@ -127,7 +128,7 @@ inline void attention_rows(Bench& bench) {
                     return reference.forward((int)(e / T / NH), (int)(e % T), (int)(e / T % NH), 0).first;
                 });
             });
-        constexpr double of_forward = 2.5;  // five products where there are two
+        constexpr double of_forward = 2.5;  // five products instead of two
         bench.row(
             "attention backward", c.text(), {.flops = of_forward * c.flops()},
             [&] { attention_backward(dqkv, scratch, dout, qkv, out, lse, shape, bench.stream); },
@@ -144,10 +145,10 @@ inline void attention_rows(Bench& bench) {
 struct LinearCase {
     std::string name;
     int N, C, OC;
-    bool bias, gelu, of_gelu;  // gelu(out) is wanted too; inp is that of another
+    bool bias, gelu, of_gelu;  // gelu: gelu(out) is wanted too; of_gelu: inp is the output of a GELU
 };
 
-// The matrices of a preset's block, with the tokens of a micro-batch, and its classifier.
+// Adds the matrices of a preset's block, with the tokens of a micro-batch, and its classifier.
 inline void add_linears(std::vector<LinearCase>& cases, const char* preset, int tokens, int logits_tokens) {
     ModelConfig c = find_preset(preset)->config;
     complete(c);

@@ -1,6 +1,6 @@
 /*
-Rows of bench_kernels: the kernels of a block between its products, whose time goes into memory. The bytes
-counted are those of every input and output once; sums that fit in a cache are not counted.
+Rows of bench_kernels: the kernels of a block between its products, which are memory-bound. Bytes count every
+input and output once; sums that fit in a cache are not counted.
 */
 #pragma once
 
@@ -21,7 +21,7 @@ struct NormCase {
     int N, C;
 };
 
-// Mean (0 for rmsnorm) and 1/deviation of each row of what at(element) gives.
+// Mean (0 for rmsnorm) and 1/deviation of each row of the elements at(element).
 template <typename At>
 std::vector<std::pair<double, double>> row_statistics(Norm norm, int N, int C, double eps, At&& at) {
     std::vector<std::pair<double, double>> rows(N);
@@ -217,7 +217,7 @@ inline void qk_norm_rows(Bench& bench) {
 }
 
 // ----------------------------------------------------------------------------
-// local filter: rows of one sequence, and columns that are put side by side
+// local filter: rows of one sequence, and columns that are placed side by side
 
 inline void causal_conv_rows(Bench& bench) {
     const std::vector<std::pair<int, int>> of_gpus = {{8192, 2048}, {4096, 8192}}, of_all = {{21, 96}};

@@ -1,5 +1,5 @@
 /*
-What all benchmarks know of times.
+Timing helpers that all benchmarks share.
 */
 #pragma once
 

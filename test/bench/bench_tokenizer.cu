@@ -1,7 +1,7 @@
 /*
-How fast a tokenizer.json encodes a text: bench_tokenizer TOKENIZER TEXT [THREADS]. The text is cut into
-documents of about 100 KB at line breaks, as the library is given them by test/bench/bench_tokenizer.py, which
-prints the ratio.
+Measures how fast a tokenizer.json encodes a text: bench_tokenizer TOKENIZER TEXT [THREADS]. The text is cut
+at line breaks into documents of about 100 KB, the same that test/bench/bench_tokenizer.py passes to the
+library; that script prints the ratio.
 */
 #include <atomic>
 #include <chrono>

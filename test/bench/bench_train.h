@@ -4,13 +4,13 @@ share of the rate of a large matrix product in the same run.
 
     bench_train [--records FILE] [MODEL:BxT[xM][:DTYPE]]...
 
-A step has M micro-batches of B sequences of T tokens, and products as --matmul-dtype DTYPE makes them: fp8 in
-bf16 builds, bf16 in those for a CPU. fp8-fast is fp8 with --fp8-fast-gradients.
-Algorithms for products are chosen by the clock before, as a run does. Without arguments, the models of the
-table below. Where a micro-batch does not fit in memory, it is made smaller, and there are more; where one for
-efficient products does not fit, less is kept for the backward pass, and then weights have no copy in fp32 and
-are rounded at random. FILE gets one JSON object a line for each model, from which bench_train.py measures the
-same in PyTorch.
+A step has M micro-batches of B sequences of T tokens. DTYPE selects products as --matmul-dtype DTYPE does:
+fp8 in bf16 builds, bf16 in CPU builds. fp8-fast is fp8 with --fp8-fast-gradients. The fastest algorithms for
+products are chosen by timing first, as in a run. Without arguments, the models of the table below run. If a
+micro-batch does not fit in memory, it is made smaller and there are more of them; if even one large enough
+for efficient products does not fit, less is kept for the backward pass, and then weights have no fp32 copy
+and are rounded stochastically. FILE receives one JSON object per line for each model, from which
+bench_train.py measures the same in PyTorch.
 */
 #pragma once
 
@@ -84,7 +84,7 @@ inline Row parse_row(const char* argument) {
     return row;
 }
 
-// How a row is trained with the memory there is.
+// How a row is trained in the available memory.
 struct Setting {
     Workload workload;
     ZeroSettings zero;
@@ -93,7 +93,8 @@ struct Setting {
     bool at_random() const { return sizeof(floatX) < sizeof(float) && !zero.keep_master; }
 };
 
-// The first in this order, the fastest before, whose micro-batch is large enough for efficient products.
+// Returns the first setting, in order from fastest to slowest, whose micro-batch is large enough for
+// efficient products; otherwise the one with the largest micro-batch. Empty if none fits.
 inline std::optional<Setting> setting_that_fits(const ModelConfig& config, const Row& row) {
     int enough = std::min(row.B, ceil_div(8192, row.T));
     std::optional<Setting> smaller;
@@ -121,8 +122,8 @@ inline std::optional<Setting> setting_that_fits(const ModelConfig& config, const
     return smaller;
 }
 
-// Gives the parameters of a state, or their copies, values that repeat. owned(unit) is where those of a unit
-// are.
+// Fills a state's parameters, or their master copies, with repeating values. owned(unit) points to those of a
+// unit.
 template <typename T, typename Owned>
 inline void fill_tensors(Gpt& g, const std::vector<float>& values, Owned&& owned) {
     std::vector<T> rounded(values.begin(), values.end());
@@ -146,7 +147,7 @@ inline void fill_tensors(Gpt& g, const std::vector<float>& values, Owned&& owned
     cudaCheck(cudaStreamSynchronize(g.stream));
 }
 
-// Random numbers for every element of a large model would take longer than the steps.
+// Uses repeating values: random numbers for every element of a large model would take longer than the steps.
 inline void fill_weights(Gpt& g) {
     std::vector<float> values(1048573);
     constexpr float deviation = 0.02f;
@@ -158,7 +159,7 @@ inline void fill_weights(Gpt& g) {
         fill_tensors<float>(g, values, [&](int unit) { return g.state.owned_master(unit); });
 }
 
-// Takes the fastest algorithm for each product of a step.
+// Chooses the fastest algorithm for each product of a step.
 template <typename Step>
 inline void tune([[maybe_unused]] Gpt& g, Step&& step) {
 #ifdef DEVICE_CPU
@@ -173,7 +174,7 @@ inline void tune([[maybe_unused]] Gpt& g, Step&& step) {
 #endif
 }
 
-// The median of steps after one that is not counted.
+// The median over steps, after one that is not counted.
 inline double measured_step(Gpt& g, int micro_batches) {
     constexpr size_t least = 3, most = 9;
     constexpr double long_enough = 4;
@@ -215,7 +216,8 @@ inline nlohmann::ordered_json record(const Row& row, const ModelConfig& c, const
             {"tie_embeddings", c.tie_embeddings}};
 }
 
-// FLOP/s of products as the row makes them, but for fp8; those of steps from now on are made so too.
+// Selects the row's kind of products for the steps that follow, and returns their FLOP/s (for fp8, those of
+// the build's own products).
 inline double choose_products(const Row& row) {
 #ifdef DEVICE_CPU
     cpu_products_in_bf16 = row.dtype == MatmulDtype::bf16;
@@ -256,7 +258,7 @@ inline void measure(const Row& row, FILE* records) {
            setting->at_random() ? "at random" : "in fp32", seconds * 1e3, rate,
            peak > 0 ? text("%.1f%%", 100 * meter.mfu(rate)).c_str() : "-", 100 * meter.gemm_share(rate),
            100 * meter.gemm_share_causal(rate));
-    static std::map<std::string, double> rates;  // rates of rows with the build's own products
+    static std::map<std::string, double> rates;  // those of rows with the build's own products
     std::string key = text("%s:%dx%d", row.model.c_str(), row.B, row.T);
     if (row.dtype == MatmulDtype::automatic)
         rates[key] = rate;
@@ -268,7 +270,7 @@ inline void measure(const Row& row, FILE* records) {
     fflush(records);
 }
 
-// Measures as the command line above says; errors are thrown.
+// Measures as the top of this file says; throws errors.
 inline void bench_train(const std::vector<std::string>& arguments) {
     std::vector<Row> rows;
     FILE* records = nullptr;
@@ -285,7 +287,7 @@ inline void bench_train(const std::vector<std::string>& arguments) {
     if (rows.empty()) rows = default_rows(device);
     printf("%s (%s, %s): training steps, beside %sFLOP/s in products\n", device.name, device_name,
            floatX_name, human(choose_products({})).c_str());
-    // shares by the published FLOP count, and with attention counted causal
+    // shares by the published FLOP count, and with causal attention counted as such
     printf("%-12s %-8s %14s %-9s %-9s %9s %9s %7s %14s %8s\n", "model", "type", "B x T x M", "recompute",
            "weights", "ms", "tokens/s", "MFU", "share of GEMM", "causal");
     for (const Row& row : rows) measure(row, records);

@@ -1,19 +1,19 @@
 /*
-Fits the constants of the planner on published step times, and tells how well it predicts them.
+Fits the constants of the planner to published step times, and reports how well it predicts them.
 
     calibrate_planner      (make calibrate-planner)
 
-Every constant has a value that is expected of it by data sheets and counts, and a width within which that is
-believed; every publication a factor for its software. The most probable values are those with the least sum
-of squares: errors of the runs, of the constants and of the factors, each by its width. The figures that come
-out are those of kernels/cards.h. Then each publication is left out in turn, and predicted with factor 1 from
-what is fitted on the others. Where an error is larger than it may be, that is said, and the exit code is 1.
+Every constant has a value that data sheets and counts suggest, and a width within which that is believed;
+every publication has a factor for its software. The most probable values minimize the sum of squares: errors
+of the runs, of the constants and of the factors, each relative to its width. The fitted values are those of
+kernels/cards.h. Then each publication is left out in turn, and predicted with factor 1 from a fit to the
+others. An error beyond its limit is reported, and makes the exit code 1.
 */
 #include "test/comm/published_runs.h"
 
 namespace {
 
-// A constant that is fitted; the value is multiplied to what a machine has, unless it is of its own.
+// A constant that is fitted. set() scales what the machine has by the value, or stores the value itself.
 struct Constant {
     const char* name;
     double expected, width;  // normal distribution of its logarithm
@@ -30,12 +30,12 @@ const Constant constants[] = {
      [](Machine& m, double value, bool) { m.node_bandwidth = value * m.link_rate; }},
     {"network_share", 0.90, 0.06, [](Machine& m, double value, bool) { m.network *= value / network_share; }},
     {"launch", 2.5e-6, 0.3, [](Machine& m, double value, bool) { m.launch = value; }},
-    {"bytes_of_score", 13, 0.2, [](Machine&, double, bool) {}},  // belongs to the program, not the machine
+    {"bytes_of_score", 13, 0.2, [](Machine&, double, bool) {}},  // a property of the program, not the machine
 };
 constexpr size_t count = std::size(constants);
 constexpr size_t of_score = count - 1;
 constexpr double width_of_run = 0.045, width_of_factor = 0.06;
-constexpr double of_fourth = 0.1;  // powers of errors count besides squares, for none shall be large
+constexpr double of_fourth = 0.1;  // weight of fourth powers of errors, which keep every single error small
 
 constexpr double most_of_median = 4.5, most_left_out = 7;  // per cent
 
@@ -66,7 +66,7 @@ struct Calibration {
         for (size_t i : runs) errors.push_back(log_error(all.runs[i], predicted(i, values)));
         return errors;
     }
-    // One for each publication: that with the least sum, which has one minimum.
+    // For each publication the factor that minimizes the sum, which has one minimum.
     Values factors(const std::vector<size_t>& runs, const Values& errors) const {
         constexpr int halvings = 40;
         Values factors;
@@ -98,7 +98,7 @@ struct Calibration {
             sum += std::pow((values[i] - std::log(constants[i].expected)) / constants[i].width, 2);
         return sum;
     }
-    // Along each constant in turn, in steps that grow where they help and shrink where they do not.
+    // Searches along each constant in turn; steps grow if they help and shrink if they do not.
     Values fit(const std::vector<size_t>& runs) const {
         constexpr int rounds = 14;
         Values values, steps;

@@ -1,6 +1,6 @@
 /*
-What the checks of checkpoints share: models of parameters only, states in which every element of every slot
-has a value of its own, and checkpoints compared byte for byte.
+Shared by the tests of checkpoints: models that are only parameters, states in which every element of every
+slot has its own value, and byte-for-byte comparison of checkpoints.
 */
 #pragma once
 
@@ -24,8 +24,8 @@ struct ToyModel {
     bool tied;
 };
 
-// One tensor of each kind of cut: a padded vocabulary that no number of ranks divides, heads of which
-// tensor ranks have copies, columns, and what all have. 1, 2, 4 or 8 tensor ranks.
+// One tensor for each way of partitioning: a padded vocabulary that no number of ranks divides, heads copied
+// to several tensor ranks, columns, and replicated tensors. For 1, 2, 4 or 8 tensor ranks.
 inline ToyModel toy_model(bool tied) {
     using enum Unit;
     std::vector<TensorRow> rows = {
@@ -42,7 +42,7 @@ inline ToyModel toy_model(bool tied) {
     return {rows, 5, tied};
 }
 
-// Stages with as many units as come out even, the first ones one more.
+// Spreads units evenly over stages; the first stages have one more if needed.
 inline ParameterLayout toy_layout(const ToyModel& model, const MeshShape& shape,
                                   const MeshPosition& position) {
     StageUnits place = {.tp = shape.tp, .tensor = position[Axis::tensor]};
@@ -59,7 +59,7 @@ inline ParameterLayout toy_layout(const ToyModel& model, const MeshShape& shape,
 // ----------------------------------------------------------------------------
 // states
 
-// A mesh, a layout and a state on them. For all ranks.
+// A mesh, a layout and a state on them. Used on all ranks.
 struct ToyState {
     MeshShape shape;
     ToyModel model;
@@ -83,7 +83,7 @@ struct ToyState {
     }
 };
 
-// Element i of a tensor in a slot: a number in [-1, 1) that no other is but by chance.
+// Element i of a tensor in a slot: a number in [-1, 1), distinct from all others except by chance.
 inline float value_of(uint64_t key, size_t i) {
     uint64_t bits = (key ^ (i + 1) * 0x9e3779b97f4a7c15u) * 0xbf58476d1ce4e5b9u;
     bits = (bits ^ bits >> 27) * 0x94d049bb133111ebu;
@@ -94,7 +94,7 @@ inline uint64_t key_of(Slot slot, const std::string& name, uint64_t salt = 0) {
     return random_key((uint64_t)slot + 10 * salt, name);
 }
 
-// The values of a part of a tensor, as a state stores it.
+// The values of a part of a tensor, as a state stores them.
 inline std::string values_of(Slot slot, const TensorPart& part, uint64_t salt = 0) {
     size_t width = dtype_size(dtype_of(slot));
     std::string bytes(part.count * width, '\0');
@@ -109,7 +109,7 @@ inline std::string values_of(Slot slot, const TensorPart& part, uint64_t salt = 
     return bytes;
 }
 
-// For all ranks: every element of every slot gets its value, or another salt's.
+// Called on all ranks: sets every element of every slot to its value, or to that of another salt.
 inline void fill(ZeroState& state, uint64_t salt = 0) {
     state.synchronize();
     for (int unit : state.layout().held()) {
@@ -124,15 +124,15 @@ inline void fill(ZeroState& state, uint64_t salt = 0) {
     state.publish_all();
 }
 
-// Bytes on this rank that are not what fill() would make them, in the part it owns and in the parameters
-// that the passes see. Where there is nothing, there are zeros.
+// The number of bytes on this rank that differ from those of fill(), in the part that it owns and in the
+// parameters that the passes see. Padding must be zero.
 inline size_t wrong_bytes(ZeroState& state, const std::vector<Slot>& slots, uint64_t salt = 0) {
     size_t wrong = 0;
     state.synchronize();
     auto compare = [&](const std::string& got, const std::string& want) {
         for (size_t i = 0; i < want.size(); i++) wrong += got[i] != want[i];
     };
-    // A slot that matrices of blocks do not have ends where they begin.
+    // A slot that block matrices lack ends where they begin.
     auto end_of = [&](Slot slot, int unit) {
         bool all = !std::ranges::count(state.settings().not_of_matrices, slot);
         return all ? state.layout().unit_size(unit) : state.layout().before_matrices(unit);
@@ -171,7 +171,7 @@ inline nlohmann::ordered_json about_step(int64_t step) {
     return {{"program", "test"}, {"step", step}, {"samples", 3 * step}, {"options", {{"seed", 5}}}};
 }
 
-// The bytes of a tensor in a slot, however it was cut.
+// The bytes of a tensor in a slot, however it was partitioned.
 inline std::string tensor_bytes(const CheckpointReader& reader, uint32_t tensor, Slot slot) {
     const CheckpointTensor& whole = reader.index().tensors[tensor];
     size_t width = dtype_size(*whole.dtype(slot));
@@ -187,7 +187,7 @@ inline std::string tensor_bytes(const CheckpointReader& reader, uint32_t tensor,
     return bytes;
 }
 
-// By "NAME SLOT".
+// All tensors, by "NAME SLOT".
 inline std::map<std::string, std::string> logical_tensors(const std::string& folder) {
     CheckpointReader reader(folder);
     std::map<std::string, std::string> tensors;

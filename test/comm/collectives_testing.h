@@ -1,6 +1,6 @@
 /*
-What the tests of collectives share: all ranks as a group, guarded buffers filled with numbers that every rank
-can work out for every other, and the sums they must come to.
+Shared by the tests of collectives: all ranks as a group, guarded buffers filled with numbers that every rank
+can compute for every other, and the expected sums.
 */
 #pragma once
 
@@ -17,7 +17,7 @@ can work out for every other, and the sums they must come to.
 // ----------------------------------------------------------------------------
 // ranks and streams
 
-// All ranks, through the calls of NCCL themselves.
+// All ranks, by calling NCCL directly.
 inline ncclComm_t everyone() {
     static ncclComm_t comm = [] {
         ncclUniqueId id = {};
@@ -69,7 +69,7 @@ struct Bf16 {
     uint16_t bits;
 
     Bf16() = default;
-    explicit Bf16(float value) {  // round to nearest even, in double so that it shares nothing with the code
+    explicit Bf16(float value) {  // rounds to nearest even, in double: shares nothing with the code
         float low = std::bit_cast<float>(std::bit_cast<uint32_t>(value) & 0xffff0000u);
         float high = std::bit_cast<float>((std::bit_cast<uint32_t>(value) & 0xffff0000u) + 0x10000u);
         double to_low = std::fabs((double)value - low), to_high = std::fabs((double)high - value);
@@ -89,8 +89,8 @@ constexpr ncclDataType_t type_of() {
         return nccl_type<T>();
 }
 
-// Element i of what a rank puts in: small integers, or numbers in [-1, 1) with 24 bits. (The finalizer of
-// SplitMix64, which is quicker than philox.)
+// Element i of a rank's input: small integers, or numbers in [-1, 1) with 24 bits. (The finalizer of
+// SplitMix64, which is faster than philox.)
 template <typename T>
 T input(int rank, size_t i) {
     uint64_t bits = (i + ((uint64_t)rank << 40) + 1) * 0x9e3779b97f4a7c15u;
@@ -109,7 +109,7 @@ std::vector<T> inputs(int rank, size_t begin, size_t end) {
     return values;
 }
 
-// Device memory between two guards, which starts as poison.
+// Device memory between two guards, initially poisoned.
 template <typename T>
 class Guarded {
 public:
@@ -138,8 +138,8 @@ private:
     Buffer<T> memory_;
 };
 
-// The sum of what all ranks put in, in double precision or exactly. For bf16 the additions are
-// rounded, so they are made in the order of the ring: chunk c begins with rank `first + c`.
+// The sum of all ranks' inputs, in double precision or exactly. For bf16 every addition is rounded, so they
+// follow the order of the ring: chunk c begins with rank `first + c`.
 template <typename T>
 std::vector<double> reduced(const std::vector<int>& members, size_t count, int first) {
     int n = (int)members.size();
@@ -165,7 +165,7 @@ template <typename T>
 bool close(const std::vector<T>& got, const std::vector<double>& want) {
     std::vector<double> values;
     for (T value : got) values.push_back((double)value);
-    // sums in bf16 have a known order, and integers need none
+    // sums in bf16 have a known order, and those of integers need none
     if (!std::is_same_v<T, float>) return values == want;
     return relative_error(values, want) < 1e-6;
 }
@@ -176,7 +176,7 @@ inline std::vector<int> all_members() {
     return members;
 }
 
-// Tells whether all ranks hold the same bits as rank 0.
+// Returns whether all ranks hold the same bits as rank 0.
 template <typename T>
 bool same_everywhere(const std::vector<T>& mine) {
     Guarded<uint8_t> bytes(mine.size() * sizeof(T));

@@ -1,16 +1,16 @@
 /*
-A contributor to checkpoints that is nothing like a model: a table of rows by id, as sparse parameters are. It
-shows that comm/stateful.h carries what such a one needs.
+A contributor to checkpoints that differs from a model: a table of rows by id, as sparse parameters have. It
+shows that comm/stateful.h supports its needs.
 
-Ids come at any time, so a checkpoint has as many rows as there are. A rank owns the ids that hash to it, on
-any number of ranks. The first save writes all rows (a base), and later ones those that have changed since
-(deltas), beside the files that are there; after a few of them there is a new base. A row that changes while a
-save is written is kept aside as it was when the save began.
+New ids may appear at any time, so a checkpoint has as many rows as exist then. A rank owns the ids that hash
+to it, for any number of ranks. The first save writes all rows (a base), and later ones those that have
+changed since (deltas), next to the existing files; after a few deltas there is a new base. If a row changes
+while a save is being written, its value from when the save began is kept aside.
 
     table.3.ids     (rows) uint64      the ids of the third save that wrote any
     table.3.rows    (rows, width)      their rows
 
-Of an id in several of them, the last counts.
+If several saves contain an id, the last one counts.
 */
 #pragma once
 
@@ -121,7 +121,7 @@ public:
 
     bool has(const std::string& tensor) const override { return tensor.starts_with("table."); }
 
-    // A batch is some ids and their rows; ranks take turns.
+    // A batch is a few ids and their rows; ranks read batches in turn.
     std::vector<PieceBatch> begin_load(const CheckpointReader& reader, bool) override {
         const CheckpointIndex& index = reader.index();
         tensors_ = &index.tensors;
@@ -204,36 +204,36 @@ private:
     }
     static int part_in(const std::string& name) { return std::stoi(name.substr(strlen("table."))); }
 
-    // A row as it was when the save began; nothing: it was not there.
+    // A row as it was when the save began; empty if it did not exist.
     std::optional<Row> row_then(uint64_t id) const {
         auto before = before_.find(id);
         return before == before_.end() ? std::optional<Row>(rows_.at(id)) : before->second;
     }
 
     const World& world_;
-    std::mutex mutex_;              // between the training and the save
+    std::mutex mutex_;              // between training and the save
     std::map<uint64_t, Row> rows_;  // this rank's
     std::set<uint64_t> changed_;    // since the last save
-    std::vector<int> parts_;        // the last checkpoint's
+    std::vector<int> parts_;        // of the last checkpoint
 
-    // the save under way
+    // the save in progress
     bool saving_ = false;
     std::map<uint64_t, std::optional<Row>> before_;  // rows that have changed since it began
     std::set<uint64_t> saved_changes_;
     std::vector<uint64_t> ids_;  // to write
     std::vector<int> saved_parts_;
 
-    // the load under way
+    // the load in progress
     const std::vector<CheckpointTensor>* tensors_ = nullptr;
     std::map<uint64_t, std::pair<int, Row>> loaded_;
     std::vector<int> loaded_parts_;
 };
 
 // ----------------------------------------------------------------------------
-// runs whose state is known after any step
+// runs whose state after any step is known
 
-// A model and a table, saved together. Each step changes a third of the ids, and there are more of them with
-// each. For all ranks.
+// A model and a table, saved together. Each step changes a third of the ids, whose number grows with each
+// step. Used on all ranks.
 class TableRun {
 public:
     TableRun(const World& world, const std::string& run_dir, int keep, bool in_background)
@@ -254,7 +254,7 @@ public:
         fill(toy_.state, (uint64_t)step_);
     }
 
-    // Saves, and trains on meanwhile. Returns the report of this save.
+    // Saves, and continues training meanwhile. Returns the report of this save.
     SaveReport save() {
         std::optional<SaveReport> report = saver_.save(about_step(step_));
         step_++;
@@ -271,7 +271,7 @@ public:
         step_ = (int)reader.index().step();
     }
 
-    // Rows and bytes of the model, on this rank, that are not as after its step.
+    // The number of rows and bytes on this rank that differ from their values after the current step.
     size_t wrong() {
         std::map<uint64_t, HashTable::Row> want;
         for (int step = 1; step <= step_; step++)

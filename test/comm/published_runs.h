@@ -1,19 +1,19 @@
 /*
-Step times that others published (test/golden/published_runs.json), and what the planner predicts for them.
-Each row is a command line of `train_gpt plan`. What the programs of a publication did otherwise than this one
-is told by three words:
+Published step times of other programs (test/golden/published_runs.json), and the planner's predictions for
+them. Each row is a command line of `train_gpt plan`. Three keywords describe how the programs of a
+publication differ from this one:
 
-    scores_in_memory        attention writes its scores and reads them again: kernels of 2021 and 2022; a row
-                            that keeps all activations makes them twice ("selective" recomputation)
+    scores_in_memory        attention writes its scores and reads them back: kernels of 2021 and 2022; a row
+                            that keeps all activations computes them twice ("selective" recomputation)
     rows_on_all_ranks       every tensor rank has all rows between its matrices: no sequence parallelism
-    best_of_micro_batches   micro-batch and chunks of the pipeline are not told, but the best were taken
+    best_of_micro_batches   micro-batch and pipeline chunks are not published, but the best were used
 
-A row that cannot be predicted to 11% has `within`, how well it is. With 16 stages and 32 micro-batches, the
-plot of one has 111 TFLOP/s. With 128 micro-batches the same layout has 162, of which the formula of the
-bubble leaves 123 at 32; its neighbours with 8 and 32 stages are as that formula says.
+A row that cannot be predicted to 11% has `within`, the accuracy that is reached. One such row has 16 stages
+and 32 micro-batches, and 111 TFLOP/s in the plot. With 128 micro-batches the same layout has 162, from which
+the bubble formula predicts 123 at 32; the neighboring rows with 8 and 32 stages agree with that formula.
 
-All of them sent gradients behind the last micro-batch. A number that was read off a plot has `read_within`,
-the part by which the reading may be wrong.
+All of these programs sent gradients after the last micro-batch. A number that was read from a plot has
+`read_within`, the relative error that the reading may have.
 */
 #pragma once
 
@@ -38,7 +38,7 @@ struct PublishedRun {
 struct Publication {
     std::string name, machine;
     bool scores_in_memory;
-    std::vector<std::string> left_out;  // rows of it that cannot be planned, and why
+    std::vector<std::string> left_out;  // rows that cannot be planned, and why
 };
 
 struct PublishedRuns {
@@ -66,29 +66,29 @@ inline PublishedRuns published_runs(const std::string& path = "test/golden/publi
     return all;
 }
 
-// Bytes that move for each score of a head in the forward pass of attention with scores in memory: it is
-// written by the first product, read and written by softmax and by dropout, which keeps a mask, and read by
-// the second product. The backward pass moves 1.3 times as many.
-constexpr double bytes_of_score = 16.3;  // fitted: 13 are counted
+// Bytes moved for each score of a head in the forward pass of attention with scores in memory: the first
+// product writes it, softmax and dropout read and write it (dropout keeps a mask), and the second product
+// reads it. The backward pass moves 1.3 times that.
+constexpr double bytes_of_score = 16.3;  // fitted; counting gives 13
 constexpr double backward_bytes = 1.3;
 
-// Thread blocks that hold multiprocessors for each link between stages: fitted.
+// Thread blocks that occupy multiprocessors for each link between stages: fitted.
 constexpr int blocks_of_their_links = 4;
 
-// The machine as it seems to a program with these ways: what they take in a layer is told as the time of
-// attention, which each layer has once in every pass over it.
+// The machine as such a program would see it: the extra time of a layer is expressed as time of attention,
+// which each layer has once in every pass.
 inline Machine machine_of_program(Machine machine, const Options& o, const Publication& publication,
                                   const PublishedRun& run, double score_bytes) {
     if (o.pp > 1) machine = machine_without(machine, 2 * (blocks_of_their_links - blocks_of_links));
     if (!publication.scores_in_memory) return machine;
-    // Products are made of all scores; passes count the half that is not masked.
+    // Products compute all scores; the ledger's passes count the half that is not masked.
     double scores = (double)o.micro_batch * o.heads / o.tp * o.sequence_length * o.sequence_length,
            product = 2 * o.head_size / machine.gemm_flops, move = score_bytes / machine.memory_bandwidth;
     double forward = scores * (2 * product + move),
            backward =
                scores * (4 * product + backward_bytes * move) + (o.recompute == Recompute::none) * forward;
     Workload w = training_workload(o, Recompute::none, (size_t)machine.element_bytes);
-    ModelConfig two = o;  // layers: no pass over the first is the head's
+    ModelConfig two = o;  // layers, so that no pass over the first is the head's
     two.layers = 2;
     Ledger book(machine.ledger_card(), w.T, o.vocab_size);
     record_steps(two, w, {}, make_optimizer(Options(), 0),
@@ -104,7 +104,7 @@ inline Machine machine_of_program(Machine machine, const Options& o, const Publi
             if (of_rows && run.rows_on_all_ranks) seconds += (o.tp - 1) * time.streams;
             attention += time.attention;
             if (launcher.starts_with("attention_"))
-                seconds -= time.streams;  // which those programs do not run
+                seconds -= time.streams;  // those programs do not run these
         }
         rate *= attention / seconds;
     };
@@ -113,7 +113,7 @@ inline Machine machine_of_program(Machine machine, const Options& o, const Publi
     return machine;
 }
 
-// Seconds of a step of the run.
+// Predicts the seconds of a step of the run.
 inline double predicted_seconds(const PublishedRun& run, const Publication& publication,
                                 const Machine& machine, double score_bytes = bytes_of_score) {
     const PlanTask task = plan_task(run.line, machine);
@@ -139,7 +139,7 @@ inline double predicted_seconds(const PublishedRun& run, const Publication& publ
         slower.machine = machine_of_program(machine, slower.options, publication, run, score_bytes);
         Planner of_program(slower);
         SimulatedStep step = of_program.simulated(cut, {true, true, false});
-        // Gradients are summed behind all micro-batches.
+        // Gradients are summed after all micro-batches.
         double gradients = 4.0 * ((double)of_program.parameters(cut).unit_size(0) +
                                   ceil_div(run.line.options.layers, cut.pp) *
                                       (double)of_program.parameters(cut).unit_size(1));
@@ -149,7 +149,7 @@ inline double predicted_seconds(const PublishedRun& run, const Publication& publ
     return best;
 }
 
-// The logarithm of a prediction by what was published, as far as the reading of a plot does not explain it.
+// The logarithm of prediction over published value, less what the inaccuracy of reading a plot explains.
 inline double log_error(const PublishedRun& run, double predicted) {
     double error = std::log(predicted / run.seconds), reading = std::log1p(run.read_within);
     return std::copysign(std::max(0.0, std::abs(error) - reading), error);

@@ -1,5 +1,5 @@
-// Ranks that compare what they have been given. On every rank of
-// `mpirun -np N build/cpu-fp32/test_agreement`, for any N, and alone.
+// Ranks that compare their inputs. On every rank of `mpirun -np N build/cpu-fp32/test_agreement`, for any N,
+// and without mpirun.
 // devices: cpu
 // ranks: 2 1 4
 #include "test/support/file_testing.h"
@@ -16,7 +16,7 @@ bool is_last() {
     return world().rank() == world().size() - 1;
 }
 
-// For all ranks: the error that all of them throw, or nothing.
+// Called on all ranks: the error that all of them throw, or nothing.
 template <typename Check>
 std::string refusal(Check&& check) {
     std::string message;
@@ -47,7 +47,7 @@ TEST_CASE("the same facts, and one rank with another value") {
     CHECK(message.ends_with(", 30 on " + last_rank() + "; mend it"));
     if (is_last()) facts[2].second = "";
     CHECK(refusal([&] { check_same(world(), facts, "mend it"); }).ends_with(" (and path); mend it"));
-    if (!world().is_root()) facts.clear();  // these have nothing to compare
+    if (!world().is_root()) facts.clear();  // the other ranks have nothing to compare
     CHECK(refusal([&] { check_same(world(), facts, "mend it"); }) == "");
 }
 
@@ -58,7 +58,7 @@ TEST_CASE("every option that ranks must have alike is compared, and no other") {
         if (!row.belongs_to(command_train)) continue;
         CAPTURE(row.field);
         Options o;
-        // another value of the same type, whether it makes sense or not
+        // another value of the same type, valid or not
         OptionValue value = row.get(o);
         std::visit(
             [](auto& v) {
@@ -98,7 +98,7 @@ TEST_CASE("programs of other sources, and other commands") {
 }
 
 TEST_CASE("token files that differ in content alone") {
-    TemporaryFolder folder;  // of each rank
+    TemporaryFolder folder;  // on each rank
     std::vector<uint16_t> tokens(100000);
     for (size_t i = 0; i < tokens.size(); i++) tokens[i] = (uint16_t)(i % 500);
     auto files = [&](size_t changed) {
@@ -114,7 +114,7 @@ TEST_CASE("token files that differ in content alone") {
     };
     CHECK(check(tokens.size(), true) == "");
     if (world().size() == 1) return;
-    for (size_t changed : {0, 1000, 99000}) {  // 64 blocks of 4 KiB are all of it
+    for (size_t changed : {0, 1000, 99000}) {  // 64 blocks of 4 KiB cover all of it
         CHECK(check(changed, true).starts_with("a.bin: ranks differ: content "));
         CHECK(check(changed, world().is_root()) == "");
     }

@@ -1,5 +1,5 @@
-// States saved and loaded on all ranks: every byte comes back, wherever the elements lie, and what goes
-// wrong on one rank leaves the older checkpoints and the other ranks as they were.
+// States saved and loaded on all ranks: every byte is restored, wherever the elements lie, and an error on
+// one rank leaves older checkpoints and the other ranks unaffected.
 // devices: cpu simt-bf16 cuda
 // ranks: 2 1 4 3
 // seconds: 10
@@ -26,12 +26,12 @@ struct Case {
     bool tied = true;
 };
 
-// The toy's heads are not cut in three.
+// The toy's heads cannot be split in three.
 bool can_cut(const MeshShape& shape) {
     return shape.tp != 3;
 }
 
-// Those that fit the ranks of the test. Slices of three replicas are not even.
+// The cases that fit the number of ranks of the test. Slices for three replicas are uneven.
 std::vector<Case> cases() {
     int n = test_world().size();
     std::vector<Case> all = {{"plain", {.dp = n}, {.level = 0}},
@@ -62,7 +62,7 @@ struct CommonFolder {
     std::string operator/(const std::string& name) const { return path + "/" + name; }
 };
 
-// For all ranks: saves, and returns the report however that is done.
+// Called on all ranks: saves, and returns the report, waiting if the save runs in the background.
 SaveReport save_now(CheckpointSaver& saver, int64_t step) {
     std::optional<SaveReport> report = saver.save(about_step(step));
     return saver.under_way() ? saver.finish() : *report;
@@ -73,7 +73,7 @@ std::string load(ToyState& toy, const std::string& folder, bool weights_only = f
     return load_checkpoint(toy.parts, test_world(), reader, weights_only);
 }
 
-// A checkpoint of a model with its weights stored like this; of one process.
+// Writes a one-process checkpoint of a model whose weights are stored in this type.
 void store(const ToyModel& model, const std::string& run_dir, Dtype weight, bool master) {
     ParameterLayout layout = toy_layout(model, {}, {});
     std::vector<CheckpointTensor> tensors = checkpoint_tensors(layout, {.training = false});
@@ -93,7 +93,7 @@ void store(const ToyModel& model, const std::string& run_dir, Dtype weight, bool
     builder.commit();
 }
 
-// Tells whether the error is the same on all ranks.
+// Returns whether the error is the same on all ranks.
 bool common(const std::string& error) {
     for (const std::string& other : test_world().all_gather(error)) {
         if (other != error) return false;
@@ -129,7 +129,7 @@ TEST_CASE("a state comes back bit for bit") {
             CHECK(wrong_bytes(toy.state, slots) == 0);
             std::optional<SaveReport> report = saver.save(about_step(7));
             CHECK(saver.under_way() == in_background);
-            // a checkpoint has the state at that time
+            // a checkpoint has the state from when save() was called
             fill(toy.state, 1);
             if (in_background) {
                 CHECK(!report);
@@ -144,7 +144,7 @@ TEST_CASE("a state comes back bit for bit") {
             CHECK(report->stalled >= 0);
             size_t elements = toy.layout.parameter_count(), width = 0;
             for (Slot slot : slots) width += dtype_size(dtype_of(slot));
-            CHECK(report->bytes == elements * width);  // each written once
+            CHECK(report->bytes == elements * width);  // each element is written once
 
             CHECK(load(toy, report->folder) == "");
             CHECK(wrong_bytes(toy.state, slots) == 0);
@@ -166,7 +166,7 @@ TEST_CASE("on the same layout each rank reads what it wrote") {
         CheckpointReader reader(checkpoint_folder(run.path, 1));
         TensorPlaces places(c.shape, toy.layout_at(), reader.index());
         PieceReaders readers(places);
-        std::map<uint32_t, int> reader_of;  // each file
+        std::map<uint32_t, int> reader_of;  // by file
         size_t others = 0;
         for (const CheckpointPiece& piece : reader.index().pieces) {
             int rank = readers.take(piece);
@@ -205,11 +205,11 @@ TEST_CASE("what replicas have alike is read once, and comes to all of them over 
             sent += std::stoull(bytes);
         for (const CheckpointPiece& piece : reader.index().pieces) stored += reader.index().bytes_of(piece);
         CHECK(read == stored);
-        // tensor ranks, and the two ends of a pipeline, have copies that others read for them
+        // tensor ranks, and the two ends of a pipeline, have copies, which other ranks read for them
         bool copies = c.shape.tp > 1 || (c.shape.pp > 1 && c.tied);
         CHECK((sent > 0) == copies);
         for (int unit : toy.layout.held()) {
-            // slices of whole 8 elements; the last rank sends around what is left
+            // slices are multiples of 8 elements; the last rank sends the rest around the ring
             size_t part = toy.state.part_size(unit), R = c.shape.replicas(), slice = part / R / 8 * 8;
             bool sends_rest = R > 1 && toy.mesh.position[Axis::replica] != (int)R - 2;
             size_t elements = (R - 1) * slice + (sends_rest ? part - R * slice : 0);
@@ -246,7 +246,7 @@ TEST_CASE("tensor ranks read as much each of what one process wrote") {
 
 TEST_CASE("where a run begins is what the first rank sees") {
     bool root = test_world().is_root();
-    StoredRun run = {.checkpoint = "runs/\xff/step_1",  // no UTF-8
+    StoredRun run = {.checkpoint = "runs/\xff/step_1",  // not UTF-8
                      .run_dir = "runs/\xff",
                      .tokenizer = "",
                      .step = 1ll << 40,
@@ -256,7 +256,7 @@ TEST_CASE("where a run begins is what the first rank sees") {
                                  {"val_data", ""},
                                  {"tokenizer", "none.json"}},
                      .notes = {"a\xff; b", "c"},
-                     .gone = {},  // the first rank finds that out
+                     .gone = {},  // filled in by the first rank
                      .older = {"runs/\xff/step_0"},
                      .index = "large"};
     size_t looks = 0;
@@ -306,7 +306,7 @@ TEST_CASE("ranks without a part of so small a model write no file") {
 }
 
 TEST_CASE("a step on the host goes on from what was loaded") {
-    // there it begins with the master copy, which is not the weight here
+    // the host's step begins with the master copy, which differs from the weight in this test
     if (narrow) SKIP("the host's step is compared in fp32");
     CommonFolder run;
     int n = test_world().size();
@@ -316,7 +316,7 @@ TEST_CASE("a step on the host goes on from what was loaded") {
     CHECK(save_now(saver, 1).error == "");
     ToyState fresh(test_world(), toy.shape, toy.model, toy.state.settings());
     load(fresh, checkpoint_folder(run.path, 1), true);
-    // without gradients and moments, nothing moves
+    // without gradients and moments, nothing changes
     fresh.state.zero_gradients();
     Buffer<StepStatistics> stats(std::vector<StepStatistics>(1));
     fresh.state.update(stats, adamw_optimizer({0.1, 0.9, 0.95, 1e-8, 0, 1, false}, 0), 1);
@@ -354,10 +354,10 @@ TEST_CASE("a step waits for the copies that were begun before it, and for nothin
             cudaCheck(cudaLaunchHostFunc(copies.stream, wait, &may_copy));
             copy_all(copies.stream, got.data);
         });
-        cudaCheck(cudaStreamSynchronize(state.stream()));  // the passes go on
+        cudaCheck(cudaStreamSynchronize(state.stream()));  // the passes continue
         Buffer<StepStatistics> stats(std::vector<StepStatistics>(1));
         state.update(stats, adamw_optimizer({0.1, 0.9, 0.95, 1e-8, 0.5, 1, false}, 0), 1);
-        test_world().barrier();  // so no rank's update is waited for while the copies are held back
+        test_world().barrier();  // so that no rank waits for another's update while copies are held back
         std::this_thread::sleep_for(std::chrono::milliseconds(200));
         may_copy.set_value();
         state.synchronize();
@@ -375,7 +375,7 @@ TEST_CASE("saves in a row, of which the newest are kept") {
     CHECK(!saver.under_way());
     for (int step = 10; step <= 50; step += 10) {
         fill(toy.state, step);
-        // the one before is not waited for by the caller
+        // the caller does not wait for the previous save
         std::optional<SaveReport> before = saver.save(about_step(step));
         CHECK(before.has_value() == (step > 10));
         if (before) {
@@ -389,7 +389,7 @@ TEST_CASE("saves in a row, of which the newest are kept") {
         load(toy, checkpoint_folder(run.path, step));
         CHECK(wrong_bytes(toy.state, slots_of(toy.state.settings()), step) == 0);
     }
-    // a second save of a step takes the place of the first
+    // a second save of a step replaces the first
     fill(toy.state, 1);
     CHECK(save_now(saver, 50).error == "");
     load(toy, checkpoint_folder(run.path, 50));
@@ -420,7 +420,7 @@ TEST_CASE("a folder that cannot be made costs the checkpoint, and nothing else")
         fill(toy.state);
         CHECK(save_now(saver, 1).error == "");
 
-        // a file where the folder of checkpoints should be
+        // a file in place of the folder of checkpoints
         std::string aside = run / "aside";
         auto on_root = [&](auto&& work) {
             test_world().barrier();
@@ -451,7 +451,7 @@ TEST_CASE("a folder that cannot be made costs the checkpoint, and nothing else")
 TEST_CASE("a file that is too large for its rank costs the checkpoint, and nothing else") {
     int n = test_world().size();
     ToyState toy(test_world(), {.dp = n, .shard = n}, toy_model(false), {});
-    open_standard_streams();  // a limit is no signal then
+    open_standard_streams();  // so that exceeding the limit raises no signal
     for (bool in_background : {false, true}) {
         CAPTURE(in_background);
         CommonFolder run;
@@ -555,7 +555,7 @@ TEST_CASE("a state keeps the slots of its optimizer, and refuses a checkpoint th
     test_world().recover();
 }
 
-// The slots are Muon's: v is kept of embeddings, head, norms and biases.
+// The slots are those of Muon: v exists only for embeddings, head, norms and biases.
 TEST_CASE("a slot that matrices do not have is saved and loaded without them, on any layout") {
     CommonFolder run;
     int n = test_world().size();
@@ -628,7 +628,7 @@ TEST_CASE("weights alone can be loaded into a state that trains") {
     load(toy, checkpoint_folder(run.path, 1), true);
     CHECK(wrong_bytes(toy.state,
                       narrow ? std::vector{Slot::weight, Slot::master} : std::vector{Slot::weight}) == 0);
-    // the moments are what they were; what the passes see is of the first values, so only slots are compared
+    // the moments are unchanged; the passes still see the first values, so only slots are compared
     for (int unit : toy.layout.held()) {
         for (const TensorPart& part : toy.state.owned_parts(unit)) {
             for (Slot slot : {Slot::m, Slot::v}) {
@@ -643,7 +643,7 @@ TEST_CASE("weights alone can be loaded into a state that trains") {
 
 namespace {
 
-// A matrix and a vector of more than one piece each.
+// A matrix and a vector of several pieces each.
 ToyModel large_model() {
     using enum Unit;
     return {{{0, embedding, "in", 2 * largest_piece + 3, 0, 0, 1, true},
@@ -677,7 +677,7 @@ TEST_CASE("tensors of several pieces, of whole rows and of some columns") {
     }
 }
 
-// The words about such weights when they are loaded.
+// The expected notice when such weights are loaded.
 static std::string expected_words(Dtype weight, bool master, bool keep_master) {
     bool wide = weight == Dtype::fp32;
     std::string words;
@@ -729,7 +729,8 @@ TEST_CASE("weights that are stored in another precision") {
                             if (stored.weight == Dtype::bf16) exact = rounded(exact);
                             float copy =
                                 stored.master ? value_of(key_of(Slot::master, part.name), first + i) : exact;
-                            // without a copy of their own, fp32 parameters take the one that is stored
+                            // without a master copy of their own, fp32 parameters are loaded from the stored
+                            // one
                             float want = narrow ? rounded(exact) : keep_master ? exact : copy;
                             wrong += (float)weight[offset + i] != want;
                             if (keep_master) wrong += master[offset + i] != copy;

@@ -1,5 +1,5 @@
-// Tests of what collectives compute: on every rank of `mpirun -np N build/cpu-fp32/test_collectives`, for any
-// N, and alone. Ranks must make the same calls, so nothing here leaves a case early.
+// Tests of the results of collectives: on every rank of `mpirun -np N build/cpu-fp32/test_collectives`, for
+// any N, and without mpirun. Ranks must make the same calls, so no case returns early.
 // devices: cpu simt-bf16 cuda address thread
 // ranks: 3 1 2 4
 #include <cmath>
@@ -9,7 +9,7 @@
 
 namespace {
 
-// Counts that are nothing, less than the ranks, uneven, and even.
+// Counts that are zero, less than the number of ranks, uneven, and even.
 std::vector<size_t> counts() {
     auto n = (size_t)test_world().size();
     return {0, 1, 2, 3, n - 1, n, n + 1, 7 * n + 1, 30'011};
@@ -17,7 +17,7 @@ std::vector<size_t> counts() {
 constexpr size_t large = 2'345'679;  // several blocks of pieces, and pieces of uneven size
 
 // ----------------------------------------------------------------------------
-// one call each, in place and not
+// single calls, in place and not
 
 template <typename T>
 void try_all_reduce(size_t count, bool in_place) {
@@ -51,7 +51,7 @@ void try_reduce_scatter(size_t part, bool in_place) {
     CHECK(close(got, {want.begin() + begin, want.begin() + begin + part}));
     CHECK(from.guards_hold());
     CHECK(other.guards_hold());
-    // everything but the result is left alone
+    // everything except the result is unchanged
     if (in_place) std::copy(mine.begin() + begin, mine.begin() + begin + part, after.begin() + begin);
     CHECK(same_bits(after, mine));
 }
@@ -127,7 +127,7 @@ TEST_CASE("large buffers") {
     }
     try_all_reduce<Bf16>(large, true);
     try_all_reduce<uint8_t>(large, false);
-    // chunks of less than a block of pieces, whatever the number of ranks
+    // chunks of less than a block of pieces, for any number of ranks
     try_all_reduce<float>(600'007, false);
     try_reduce_scatter<float>(300'007, true);
 }
@@ -155,7 +155,7 @@ TEST_CASE("a sum with NaN or infinity is not finite") {
 }
 
 // ----------------------------------------------------------------------------
-// the calls of a Communicator whose result lies elsewhere
+// calls of a Communicator that are not in place
 
 TEST_CASE_TEMPLATE("a Communicator gathers from elsewhere and scatters to elsewhere", T, float, int64_t) {
     Communicator all = Communicator::of_world(test_world(), test_stream());

@@ -1,4 +1,4 @@
-// Findings of the driver and Linux about a device, from a library and files that are made up.
+// The health of a device as the driver and Linux report it, with a fake library and fake files.
 // devices: cpu
 #include <cstring>
 #include <filesystem>
@@ -11,7 +11,7 @@
 
 namespace {
 
-// The driver of the test, whose numbers it sets.
+// A fake driver whose numbers the test sets.
 struct Driver {
     unsigned clock = 1980, milliwatts = 690'500, temperature = 61;
     unsigned long long reasons = 1, ecc[2] = {7, 0}, link = 2;
@@ -101,7 +101,7 @@ TEST_CASE("the driver's numbers are read, and errors count from the beginning of
     CHECK(first["sm_clock_mhz"] == 1980);
     CHECK(first["power_w"] == 690.5);
     CHECK(first["temperature_c"] == 61);
-    CHECK(first["throttled"] == "");  // idle is none of the reasons
+    CHECK(first["throttled"] == "");  // being idle does not count
     CHECK(first["ecc_corrected"] == 0);
     CHECK(first["link_errors"] == 0);
     CHECK(first["xids"] == 0);
@@ -118,7 +118,7 @@ TEST_CASE("the driver's numbers are read, and errors count from the beginning of
     CHECK(DeviceHealth::alarm(first, second) ==
           "2 critical errors of the driver, the last one XID 79, 1 uncorrected error of its memory, 3 errors "
           "of its links, its clocks are held down by power cap, temperature");
-    CHECK(DeviceHealth::alarm(second, health.read()).empty());  // it has been told
+    CHECK(DeviceHealth::alarm(second, health.read()).empty());  // already reported
 }
 
 TEST_CASE("files of Linux tell of links and clocks") {
@@ -143,7 +143,7 @@ TEST_CASE("files of Linux tell of links and clocks") {
         write(files / text("devices/system/cpu/cpu%d/thermal_throttle/package_throttle_count", core), "5");
     auto after = health.read();
     CHECK(after["link_errors"] == 1);
-    CHECK(after["cpu_throttled"] == 1);  // once for the processor, which both its cores tell
+    CHECK(after["cpu_throttled"] == 1);  // once for the processor: both of its cores report it
     CHECK(DeviceHealth::alarm(before, after) == "1 error of its links, its processor was too hot");
 }
 

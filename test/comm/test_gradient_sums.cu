@@ -1,6 +1,6 @@
 /*
-Sums of gradients whose addends travel as bf16, on real ranks: every result against the exact sum, within what
-the rounding of its addends allows, and the bytes that were sent.
+Sums of gradients whose addends are sent as bf16, on real ranks: every result against the exact sum, within
+the bound that the rounding of its addends allows, and the bytes sent.
 */
 // ranks: 3 1 2 4
 #include "comm/mesh.h"
@@ -10,7 +10,7 @@ the rounding of its addends allows, and the bytes that were sent.
 
 namespace {
 
-// Room for a unit of one matrix.
+// A layout with one unit of one matrix.
 ParameterLayout layout_of(size_t size, int shards) {
     return ParameterLayout({{0, Unit::block, "weight", size / 8, 8, 0, 1, true}}, 1, false, shards);
 }
@@ -25,8 +25,8 @@ std::vector<float> addends(int rank, size_t count) {
     return values;
 }
 
-// The exact sum of element i, and what the sum in fp32 of rounded addends may be off by. The owner's is not
-// rounded.
+// The exact sum of element i, and the error bound of the fp32 sum of rounded addends. The owner's addend is
+// not rounded.
 struct Exact {
     double sum = 0, bound = 0;
 
@@ -77,7 +77,7 @@ TEST_CASE("a reduce-scatter rounds each addend of another rank once") {
 TEST_CASE("an all-reduce gives all ranks the same bits, of a sum that is rounded once more") {
     int ranks = test_world().size(), me = test_world().rank();
     Mesh mesh(test_world(), {.dp = ranks}, test_stream(), {.all_to_all = true});
-    for (size_t count : parts) {  // which need not divide by the ranks
+    for (size_t count : parts) {  // need not be divisible by the number of ranks
         CAPTURE(count);
         Arena memory;
         GradientSums sums({memory, layout_of(count, 1), mesh.shape, {.reduce_dtype = Dtype::bf16}});

@@ -1,4 +1,4 @@
-// How a model that is not trained is cut over ranks: the fewest that it fits on, or as asked.
+// Partitioning a model for inference: over the fewest ranks that it fits on, or as requested.
 // devices: cpu
 // ranks: 8 1
 #include "comm/inference.h"
@@ -20,7 +20,7 @@ Workload shape(Options& o) {
     return {2, 32, false, Recompute::none, 64};
 }
 
-// "tp pp dp zero" of the cut.
+// The cut as "tp pp dp zero".
 std::string cut_of(const InferencePlan& plan) {
     return text("%d %d %d %d", plan.options.tp, plan.options.pp, plan.options.dp, plan.options.zero);
 }
@@ -29,7 +29,7 @@ std::string cut(const InferenceCut& asked, size_t free, const Options& model = a
     return cut_of(plan_inference(model, asked, test_world(), shape, free));
 }
 
-// Bytes that a rank needs of the model that is cut so.
+// Bytes that a rank needs for the model with this cut.
 size_t needs(const InferenceCut& cut) {
     return plan_inference(a_model(), cut, test_world(), shape, SIZE_MAX).memory.needs();
 }
@@ -53,7 +53,7 @@ TEST_CASE("inference: the fewest ranks that the model fits on, tensor ranks befo
     CHECK((double)needs({1, 1, 3}) < 0.6 * (double)needs({1, 1}));
     CHECK(needs({4, 2}) < needs({1, 1}) / 3);
     Options odd = a_model();
-    odd.heads = odd.kv_heads = 1;  // which no number of tensor ranks divides
+    odd.heads = odd.kv_heads = 1;  // not divisible over tensor ranks
     CHECK(cut({}, needs({1, 1}) / 2, odd) == "1 4 2 0");
 }
 

@@ -1,5 +1,5 @@
-// The work of a rank of 12,288 before it loads gpt3-175B, on paper: the index that all of them would have
-// written, and what a rank plans to read of it, on the layout that wrote it and on others.
+// The work of one rank out of 12,288 before it loads gpt3-175B, simulated: the index that all ranks would
+// have written, and the rank's plan for reading it, on the layout that wrote it and on others.
 // devices: cpu
 // seconds: 5
 #include <doctest/doctest.h>
@@ -15,7 +15,7 @@
 
 namespace {
 
-// A model cut over ranks that are not there.
+// A model partitioned over imagined ranks.
 struct PaperRun {
     ModelConfig config = find_preset("gpt3-175B")->config;
     MeshShape shape;
@@ -42,7 +42,7 @@ struct PaperRun {
         return {shape, [this](const MeshPosition& position) { return layout_at(position); }, index};
     }
 
-    // The index of a checkpoint that all ranks have written.
+    // The index of a checkpoint written by all ranks.
     CheckpointIndex index() const {
         const ZeroSettings settings = {.level = 1, .keep_master = true};
         const TensorNumbers numbers = tensor_numbers(layouts[0]);
@@ -77,7 +77,7 @@ struct LoadPlan {
     }
 };
 
-// The most that a rank reads, in shares of the mean.
+// The most that any rank reads, relative to the mean.
 double imbalance(const PaperRun& run, const CheckpointIndex& index) {
     TensorPlaces places = run.places(index);
     PieceReaders readers(places);
@@ -104,7 +104,7 @@ TEST_CASE("on paper: 12,288 ranks plan to load gpt3-175B, each in less than a se
     double start = seconds_now();
     index = parse_checkpoint_index(bytes, "index.bin");
     double parsed = seconds_now() - start, slowest = 0;
-    CHECK(parsed < 3);  // 0.3 s, where nothing else runs
+    CHECK(parsed < 3);  // 0.3 s on an idle machine
 
     for (int rank : {0, 6149, 12287}) {
         LoadPlan plan(written, index, rank);

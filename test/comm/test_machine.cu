@@ -1,4 +1,4 @@
-// The table of cards: names as the driver gives them, and estimates for cards that have no row.
+// The table of cards: names as drivers report them, and estimates for cards without a row.
 // devices: cpu
 #include <cmath>
 #include <cstring>
@@ -24,7 +24,7 @@ Machine named(const char* name, int multiprocessors) {
     return machine_of(device(name, multiprocessors), 0, 0);
 }
 
-// The card has as many multiprocessors as its row says.
+// A card with the number of multiprocessors of its row.
 Machine named(const char* name) {
     const Card* card = find_card(name);
     return named(name, card ? card->multiprocessors : 100);

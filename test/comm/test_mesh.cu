@@ -13,7 +13,7 @@
 
 namespace {
 
-// All shapes of a number of ranks.
+// All mesh shapes of a number of ranks.
 std::vector<MeshShape> shapes_of(int ranks) {
     std::vector<MeshShape> shapes;
     for (int tp = 1; tp <= ranks; tp++) {
@@ -30,7 +30,7 @@ std::vector<MeshShape> shapes_of(int ranks) {
     return shapes;
 }
 
-// The numbers of the ranks in a group, by their order in it, as the communicator sees them.
+// The ranks in a group, in the order that the communicator gives them.
 std::vector<int> members_of(const Communicator& group) {
     Buffer<int> numbers((size_t)group.size());
     int mine = test_world().rank();
@@ -39,12 +39,11 @@ std::vector<int> members_of(const Communicator& group) {
     return numbers.host();
 }
 
-// The numbers of the ranks at the other ends of the links, or -1: forward_in, forward_out, backward_in,
-// backward_out.
+// The ranks at the other ends of the links, or -1: forward_in, forward_out, backward_in, backward_out.
 std::vector<int> neighbours_of(const MeshLinks& links) {
     auto mine = (float)test_world().rank();
     Buffer<float> number(std::vector<float>(1, mine)), met(std::vector<float>(4, -1.0f));
-    // Everyone's numbers go forward, and then backward.
+    // Each rank's number travels forward, and then backward.
     auto exchange = [&](const Communicator& in, const Communicator& out, float* from, float* back) {
         auto pass = [&](const Communicator& way_in, int sender, const Communicator& way_out, float* to) {
             ncclCheck(ncclGroupStart());
@@ -151,9 +150,9 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
     for (MeshShape shape : shapes_of(world.size())) {
         CAPTURE(text("tp %d pp %d dp %d shard %d", shape.tp, shape.pp, shape.dp, shape.shard));
         shape.stage_group = true;
-        constexpr MeshTraffic traffic = {11, 13, 5};  // 11 and 13 divide by no group's size, but 1
+        constexpr MeshTraffic traffic = {11, 13, 5};  // 11 and 13 are multiples of no group's size except 1
         Mesh mesh(world, shape, test_stream(), traffic);
-        // Worked out here from the definition: ranks that agree in the other coordinates.
+        // Derived here from the definition: ranks that agree in the other coordinates.
         auto expected = [&](bool tensor, bool shard, bool replica, bool pipeline) {
             std::vector<int> members;
             int R = shape.dp / shape.shard, mine = world.rank();
@@ -176,13 +175,13 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
         CHECK(mesh.replica().rank() == mesh.position[Axis::replica]);
         CHECK(mesh.tensor().rank() == mesh.position[Axis::tensor]);
 
-        // Matrices are sent to the rank that has the place on the first stage.
+        // Matrices are sent to the rank that has the corresponding place on the first stage.
         MeshPosition on_first = mesh.position;
         on_first[Axis::pipeline] = 0;
         CHECK(text_of(members_of(mesh.stage())) == expected(true, true, true, false));
         CHECK(mesh.stage().rank() == rank_of(on_first, shape));
 
-        // Groups with the same members are one, and nothing is made for a group of one.
+        // Groups with the same members are shared, and a group of one needs no communicator.
         std::set<std::string> different;
         const Communicator* groups[] = {&mesh.stage(), &mesh.tensor(), &mesh.shard(), &mesh.replica()};
         for (const Communicator* group : groups) {
@@ -193,15 +192,15 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
                 CHECK(same == group->same_group(*other));
             }
         }
-        // ... but for gathers, which go beside the reductions of the same ranks.
+        // Gathers are an exception: they run beside the reductions of the same ranks.
         CHECK(text_of(members_of(mesh.gathers())) == text_of(members_of(mesh.shard())));
         bool own_group = mesh.gathers().size() > 1;
         if (own_group) CHECK(!mesh.gathers().same_group(mesh.shard()));
-        // So is that of all ranks, which has one channel.
+        // So is the group of all ranks, which has one channel.
         bool all = mesh.world().size() > 1;
         for (const Communicator* group : groups) CHECK((!all || !group->same_group(mesh.world())));
 
-        // Links are between neighbours, each for itself.
+        // Links connect neighbors; each is a group of its own.
         int step = shape.tp * shape.dp, stage = mesh.position[Axis::pipeline], last = shape.pp - 1;
         bool round = shape.ring && last > 0;
         int before = stage > 0 ? world.rank() - step : round ? world.rank() + last * step : -1;
@@ -235,21 +234,21 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
 TEST_CASE("the memory of groups follows from their channels, and from where the machines are divided") {
     constexpr size_t ring = memory_of_connection, peer = memory_of_peer;
     CHECK(communicator_memory({}, 8) == 0);
-    // Eight tensor ranks in a machine, and then in two.
+    // Eight tensor ranks in one machine, and then in two.
     CHECK(communicator_memory({.tp = 8}, 8) == ring + 8 * peer + 16 * (ring + 8 * peer));
     CHECK(communicator_memory({.tp = 8}, 4) == 2 * ring + 8 * peer + 16 * (2 * ring + 8 * peer));
-    // Two shards side by side and two replicas across, with gathers of their own.
+    // Two shards within a machine and two replicas across, with separate groups for gathers.
     CHECK(communicator_memory({.dp = 4, .shard = 2}, 2) ==
           2 * ring + 4 * peer + 2 * 16 * (ring + 2 * peer) + 16 * (2 * ring + 2 * peer));
-    // Muon's matrices go between all four.
+    // Muon's matrices travel among all four.
     CHECK(communicator_memory({.dp = 4, .shard = 2, .stage_group = true}, 2) -
               communicator_memory({.dp = 4, .shard = 2}, 2) ==
           16 * (2 * ring + 4 * peer));
     CHECK(communicator_memory({.dp = 4, .shard = 4, .stage_group = true}, 8) ==
           communicator_memory({.dp = 4, .shard = 4}, 8));
-    // Between two stages on a machine each: four links, and the ends.
+    // Between two stages on separate machines: four links, and the group of both ends.
     CHECK(communicator_memory({.pp = 2}, 1) == (1 + 4 * blocks_of_links + 16) * (2 * ring + 2 * peer));
-    // The review of a run on 12,288 cards expects 1.3 to 2 GB.
+    // For a run on 12,288 cards, 1.3 to 2 GB are expected.
     double large = (double)communicator_memory({.tp = 8, .pp = 8, .dp = 192, .shard = 192}, 8);
     CHECK(large > 1.2e9);
     CHECK(large < 2e9);
@@ -337,7 +336,7 @@ TEST_CASE("the first rank's text, and what it makes of everyone's") {
 TEST_CASE("exchange brings to each what others have for him, call after call") {
     const World& world = test_world();
     int size = world.size(), rank = world.rank();
-    // In turn n, rank r writes to r + 1 to r + n, and to itself; some of it is long.
+    // In turn n, rank r writes to r through r + n; some messages are long.
     auto message = [](int turn, int from, int to) {
         return std::string((size_t)(to % 2 ? 70'000 : 3), (char)('a' + turn)) + text("%d %d", from, to);
     };
@@ -388,7 +387,7 @@ TEST_CASE("an error on some ranks is thrown by all, with the name of the first")
         std::string prefix = bad == 0 ? "" : text("rank %d of %d on %s: ", bad, ranks, world.host().c_str());
         CHECK(got == prefix + "x.bin: cannot be read; look after it");
     }
-    // Messages that differ: the first rank's, by name.
+    // Messages differ: the first rank's is reported, with its name.
     std::string got = common_error_of([&] { fail("file %d: bad; mend it", world.rank()); });
     std::string prefix = ranks == 1 ? "" : text("rank 0 of %d on %s: ", ranks, world.host().c_str());
     CHECK(got == prefix + "file 0: bad; mend it");
@@ -398,7 +397,7 @@ TEST_CASE("an error on one rank only does not leave the others behind") {
     const World& world = test_world();
     for (int bad = 0; bad < world.size(); bad++) {
         std::string got = common_error_of([&] {
-            if (world.rank() == bad) throw Error("");  // a message of nothing is a message
+            if (world.rank() == bad) throw Error("");  // an empty message is a message
         });
         CHECK(got == (world.size() == 1
                           ? ""
@@ -413,7 +412,7 @@ TEST_CASE("no error, other exceptions, and errors within errors") {
     CHECK(done == 1);
     CHECK(common_error_of([] { throw std::bad_alloc(); }).starts_with("out of memory; "));
     CHECK(common_error_of([] { throw std::runtime_error("words"); }) == "words");
-    // An error that an inner on_all_ranks() has agreed on passes the outer one unchanged.
+    // An error that an inner on_all_ranks() has agreed on passes through the outer one unchanged.
     std::string inner = common_error_of([&] {
         if (world.rank() == world.size() - 1) fail("a: b; c");
     });
@@ -472,7 +471,8 @@ TEST_CASE("threads for each rank: its share of the cores, of those it may use, u
     }
 }
 
-// The variables of launchers, without which a process is alone, and put back in the end.
+// Clears the variables of launchers, so that a process counts as started by itself, and restores them at the
+// end.
 class NoLauncher {
 public:
     NoLauncher() {
@@ -505,7 +505,7 @@ TEST_CASE("launchers say how many processes there are") {
         CHECK(launched_processes() == 3);
         for (const char* variable : {size, rank}) unsetenv(variable);
     }
-    // mpirun within a Slurm job: Slurm counts and numbers the daemons of mpirun.
+    // mpirun within a Slurm job: Slurm counts and numbers mpirun's daemons.
     const std::pair<const char*, const char*> both[] = {{"SLURM_STEP_NUM_TASKS", "2"},
                                                         {"SLURM_PROCID", "1"},
                                                         {"OMPI_COMM_WORLD_SIZE", "5"},
@@ -520,7 +520,7 @@ TEST_CASE("launchers say how many processes there are") {
     CHECK(rank_told_in(environment) == "4");
     CHECK(rank_told_in(std::string(1, '\0') + "XPMI_RANK=4") == "");
     for (auto [variable, value] : both) unsetenv(variable);
-    // Many users have WORLD_SIZE set; torchrun says to each process which one it is, too.
+    // Many users have WORLD_SIZE set; torchrun also passes each process its rank.
     setenv("WORLD_SIZE", "4", 1);
     CHECK(launched_processes() == 0);
     for (const char* variable : {"LOCAL_RANK", "RANK"}) {
@@ -534,7 +534,7 @@ TEST_CASE("launchers say how many processes there are") {
     CHECK_THROWS_WITH(check_all_started(),
                       "SLURM_NTASKS is 16, and this process is alone; start all with srun --mpi=pmix or with "
                       "mpirun, or unset SLURM_NTASKS to train in one");
-    setenv("OMPI_COMM_WORLD_SIZE", "1", 1);  // one is meant
+    setenv("OMPI_COMM_WORLD_SIZE", "1", 1);  // one process is intended
     setenv("OMPI_COMM_WORLD_RANK", "0", 1);
     CHECK_NOTHROW(check_all_started());
 }
@@ -549,7 +549,7 @@ TEST_CASE("one of several processes that cannot find the others is refused") {
                       "6 processes were started, but this one finds 1; ");
         for (auto [variable, value] : variables) unsetenv(variable);
     }
-    setenv("SLURM_NTASKS", "6", 1);  // a process that a script of the job starts for itself
+    setenv("SLURM_NTASKS", "6", 1);  // a process that a script within the job starts for itself
     CHECK(World(nullptr, nullptr, watch_ranks).size() == 1);
 }
 
@@ -559,7 +559,7 @@ TEST_CASE("a message has its rank's name once") {
     std::string thrown = error_of([] { cudaCheck(cudaErrorInvalidValue); });
     CHECK(thrown.starts_with(process_place() + ": "));
     CHECK(world.said_by(world.rank(), thrown) == thrown);
-    // so has the one that all ranks agree on
+    // an error that all ranks agree on has the name once too
     int bad = world.size() - 1;
     std::string common = common_error_of([&] {
         if (world.rank() == bad) cudaCheck(cudaErrorInvalidValue);
@@ -592,7 +592,7 @@ TEST_CASE("an abort ends what is on the links and between the ends") {
     Buffer<float> number(1);
     for (const Communicator* group : groups) {
         if (group->size() == 1) continue;
-        group->receive((float*)number, 1, 1 - group->rank(), test_stream());  // nobody sends
+        group->receive((float*)number, 1, 1 - group->rank(), test_stream());  // never sent
     }
     CHECK(cudaStreamQuery(test_stream()) == cudaErrorNotReady);
     mesh.abort();
@@ -622,19 +622,19 @@ TEST_CASE("the watchdog blames who keeps the others waiting, and nobody who gets
     CHECK(of({at({wait}), silent, at({})}) == "rank 1 does not answer");
     CHECK(of({at({wait}), at({wait}), at({}, "load")}) == "rank 2 has not come (it is in the phase `load`)");
     CHECK(of({at({wait}), at({saves}), at({wait})}).starts_with("rank 1 has not come"));
-    CHECK(of({at({wait}), at({wait}), at({wait, writes})}) == "");  // one of these is at work
+    CHECK(of({at({wait}), at({wait}), at({wait, writes})}) == "");  // rank 2 is also working
     CHECK(of({at({saves}), at({saves}), at({writes})}, "save") == "");
     CHECK(of({at({saves}), at({saves}), at({hangs})}, "save") == "rank 2 has been writing a.bin for 12 s");
     CHECK(of({at({wait}), at({wait}), at({wait})}) == "all ranks wait for each other");
     CHECK(of({at({wait}), at({wait}), at({wait_since_lately})}) == "");
-    CHECK(of({at({wait_since_lately}), silent}) == "");  // its request is over, and it waits again
+    CHECK(of({at({wait_since_lately}), silent}) == "");  // its request has ended, and it waits again
     CHECK(of({at({saves}), silent}) == "");
     CHECK(of({at({wait}), at({gives})}) == "");
     CHECK(of({at({wait}), at({cannot_give})}) == "rank 1 is giving, which has taken none for 12 s");
     CHECK(of({at({cannot_give}), at({wait})}) == "rank 0 is giving, which has taken none for 12 s");
     CHECK(of({at({cannot_give}), silent}) == "rank 1 does not answer");
     CHECK(of({at({cannot_give}), at({}, "load")}).starts_with("rank 1 has not come"));
-    CHECK(of({at({cannot_give}), at({gives})}) == "");  // the work that fills its queue may be this one's
+    CHECK(of({at({cannot_give}), at({gives})}) == "");  // the work that fills its queue may be rank 1's
     CHECK(of({at({hangs}), at({})}, "save") == "rank 0 has been writing a.bin for 12 s");
     CHECK(of({at({wait}), silent, silent, silent, silent, silent})
               .ends_with("rank 4 does not answer and 1 more"));
@@ -647,7 +647,7 @@ TEST_CASE("whom the records name is blamed, of ranks that do not answer too") {
         of.alive = true, of.state = state, of.phase = "step", of.quiet_seconds = 12;
         return of;
     };
-    std::vector<RollAnswer> roll(3);  // the third is silent, and of another run before it a record is there
+    std::vector<RollAnswer> roll(3);  // the third is silent; there is also a record of an earlier run
     for (int rank = 0; rank < 2; rank++) {
         roll[rank] = at({{Activity::waits, "step", "", 11}});
         roll[rank].records = {record(rank, "S"), record(2, "T"), record(1 - rank, "X"), record(7, "T")};

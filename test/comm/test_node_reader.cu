@@ -1,6 +1,5 @@
-// One reader for the processes of a machine. On every rank of
-// `mpirun -np N build/cpu-fp32/test_node_reader`, for any N, and alone. Ranks must make the same calls, so
-// nothing here leaves a case early.
+// One reader for the processes of a machine. On every rank of `mpirun -np N build/cpu-fp32/test_node_reader`,
+// for any N, and without mpirun. Ranks must make the same calls, so no case returns early.
 // devices: cpu cuda address
 // ranks: 2 1 4
 #include "test/support/file_testing.h"
@@ -68,7 +67,7 @@ TEST_CASE("node reader: the batches of a reader for each rank, however ranks lie
                 const HostBatch& batch = shared->load(first, count);
                 wrong += !same(batch, own.load(first, count), shape);
             };
-            // each at its own pace
+            // each rank at its own pace
             for (uint64_t step = 0; step < 20 + 30 * (rank % 3); step++) {
                 compare(step * stride + rank * B, shape.B);
                 if (step % 7 == rank) std::this_thread::sleep_for(std::chrono::milliseconds(3));
@@ -83,9 +82,9 @@ TEST_CASE("node reader: the batches of a reader for each rank, however ranks lie
 }
 
 // ----------------------------------------------------------------------------
-// who opens what
+// which process opens what
 
-// The files of a folder that this process has open, which are those it has mapped.
+// The files of a folder that this process has open: those that it has mapped.
 static std::set<std::string> open_files(const std::string& folder) {
     std::set<std::string> files;
     std::ifstream maps("/proc/self/maps");
@@ -95,14 +94,14 @@ static std::set<std::string> open_files(const std::string& folder) {
     return files;
 }
 
-// Works in another folder, where paths relative to this one name nothing.
+// Changes to another folder, from which paths relative to this one do not resolve.
 struct OtherFolder {
     const std::string before = std::filesystem::current_path();
     explicit OtherFolder(const std::string& folder) { std::filesystem::current_path(folder); }
     ~OtherFolder() { std::filesystem::current_path(before); }
 };
 
-// PREFIX.idx and .bin of one document.
+// Writes PREFIX.idx and .bin with one document.
 static void write_megatron(const std::string& prefix, const std::vector<uint16_t>& tokens) {
     std::string index("MMIDIDX\0\0", 9);
     auto add = [&](auto number) { index.append((const char*)&number, sizeof number); };
@@ -263,7 +262,7 @@ TEST_CASE("node reader: ranks do not wait for one that has left") {
     if (world.is_root()) others.reset();
     world.barrier();
     if (others) {
-        // a batch that was read ahead can still be had
+        // a batch that was read ahead is still available
         error_of([&] { others->load(8, shape.B); });
         for (uint64_t first : {100, 12})
             check_error(error_of([&] { others->load(first, shape.B); }), "--data-reader node", "has ended");
@@ -274,7 +273,7 @@ TEST_CASE("node reader: ranks do not wait for one that has left") {
 // ----------------------------------------------------------------------------
 // the shared memory, with a process of our own
 
-// A process that reads for two, of which this one is the second.
+// A process that reads for two processes; this one is the second.
 struct ReadingProcess {
     pid_t process;
     std::string address;

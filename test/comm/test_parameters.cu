@@ -1,5 +1,5 @@
-// Parameters cut over tensor ranks, stages and shards: every element of every tensor is counted once, lies
-// where it should, and is summed with its copies where it must be.
+// Parameters partitioned over tensor ranks, stages and shards: every element of every tensor is counted once,
+// lies where it should, and is summed with its copies where required.
 // devices: cpu
 #include <doctest/doctest.h>
 
@@ -21,8 +21,8 @@ struct Model {
 
 enum Toy { wte, wpe, norm, qkvw, qkvb, projw, projb, scale, fcw, fcdown, tablew, tableb, normf, headw };
 
-// 12 heads of 2, a vocabulary of 97, and biases; nothing divides anything by chance. Two layers of five have
-// tensors that the others have not.
+// 12 heads of 2, a vocabulary of 97, and biases; nothing divides evenly by chance. Two of five layers have
+// tensors that the others lack.
 Model gpt2_like() {
     size_t C = 24, V = 97, F = 48;
     std::vector<Section> heads(3, Section{24, 12});
@@ -48,7 +48,7 @@ Model gpt2_like() {
             (int)F};
 }
 
-// 12 heads of 4 with 2 for keys and values, SwiGLU, an own head.
+// 12 heads of 4 with 2 for keys and values, SwiGLU, an untied head.
 Model llama_like(int kv_heads) {
     size_t C = 20, V = 50, A = 48, KV = 4 * kv_heads, F = 36;
     std::vector<Section> heads = {{A, 12}, {KV, kv_heads}, {KV, kv_heads}};
@@ -77,7 +77,7 @@ using Stages = std::vector<std::vector<int>>;
 const Stages splits[] = {{{}},
                          {{0, 1, 2, 3}, {4, 5, 6}},
                          {{0}, {1, 2, 3, 4, 5}, {6}},
-                         {{0, 1, 4}, {2, 5}, {3, 6}}};  // two parts of each stage
+                         {{0, 1, 4}, {2, 5}, {3, 6}}};  // two parts per stage
 
 // The places of all tensor ranks of all stages.
 std::vector<StageUnits> places_of(const Model& model, int tp, const Stages& stages) {
@@ -97,7 +97,7 @@ ParameterLayout layout_of(const Model& model, int shards, const StageUnits& plac
     return ParameterLayout(model.rows, model.layers, model.tied, shards, place);
 }
 
-// Visits (model, tp, stages, places) of every kind.
+// Visits (model, tp, stages, places) for every combination.
 template <typename Visit>
 void each_cut(Visit&& visit) {
     for (const Model& model : models()) {
@@ -113,8 +113,8 @@ void each_cut(Visit&& visit) {
     }
 }
 
-// The part of a tensor that rank `tensor` has, by the definition of its cut: numbers of elements of the whole
-// one, in order; and how many ranks have the same.
+// The part of a tensor that rank `tensor` has, by the definition of its partition: the numbers of its
+// elements in the whole tensor, in order, and the number of ranks that have the same element.
 struct Expected {
     std::vector<size_t> element;
     std::vector<int> copies;
@@ -156,7 +156,7 @@ Expected expected_part(const TensorRow& row, int tp, int tensor) {
 
 constexpr size_t padding = SIZE_MAX;
 
-// For each element of a unit, the number that it has in its whole tensor.
+// For each element of a unit, its number in the whole tensor.
 std::vector<size_t> filled(const ParameterLayout& layout, int unit) {
     std::vector<size_t> image(layout.unit_size(unit), padding);
     for (const TensorPart& part : layout.parts(unit, 0, image.size())) {
@@ -327,7 +327,7 @@ TEST_CASE("what must be summed over tensor ranks") {
                     }
                     CHECK(wrong == 0);
                 });
-                // neighbours have the same elements there
+                // neighboring ranks have the same elements there
                 StageUnits leader = place;
                 for (GradientSum sum : sums) {
                     leader.tensor = place.tensor / sum.ranks * sum.ranks;
@@ -410,7 +410,7 @@ TEST_CASE("a unit has the same size on all tensor ranks, and none where it is no
 }
 
 TEST_CASE("one rank has every tensor whole, padded to 64 elements") {
-    // and units so that they are cut on 8 elements
+    // and units padded so that they split into multiples of 8 elements
     for (auto [shards, multiple] : {std::pair{1, 64}, {4, 64}, {48, 384}, {64, 512}})
         for (const Model& model : models()) {
             ParameterLayout layout = layout_of(model, shards);
@@ -506,12 +506,12 @@ TEST_CASE("places for units in use") {
     CHECK(places(untied, {}, 2).count() == 3);
     CHECK(places(untied, {}, 2).place(0) == places(untied, {}, 2).place(6));
 
-    // units of two parts of a stage take turns as they follow one another
+    // the units of two parts of a stage alternate in the order in which they follow one another
     UnitBuffers parts = places(untied, {2, 4, 5}, 2);
     CHECK(parts.count() == 2);
     CHECK(parts.place(2) != parts.place(4));
     CHECK(parts.place(4) != parts.place(5));
-    // the place of the last block has room for what lies beside it
+    // the last block's place has room for the last norm too
     size_t block = layout_of(untied, 1).unit_size(1), last_block = layout_of(untied, 1).unit_size(5);
     CHECK(last_block == block + 64);
     CHECK(parts.size() == block + last_block);

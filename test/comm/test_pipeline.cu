@@ -1,6 +1,6 @@
 /*
-The pipeline executor on real ranks: a toy model gives the bits of one process whatever the schedule, the
-stages idle for as long as the formulas say, and what is sent is hidden.
+The pipeline executor on real ranks: under every schedule a toy model gives the bits of one process, the
+stages idle as long as the formulas say, and communication is hidden.
 */
 // ranks: 2 1 4
 // alone: 4
@@ -66,7 +66,7 @@ void poison(floatX* data, size_t n) {
     cudaCheck(cudaMemsetAsync(data, 0xff, n * sizeof(floatX), test_stream()));
 }
 
-// The work of part `part`: no two parts or micro-batches alike, and no two in another order.
+// The work of part `part`: results depend on the part, the micro-batch and the order of parts.
 void part_forward(int part, const floatX* input, const floatX* batch, floatX* kept, floatX* output,
                   size_t n) {
     mix(kept, input, batch, 0.5f, 0.25f, (float)part, n, test_stream());
@@ -87,7 +87,7 @@ void loss_gradient(const floatX* kept, const floatX* batch, int micro_batch, flo
     mix(gradient, kept, batch, 1.0f, -1.0f, (float)micro_batch, n, test_stream());
 }
 
-// The outcome of a run: on one process, or of the parts of this stage.
+// The results of a run: on one process, or of the parts of this stage.
 struct Outcome {
     std::vector<floatX> results;          // (micro_batches, n) of the last part
     std::vector<floatX> first_gradients;  // (micro_batches, n) of the input of the first part
@@ -110,7 +110,7 @@ struct Data {
     Outcome outcome() const { return {results.host(), first_gradients.host(), sums.host()}; }
 };
 
-// One process, one micro-batch after another.
+// Runs on one process, one micro-batch after another.
 Outcome run_alone(int data_rank, int micro_batches, int parts, size_t n) {
     Data data(data_rank, micro_batches, parts, n);
     Buffer<floatX> inputs((size_t)(parts + 1) * n), kept((size_t)parts * n), gradient(n);
@@ -134,7 +134,8 @@ Outcome run_alone(int data_rank, int micro_batches, int parts, size_t n) {
     return data.outcome();
 }
 
-// The parts of one stage. What is over is poisoned, so nobody can do without what the pipeline keeps for it.
+// The parts of one stage. Data is poisoned after its last use, so that work must use what the pipeline keeps
+// for it.
 class ToyStage {
 public:
     ToyStage(const PipelineShape& shape, const PipelineCapacity& capacity, size_t n, bool pauses)
@@ -193,7 +194,7 @@ private:
         if (last_chunk) poison(batch, n);
     }
 
-    // Now and then a stage is late.
+    // Delays a stage occasionally.
     void pause() {
         if (!pauses_) return;
         static int times[] = {0, 0, 50, 300, 1000};
@@ -216,7 +217,7 @@ bool same_bits(const std::vector<T>& got, const std::vector<T>& want, size_t beg
     return memcmp(got.data() + begin, want.data() + begin, count * sizeof(T)) == 0;
 }
 
-// Compares this stage's part of it. Sums of a forward pass alone are zero.
+// Compares with this stage's part of `want`. After only a forward pass, sums are zero.
 void check_outcome(const Outcome& got, const Outcome& want, const PipelineShape& shape, int stage, size_t n,
                    bool trains) {
     if (stage == shape.stages - 1) CHECK(same_bits(got.results, want.results, 0, want.results.size()));
@@ -247,12 +248,12 @@ std::vector<PipelineShape> shapes_of(int stages) {
     return shapes;
 }
 
-// Steps and evaluations right behind one another, of which the second evaluation is on less data.
+// Steps and evaluations in immediate succession; the second evaluation has less data.
 void check_runs(const Mesh& mesh, const PipelineShape& shape, bool overlap, bool pauses) {
     CAPTURE(name_of(shape));
     CAPTURE(overlap);
     int stage = mesh.position[Axis::pipeline], parts = shape.stages * shape.chunks;
-    size_t n = on_cpu ? 5000 : 300;  // 5000 floats are more than MPI sends without asking
+    size_t n = on_cpu ? 5000 : 300;  // MPI sends 5000 floats only after a rendezvous
     std::vector<PipelineAction> step = pipeline_actions(shape, stage), evaluation = forward_actions(shape);
     PipelineCapacity capacity = pipeline_capacity(step, shape.chunks);
     Arena memory;
@@ -282,7 +283,7 @@ void check_runs(const Mesh& mesh, const PipelineShape& shape, bool overlap, bool
 TEST_CASE("every schedule gives the bits of one process, with overlap and without") {
     const World& world = test_world();
     for (int dp = 1; dp <= world.size(); dp++) {
-        if (world.size() % dp || (dp > 1 && dp == world.size())) continue;  // one stage: what one rank shows
+        if (world.size() % dp || (dp > 1 && dp == world.size())) continue;  // one stage: one rank shows that
         Mesh mesh(world, {.pp = world.size() / dp, .dp = dp, .ring = true}, test_stream());
         for (const PipelineShape& shape : shapes_of(mesh.shape.pp)) {
             for (bool overlap : {true, false}) check_runs(mesh, shape, overlap, false);
@@ -393,8 +394,8 @@ TEST_CASE("room: what stages hold at the same time") {
 
 namespace {
 
-// Goes through the lists of all stages, where a message is handed over only when the receiver's work on it is
-// next, so that stages depend on each other as much as they ever can. Whether all come to their ends.
+// Walks through the lists of all stages, handing a message over only when it is the receiver's next work, so
+// that stages depend on each other as much as possible. Returns whether all lists are completed.
 bool come_to_an_end(const PipelineShape& shape) {
     struct Stage {
         std::vector<PipelineAction> list;
@@ -467,10 +468,9 @@ TEST_CASE("stages never wait for each other for ever, with the places they have"
 
 namespace {
 
-// The timelines of all stages in steps of work that sleeps, several times the same. On a machine that is busy
-// with other things, now this piece of work is late and now that one; a pipeline that makes one wait does so
-// each time. So for each piece of work its shortest time counts, and the shortest delay after what it needs
-// was done.
+// The timelines of all stages in repeated steps whose work sleeps. On a busy machine, random pieces of work
+// are late in each step, but waits caused by the pipeline recur. So each piece of work counts with its
+// shortest time, and with its shortest delay after its inputs were ready.
 class SleepingSteps {
 public:
     SleepingSteps(const Mesh& mesh, const PipelineShape& shape, const PipelineCosts& costs, size_t n)
@@ -481,7 +481,7 @@ public:
         }
     }
 
-    // For all ranks: one more step.
+    // Called on all ranks: runs one more step.
     void measure() {
         std::vector<std::vector<Span>> steps = timelines();
         replay([&](size_t stage, size_t i, double ready) {
@@ -493,7 +493,7 @@ public:
         });
     }
 
-    // The time that the stages wait, as a share of the time that they compute.
+    // The stages' idle time as a share of their busy time.
     double bubble() { return (shape_.stages * seconds() - busy_) / busy_; }
     double seconds() {
         return replay([&](size_t stage, size_t i, double ready) {
@@ -510,7 +510,7 @@ private:
         double delay, length;
     };
 
-    // The timelines of all stages, by one clock.
+    // The timelines of all stages, on one clock.
     std::vector<std::vector<Span>> timelines() {
         const std::vector<PipelineAction>& list = lists_[(size_t)mesh_.position[Axis::pipeline]];
         Arena memory;
@@ -548,8 +548,8 @@ private:
         return all;
     }
 
-    // Goes through all lists; span_of(stage, i, ready) is when action i of a stage is done, of which all that
-    // it needs is there at `ready`. The time from the first beginning to the last end.
+    // Walks through all lists; span_of(stage, i, ready) is the time span of action i of a stage, whose inputs
+    // are available at `ready`. Returns the time from the first beginning to the last end.
     template <typename SpanOf>
     double replay(SpanOf&& span_of) {
         int S = shape_.stages, parts = S * shape_.chunks;
@@ -592,7 +592,7 @@ private:
     const PipelineCosts costs_;
     const size_t n_;
     std::vector<std::vector<PipelineAction>> lists_;  // (stages)
-    std::vector<std::vector<Best>> best_;             // each action's
+    std::vector<std::vector<Best>> best_;             // of each action
     double busy_ = 0;
 };
 
@@ -600,7 +600,7 @@ std::vector<PipelineShape> timed_shapes() {
     return {{gpipe, 4, 8}, {one_f_one_b, 4, 8}, {interleaved, 4, 8, 2}, {zero_bubble, 4, 8}};
 }
 
-constexpr int attempts = 6;  // one is enough where nothing else runs
+constexpr int attempts = 6;  // one suffices on an idle machine
 
 }  // namespace
 
@@ -622,11 +622,11 @@ TEST_CASE("stages idle for as long as the formulas say" * doctest::test_suite("a
     }
 }
 
-#ifndef RANKS_USE_NCCL  // which cannot be slowed down
+#ifndef RANKS_USE_NCCL  // NCCL cannot be slowed down
 TEST_CASE("what is sent is hidden behind the work" * doctest::test_suite("alone")) {
     if (test_world().size() != 4) SKIP("four stages need four ranks");
     Mesh mesh(test_world(), {.pp = 4, .ring = true}, test_stream());
-    constexpr size_t n = 900;  // so few that MPI sends them without asking, which would take its time
+    constexpr size_t n = 900;  // small enough that MPI sends them without a rendezvous, which would take time
     constexpr double transfer = 0.008;
     for (const PipelineShape& shape : timed_shapes()) {
         PipelineCosts costs = {0.03, 0.03, 0.03, transfer}, blocking = costs;

@@ -1,4 +1,4 @@
-// Layers dealt to the parts of a pipeline: against trying every cut.
+// Distributing layers over the parts of a pipeline, compared with trying every split.
 // devices: cpu
 #include <doctest/doctest.h>
 
@@ -8,7 +8,8 @@
 
 using Split = std::vector<int>;
 
-// The loads of parts: the layers' own loads, with an embedding before and a classifier behind them.
+// The loads of parts: the sum of their layers' loads, plus those of the embedding in the first and the
+// classifier in the last.
 struct Loads {
     std::vector<double> layers;
     int parts;
@@ -36,7 +37,8 @@ double largest_cost(const Split& split, Cost&& cost) {
     return largest;
 }
 
-// The smallest largest cost of all ways to cut the `left` layers behind `split` into `parts` more parts.
+// The minimum, over all ways to split the `left` layers after `split` into `parts` more parts, of the largest
+// cost.
 template <typename Cost>
 double try_all(Split& split, int left, int parts, Cost&& cost) {
     double best = INFINITY;
@@ -51,7 +53,7 @@ double try_all(Split& split, int left, int parts, Cost&& cost) {
 
 template <typename Cost>
 void check_best(int layers, int parts, Cost&& cost) {
-    bool possible = true;  // the parts asked about
+    bool possible = true;  // false if a requested part is not possible
     Split tried, split = even_split(layers, parts, [&](int part, int begin, int end) {
                      possible &= part >= 0 && part < parts && begin >= part && begin < end &&
                                  end <= layers - (parts - 1 - part);
@@ -77,7 +79,7 @@ TEST_CASE("pipeline layers: no cut has a smaller largest part") {
         Loads loads = {{}, parts, (double)(random.at[2] % 4), (double)(random.at[3] % 8)};
         for (int i = 0; i < layers; i++) loads.layers.push_back(1 + philox(4, round * 100 + i).at[0] % 5);
         check_best(layers, parts, loads);
-        // costs like memory: earlier stages keep more micro-batches, each with the parameters besides
+        // costs like memory: earlier stages hold more micro-batches, in addition to the parameters
         check_best(layers, parts, [&](int part, int begin, int end) {
             return loads(part, begin, end) + (parts - part) * 3.0 * (end - begin);
         });
@@ -95,10 +97,10 @@ TEST_CASE(
 }
 
 TEST_CASE("pipeline layers: parts that weigh on their layers differently") {
-    // A stage keeps as many micro-batches as there are stages from it on.
+    // A stage holds as many micro-batches as there are stages from it on.
     auto kept = [](int part, int begin, int end) { return 1.0 * (3 - part) * (end - begin); };
     CHECK(even_split(11, 3, kept) == Split{2, 3, 6});
-    // A cost that grows faster than the layers does.
+    // A cost that grows faster than the number of layers.
     auto squared = [](int, int begin, int end) { return 1.0 * (end * end - begin * begin); };
     CHECK(even_split(10, 2, squared) == Split{7, 3});
 }

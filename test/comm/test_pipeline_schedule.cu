@@ -1,4 +1,4 @@
-// Pipeline schedules: every list is whole and can be run, and takes the time and memory of the published
+// Pipeline schedules: every list is complete and can be run, and needs the time and memory of the published
 // formulas.
 // devices: cpu
 #include <doctest/doctest.h>
@@ -41,14 +41,15 @@ TEST_CASE("pipeline: every micro-batch goes through every chunk once, forward be
                 CHECK((place.second >= 0 && place.second < shape.chunks));
                 CHECK(order == expected);
             }
-            // Gradients are added up in the order of the micro-batches, whatever the schedule: the same bits.
+            // Gradients are added in the order of the micro-batches under every schedule, which gives the
+            // same bits.
             std::map<int, int> last;
             for (auto [what, micro_batch, chunk] : actions) {
                 if (what != backward && what != weight_gradient) continue;
                 CHECK(micro_batch == last[chunk]++);
             }
         }
-        CHECK_NOTHROW(time_pipeline(shape, {1, 1, 1, 0.5}));  // nobody waits for ever
+        CHECK_NOTHROW(time_pipeline(shape, {1, 1, 1, 0.5}));  // no deadlock
     }
 }
 
@@ -66,7 +67,7 @@ TEST_CASE("pipeline: idle time and memory are those of the formulas") {
             if (schedule == zero_bubble)
                 idle = (stages - 1) *
                        std::max(0.0, costs.forward + costs.input_gradient - costs.weight_gradient);
-            bool equal = costs.forward == costs.input_gradient;  // ZB-H1 is made for equal costs
+            bool equal = costs.forward == costs.input_gradient;  // ZB-H1 is designed for equal costs
             if (schedule != zero_bubble || equal)
                 CHECK(timing.bubble() == doctest::Approx(idle / (micro_batches * one)));
             for (int stage = 0; stage < stages; stage++) {
@@ -89,7 +90,7 @@ TEST_CASE("pipeline: idle time and memory are those of the formulas") {
             }
         }
     }
-    // One bubble at the sizes that are usually drawn.
+    // The bubbles at the sizes that are usually drawn.
     CHECK(time_pipeline({one_f_one_b, 4, 8}, {}).bubble() == doctest::Approx(3.0 / 8));
     CHECK(time_pipeline({interleaved, 4, 8, 2}, {}).bubble() == doctest::Approx(3.0 / 16));
     CHECK(time_pipeline({zero_bubble, 4, 8}, {}).bubble() == doctest::Approx(1.0 / 8));
@@ -102,13 +103,13 @@ TEST_CASE("pipeline: sending takes as long as the order of the work lets it") {
         auto seconds = [&](PipelineSchedule schedule, bool overlap) {
             return time_pipeline({schedule, 2, 8}, {1, 1, 1, transfer, overlap}).seconds;
         };
-        // The first stage waits for the way there and back with every two micro-batches.
+        // The first stage waits for a round trip with every two micro-batches.
         CHECK(seconds(one_f_one_b, true) == doctest::Approx(27 + 8 * transfer));
         CHECK(seconds(one_f_one_b, false) == doctest::Approx(27 + 9 * transfer));
-        // A stage that stands still while it sends does nothing else in that time.
+        // Without overlap, a stage idles while it sends.
         CHECK(seconds(gpipe, false) == doctest::Approx(27 + 16 * transfer));
     }
-    // A stage with several chunks sends both ways, over one link.
+    // A stage with several chunks sends both ways over one link.
     PipelineCosts costs = {0.5, 0.5, 0.5, 1};
     CHECK(time_pipeline({interleaved, 2, 8, 2}, costs).seconds == doctest::Approx(36));
     costs.overlap = false;
@@ -178,8 +179,9 @@ TEST_CASE("what a stage keeps of some micro-batches it has room for with more of
 
 namespace {
 
-// Stages that stand still until what they send has a place to land, as without overlap, with the buffers of
-// comm/pipeline.h: nothing is on its way longer than it must be, so if this ends, every run does.
+// Stages that block until their message has a place to land, as without overlap, with the buffers of
+// comm/pipeline.h. Messages are in flight for the shortest possible time, so if this terminates, every run
+// does.
 class BlockingStages {
 public:
     explicit BlockingStages(const PipelineShape& shape) : shape_(shape), stages_((size_t)shape.stages) {
@@ -209,7 +211,7 @@ public:
     }
 
 private:
-    struct Messages {  // a stage's received ones, in order
+    struct Messages {  // received by a stage, in order
         std::vector<PipelineAction> expected;
         std::vector<size_t> numbers;
         size_t sent = 0, places_given = 0, taken = 0;
@@ -218,8 +220,8 @@ private:
         std::vector<PipelineAction> list;
         PipelineCapacity capacity;
         Messages inputs, gradients;
-        std::vector<int> ended;     // micro-batches of each chunk that are not kept any more
-        size_t gradients_gone = 0;  // whose place is free
+        std::vector<int> ended;     // micro-batches of each chunk that are no longer kept
+        size_t gradients_gone = 0;  // gradients whose places are free
         size_t next = 0;
         Messages* sending = nullptr;
     };
@@ -227,7 +229,7 @@ private:
     int part(int s, const PipelineAction& action) const { return action.chunk * shape_.stages + s; }
     bool is_last(int part) const { return part == shape_.stages * shape_.chunks - 1; }
 
-    // Gives places to what comes next.
+    // Assigns places to the next messages.
     bool receive(int s) {
         Stage& stage = stages_[(size_t)s];
         size_t before = stage.inputs.places_given + stage.gradients.places_given;

@@ -1,5 +1,5 @@
-// The plan command: its search finds what trying everything finds, its memory is that of a run, and what
-// cannot be planned is refused with what can.
+// The plan command: its search finds the result of an exhaustive search, its memory is that of a run, and
+// requests that cannot be planned are refused with a remedy.
 // devices: cpu
 // seconds: 20
 #include <doctest/doctest.h>
@@ -22,7 +22,7 @@ nlohmann::json planned(const std::string& words) {
     return nlohmann::json::parse(planned_text(words + " --format json"));
 }
 
-// A model of four layers on cards with little memory and slow links, so that everything is of use somewhere.
+// A model of four layers on cards with little memory and slow links, so that every technique helps somewhere.
 constexpr const char* small_model =
     "--model gpt2-350M --layers 4 --global-batch 32k --gpus 8 --tokens 1G --machine ";
 
@@ -55,7 +55,7 @@ struct Planned {
     }
 };
 
-// Calls visit(cut) for all that divide the batch and the model.
+// Calls visit(cut) for every cut that divides the batch and the model.
 template <typename Visit>
 void each_cut(Planned& p, Visit&& visit) {
     using enum PipelineSchedule;
@@ -145,7 +145,7 @@ TEST_CASE("the rows that a switch adds to the tables are in every plan") {
         std::vector<TensorRow> tensors;
         double activations = 0;  // bytes
         double passes =
-            0;  // seconds of a micro-batch's, if each went at the full rate of memory or of products
+            0;  // seconds of a micro-batch, if each launch ran at the full rate of memory or of products
     };
     auto figures = [&](const char* filter) {
         Planned p("--model llama3-8B --machine h100 --gpus 64 --global-batch 512k --explain --tp 2 --zero 1 "
@@ -197,8 +197,8 @@ TEST_CASE("an optimizer takes what its passes go over, and what it keeps") {
         return planned(line + text("%d --optimizer %s", gpus, optimizer))["layouts"][0];
     };
     nlohmann::json adamw = layout(1, "adamw"), lamb = layout(1, "lamb");
-    // AdamW reads w, g, m and v, and writes w twice, m and v: 30 bytes. LAMB's first pass has 16 + 12, that
-    // of squares 8, and its second 8 + 6: 20 more.
+    // AdamW reads w, g, m and v, and writes w twice, m and v: 30 bytes. LAMB's first pass moves 16 + 12, the
+    // one for squares 8, and its second pass 8 + 6: 20 more.
     Options o = plan_line(line + "1").options;
     double parameters = (double)parameter_count(o),
            more = 20 * parameters / find_machine("h100").memory_bandwidth;
@@ -207,14 +207,15 @@ TEST_CASE("an optimizer takes what its passes go over, and what it keeps") {
     CHECK(seconds < more / 0.78);
     CHECK(lamb["memory_bytes"].get<double>() - adamw["memory_bytes"].get<double>() < 1 << 20);
     CHECK(lamb["command"].get<std::string>().find("--optimizer lamb") != std::string::npos);
-    // Each rank steps an eighth, but all of them wait for the norms.
+    // Each rank updates an eighth, but all of them wait for the norms.
     double cut = layout(8, "lamb")["seconds"].get<double>() - layout(8, "adamw")["seconds"].get<double>();
     CHECK(cut > seconds / 8);
     CHECK(cut < seconds / 4);
     CHECK_REFUSED(planned_text(line + "1 --optimizer sgd"), "--optimizer sgd");
 
-    // Muon keeps no v of matrices, and makes each of them orthogonal: in five steps, each of three products.
-    // Queries, keys, values and what follows them have 1600 rows, and so has the MLP, with 6400 columns.
+    // Muon keeps no v of matrices, and orthogonalizes each of them in five steps of three products. The
+    // matrices of queries, keys, values and attention's output have 1600 rows, those of the MLP 1600 rows and
+    // 6400 columns.
     nlohmann::json muon = layout(1, "muon"), of_eight = layout(8, "muon");
     auto flops = [](double rows, double columns) {
         return 5 * (4 * rows * rows * columns + 2 * rows * rows * rows);
@@ -230,7 +231,7 @@ TEST_CASE("an optimizer takes what its passes go over, and what it keeps") {
     CHECK(bytes(adamw, "optimizer") - bytes(muon, "optimizer") ==
           doctest::Approx(4.0 * 48 * 12 * 1600 * 1600).epsilon(0.01));
     CHECK(bytes(muon, "whole matrices") > 3 * 2.0 * 1600 * 6400);
-    // Eight ranks are owners of an eighth each.
+    // Eight ranks own an eighth each.
     double of_rank = of_eight["seconds"].get<double>() - layout(8, "adamw")["seconds"].get<double>();
     CHECK(of_rank > seconds / 8);
     CHECK(of_rank < seconds / 3);
@@ -249,13 +250,14 @@ TEST_CASE("an optimizer on the host frees the device, and takes the host's time"
     auto seconds = [&](const char* options) { return layout(options)["seconds"].get<double>(); };
     double own = (double)parameter_count(plan_line("--model llama3-8B --gpus 8").options) / 8;
     nlohmann::json device = layout(""), host = layout("--offload optimizer");
-    // A master copy and two moments move; and copies of gradients and parameters are there besides.
+    // A master copy and two moments move to the host, which in addition holds copies of gradients and
+    // parameters.
     CHECK(device["memory_bytes"].get<double>() - host["memory_bytes"].get<double>() ==
           doctest::Approx(12 * own).epsilon(0.02));
     CHECK(host["host_bytes"].get<double>() - device["host_bytes"].get<double>() ==
           doctest::Approx((12 + 4 + 2) * own).epsilon(0.02));
     CHECK(host["command"].get<std::string>().find("--offload optimizer") != std::string::npos);
-    // A step of AdamW goes over 30 bytes of each parameter; 4 come to the host and 2 go back.
+    // A step of AdamW moves 30 bytes per parameter on the host; 4 bytes travel to the host and 2 back.
     double of_host = own * (30 / machine.host_bandwidth + 6 / machine.host_link);
     double more = host["seconds"].get<double>() - device["seconds"].get<double>();
     CHECK(more > 0.1 * of_host);
@@ -299,7 +301,7 @@ TEST_CASE("products in fp8 are planned where there are some") {
         CHECK(fp8 > bf16 / 2);
         CHECK(fast < fp8);
     }
-    // Parameters do not move in fp8, and rows are of 16 elements.
+    // Parameters are not sent in fp8, and rows are multiples of 16 elements.
     nlohmann::json best = planned(line + "h100 --matmul-dtype fp8")["layouts"];
     REQUIRE(!best.empty());
     for (auto& layout : best) CHECK(layout["zero"] < 3);
@@ -403,7 +405,7 @@ TEST_CASE("planned memory is that of a run") {
         compared++;
     });
     CHECK(compared >= 50);
-    // Whole matrices, which are not looked for part by part.
+    // Memory of Muon's whole matrices, which the planner does not count part by part.
     for (const char* more : {"", " --kv-heads 4", " --kv-heads 2"}) {
         Planned muon(small_model + std::string("cpu --optimizer muon") + more);
         for (auto [tp, dp, shard] :
@@ -438,7 +440,7 @@ TEST_CASE("planned memory is that of a run") {
     CHECK(bytes(bf16, "gradients") == bytes(p, "gradients"));
     CHECK(bytes(bf16, "optimizer") == doctest::Approx(1.5 * bytes(p, "optimizer")));  // a master copy
     CHECK(bytes(bf16, "activations") < 0.8 * bytes(p, "activations"));
-    // Cards have communicators besides.
+    // On cards, communicators need memory too.
     CHECK(bytes(p, "communicators") == 0);
     CHECK(bytes(bf16, "communicators") == 0);
     cut.tp = 2;
@@ -472,7 +474,7 @@ TEST_CASE("the state is cut over as many data ranks as make a step shortest, and
             int chosen = chosen_shard_group(o, machine);
             for (int shard : {2, 4, 8}) CHECK(seconds(chosen) <= seconds(shard) * (1 + 1e-9));
             if (network == 1e8 && zero == 3) CHECK(chosen <= machine.node);
-            // If only the largest fits, it is taken.
+            // If only the largest group fits, it is chosen.
             Machine small = machine;
             Cut four = o, eight = o;
             four.shard_group = 4;
@@ -513,7 +515,7 @@ TEST_CASE("what a rank pins must fit into its host, and what is left behind the 
 }
 
 TEST_CASE("the largest micro-batch is any that divides the step, and fits, interleaved too") {
-    // 12 micro-batches on 8 stages; all of a step take 100 bytes, each of two that are there at once 10
+    // 12 micro-batches on 8 stages; those of a whole step take 100 bytes, each of the two held at a time 10
     auto classes = [](int B, int micro_batches) {
         CHECK(B * micro_batches >= 12);
         return std::vector<MemoryClass>{{"activations", (size_t)(100 + 20 * B)},
@@ -526,10 +528,10 @@ TEST_CASE("the largest micro-batch is any that divides the step, and fits, inter
             return MemoryPlan(w, shape, capacity, classes).largest_micro_batch();
         };
         CHECK(largest({1000}) == 12);
-        CHECK(largest({220}) == 4);  // 5 of them would fit, and do not divide
+        CHECK(largest({220}) == 4);  // 5 would fit, but do not divide
         CHECK(largest({150}) == 2);
         CHECK(largest({100}) == 0);
-        CHECK(largest({1000, 3}) == 3);  // the host's memory limits it
+        CHECK(largest({1000, 3}) == 3);  // limited by host memory
     }
 }
 
@@ -546,9 +548,9 @@ TEST_CASE("memory is that of the stage which takes most, of the device and of th
     CHECK(pinned_total(together) == 9);
 }
 
-// Korthikanti et al. count sbh (34 + 5as/h) / t bytes of a layer, in numbers of 2 bytes: 11 of attention, 19
-// of the MLP, 4 of the norms, and the scores. Two of the 34 are masks of dropout, and there is none here.
-// Attention in tiles keeps no scores, but a sum of 4 bytes for each row of a head.
+// Korthikanti et al. count sbh (34 + 5as/h) / t bytes per layer, in numbers of 2 bytes: 11 for attention, 19
+// for the MLP, 4 for the norms, and the scores. Two of the 34 are dropout masks, which this model does not
+// have. Tiled attention keeps no scores, but a 4-byte sum for each row of a head.
 TEST_CASE("tensor ranks hold of a layer what sequence parallelism leaves") {
     struct {
         int channels, heads, s, b;
@@ -628,7 +630,7 @@ TEST_CASE("messages are told with the numbers that travel") {
     nlohmann::json layout =
         planned("--model gpt3-6.7B --machine h100 --gpus 32 --global-batch 512k --explain "
                 "--tp 2 --tp-overlap 1 --pp 2 --zero 1 --micro-batch 2")["layouts"][0];
-    // A block of GPT-3 has 12 matrices of 4096 x 4096, of which a tensor rank has half.
+    // A block of GPT-3 has 12 matrices of 4096 x 4096; a tensor rank has half of them.
     double elements = 12.0 / 2 * 4096 * 4096, bytes[4] = {};
     for (auto& message : layout["messages"]) {
         int i = message["what"] == "parameters, all-gather"      ? 0
@@ -649,14 +651,14 @@ TEST_CASE("messages are told with the numbers that travel") {
     CHECK(bytes[2] == 2.0 * 2 * 2048 * 4096);
     CHECK(bytes[3] == bytes[2] / 2);
 
-    // Gradients in half as many bytes, and no others: all that is sent of them, and their memory on the way.
+    // Gradients in bf16 halve only the bytes sent for gradients, and the memory of these messages.
     auto with = [&](const char* more) {
         return planned(std::string("--model gpt3-6.7B --machine h100 --gpus 32 --global-batch 512k --explain "
                                    "--tp 8 --zero 1 --micro-batch 2") +
                        more)["layouts"][0];
     };
     nlohmann::json fp32 = with(""), bf16 = with(" --reduce-dtype bf16");
-    // but for copies that tensor ranks and stages sum
+    // except for copies that tensor ranks and stages sum
     double of_bf16 = bf16["sent_bytes"]["gradients"], of_fp32 = fp32["sent_bytes"]["gradients"];
     CHECK(of_bf16 >= of_fp32 / 2);
     CHECK(of_bf16 < 1.03 * of_fp32 / 2);
@@ -800,7 +802,7 @@ TEST_CASE("options of the layout hold, and one layout is explained as it is give
     nlohmann::json explained = planned(line + given)["layouts"];
     REQUIRE(explained.size() == 1);
     CHECK(explained[0] == best);
-    // One that does not fit is explained too.
+    // A layout that does not fit is explained too.
     nlohmann::json large = planned("--model gpt3-175B --machine h100 --gpus 8 --global-batch 64k --explain "
                                    "--tp 8 --micro-batch 1")["layouts"][0];
     CHECK(large["fits"] == false);
@@ -830,7 +832,7 @@ TEST_CASE("what cannot be planned is refused in a line that says what can") {
     CHECK_REFUSED(planned_text(line + "--gpus 8 --tp 3"), "no layout divides");
     CHECK_REFUSED(planned_text(line + "--gpus 8 --micro-batch 1024"), "no layout divides");
 
-    // The number that is said to be enough is.
+    // The number of devices that is said to suffice does.
     std::string refused =
         error_of([] { planned_text("--model llama3-70B --machine h100 --gpus 8 --global-batch 1M"); });
     CAPTURE(refused);

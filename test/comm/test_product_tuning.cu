@@ -1,6 +1,6 @@
 /*
-Products that are timed: candidates that differ in their last bits, what is chosen among them, and the choice
-on its way to a file, to other ranks and back. Runs on any number of ranks.
+Timing of products: candidates that differ in their last bits, the choice among them, and passing the choice
+to a file, to other ranks and back. Runs on any number of ranks.
 */
 // devices: simt-bf16 cuda
 // ranks: 2 1
@@ -23,7 +23,7 @@ std::vector<std::string> proposed(const Product& product, const Operands& operan
     return all;
 }
 
-// One product of each sort that a linear layer makes.
+// One product of each kind that a linear layer needs.
 struct Layer {
     int N, C = 48, OC = 40;
     Buffer<floatX> inp, weight, bias, dout;
@@ -56,7 +56,7 @@ struct Layer {
     Operands operands() { return {.a = weight, .b = inp, .d = out, .bias = bias}; }
     std::string kind() { return kind_text({product(), operands()}); }
 
-    // By each of the algorithms that the library proposes.
+    // The results of each algorithm that the library proposes.
     std::vector<std::vector<double>> outs() {
         std::vector<std::vector<double>> results;
         for (const std::string& bytes : algorithms()) {
@@ -108,7 +108,7 @@ TEST_CASE("what the library refuses is not taken") {
     layer.forward();
     auto usual = layer.out.doubles();
     std::vector<std::string> wrong = {std::string(3, 'x'), ""};
-    if (simulated) {  // the library need not see what is wrong with these
+    if (simulated) {  // the real library need not detect what is wrong with these
         wrong.push_back(other.algorithms()[1]);
         wrong.push_back(std::string(64, '\xff'));
     }
@@ -127,7 +127,7 @@ TEST_CASE("every kind of product is noted and timed") {
     auto step = [&] { layer.forward(), layer.backward(), layer.forward(); };
     NotedProducts noted = note_products(step);
     REQUIRE(noted.size() == 3);
-    layer.bias_gradient();  // is noted no more
+    layer.bias_gradient();  // no longer noted
     CHECK(noted.size() == 3);
     auto want = layer.out.doubles();
     auto tuned = time_products(noted, test_stream());
@@ -148,7 +148,7 @@ TEST_CASE("an epilogue fused or not, whichever was chosen") {
     struct Case {
         Product product;
         Operands operands;
-        std::function<void()> run, unfused;  // by what was chosen; and as if there were no epilogues
+        std::function<void()> run, unfused;  // with the current choices; and as without epilogues
         std::function<std::vector<double>()> result;
     };
     std::vector<Case> cases;
@@ -178,7 +178,7 @@ TEST_CASE("an epilogue fused or not, whichever was chosen") {
              both.insert(both.end(), dbias.begin(), dbias.end());
              return both;
          }});
-    if (sizeof(floatX) == 2) {  // GELU is always unfused elsewhere
+    if (sizeof(floatX) == 2) {  // otherwise GELU is always unfused
         cases.push_back(
             {{.m = layer.OC,
               .n = layer.N,
@@ -235,7 +235,7 @@ TEST_CASE("an epilogue fused or not, whichever was chosen") {
         bool usual = device_properties().major == 9 && c.product.epilogue != Epilogue::bias_gradient;
         CHECK(is_unfused() == (!usual || candidates.empty()));
         auto tuned = time_products(note_products(c.run), test_stream());
-        REQUIRE(tuned.size() == 2);  // the product in front comes first, for the other to be compared with
+        REQUIRE(tuned.size() == 2);  // the product in front comes first: the other is compared with it
         CHECK(tuned[0].kind == in_front);
         CHECK(tuned[0].algorithm != "");
         CHECK(tuned[1].kind == kind);
@@ -286,7 +286,7 @@ TEST_CASE("algorithms that need more memory are candidates where they may have i
     CHECK(std::vector(all.begin(), all.begin() + 2) == few);
     auto outs = layer.outs();
     CHECK(relative_error(outs[2], outs[0]) < tolerance<floatX>);
-    // memory for it comes when it is needed, and what is there stays
+    // memory is allocated when it is needed, and existing memory is kept
     void* before = cublas().workspaces.of_stream(test_stream(), little);
     choose_algorithms({{layer.kind(), all[2]}});
     layer.forward();
@@ -295,7 +295,7 @@ TEST_CASE("algorithms that need more memory are candidates where they may have i
     CHECK(cublas().workspaces.of_stream(test_stream(), little) == before);
     CHECK(time_products(note_products([&] { layer.backward(); }), test_stream()).size() == 2);
 
-    // a card with less does not take it
+    // a card with less memory does not use it
     cublas().plans.clear();
     cublas().workspaces.limits = {little};
     layer.forward();
@@ -363,7 +363,7 @@ TEST_CASE("a device has no more multiprocessors to give than it has") {
 }
 
 TEST_CASE("multiprocessors that communication holds") {
-    // beside no messages of data ranks, parameters, and gradients
+    // beside no messages of data ranks, those of parameters, and those of gradients
     auto held = [](MeshShape mesh, int row_chunks) {
         std::vector<int> held;
         for (DataMessages data : {DataMessages(), {.parameters = true}, {.gradients = true}})
@@ -382,7 +382,7 @@ TEST_CASE("multiprocessors that communication holds") {
 }
 
 TEST_CASE("messages of data ranks beside the passes of a step") {
-    // p: of parameters, g: of gradients; whole ones, cut gradients, and both cut
+    // p: of parameters, g: of gradients; with neither sharded, only gradients, and both
     auto beside = [](const PassOfStep& pass) {
         std::string text;
         for (auto [cut_params, cut_grads] : {std::pair{false, false}, {false, true}, {true, true}}) {
@@ -429,7 +429,7 @@ TEST_CASE("a file of algorithms reads as it was written, or is refused") {
 TEST_CASE("all ranks choose alike, and again what is in the file") {
     Forgetful forgetful;
     const World& world = test_world();
-    TemporaryFolder folder;  // rank 0's is the one that counts
+    TemporaryFolder folder;  // only that of rank 0 is used
     std::string file = folder / "algorithms.json";
     Layer common(50), own(60 + world.rank());  // ranks differ like the stages of a pipeline
     auto step = [&] {
@@ -454,7 +454,7 @@ TEST_CASE("all ranks choose alike, and again what is in the file") {
     if (world.is_root()) CHECK(read_algorithms(file)[cublas_setup()] == cublas().choices);
 
     choose_algorithms({});
-    CHECK(choose("").empty());  // nothing is left to be timed
+    CHECK(choose("").empty());  // nothing is left to time
     CHECK(chosen_by_all() == chosen);
 
     std::string origin = file;
@@ -462,7 +462,7 @@ TEST_CASE("all ranks choose alike, and again what is in the file") {
     CHECK(choose(origin).empty());
     CHECK(chosen_by_all() == chosen);
 
-    // an algorithm that is none is timed again, and what another card has chosen stays
+    // an invalid algorithm is timed again, and another card's choices are kept
     AlgorithmTable table = {{"another card", {{"a kind", "bytes"}}}, {cublas_setup(), cublas().choices}};
     table[cublas_setup()][common.kind()] = std::string(3, '\x01');
     if (world.is_root()) write_algorithms(file, table);

@@ -1,4 +1,4 @@
-// The recorder: what work is, when the device does it, and what of it counts for which phase of a step.
+// The recorder: kinds of work, when the device does it, and the phase of a step that it counts for.
 // devices: cpu simt-bf16 cuda thread
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@
 
 namespace {
 
-// Work of the stream that takes as long on every device.
+// Work on the stream that takes equally long on every device.
 void sleep_on(cudaStream_t stream, double seconds) {
     auto sleep = [](void* time) { usleep((useconds_t)(1e6 * *(double*)time)); };
     static std::deque<double> times;
@@ -56,7 +56,7 @@ TEST_CASE("a pass counts without what it waits for others, and what is left of a
     auto is_about = [&](StepPhase phase, double seconds) {
         CAPTURE(step_phase_names[(size_t)phase]);
         CHECK(work.times[phase] >= 0.999 * seconds);
-        CHECK(work.times[phase] < seconds + 0.3);  // on a machine with other work
+        CHECK(work.times[phase] < seconds + 0.3);  // allows for a busy machine
     };
     is_about(StepPhase::forward, 0.02);
     is_about(StepPhase::wait_tensor, 0.03);
@@ -143,7 +143,7 @@ TEST_CASE("the clock of the device is that of the host, shifted") {
     auto [offset, error] = recorder.clock_offset();
     CHECK(error > 0);
     CHECK(error < 0.05);
-    CHECK(std::abs(offset) < 0.5);  // the error of start()'s guess, on a machine with other work
+    CHECK(std::abs(offset) < 0.5);  // the error of start()'s guess, with allowance for a busy machine
     sleep_on(stream, 0.01);
     auto [again, error_again] = recorder.clock_offset();
     CHECK(std::abs(again - offset) <= error + error_again + 1e-5);
@@ -244,7 +244,7 @@ TEST_CASE("the record of a process that was killed goes when the next one begins
     }
     { TraceSession recording(test_stream(), {}); }
     CHECK(shm_open(left.c_str(), O_RDONLY, 0) < 0);
-    CHECK(!read_flight_record(getpid()));  // and one's own goes with the run
+    CHECK(!read_flight_record(getpid()));  // and its own record is removed with the run
 }
 
 TEST_CASE("calls that begin together are one entry with the bytes of all") {

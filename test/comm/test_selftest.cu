@@ -1,4 +1,4 @@
-// The rule by which a selftest suspects ranks, who talks with whom, and each test of a rank by itself.
+// The rule by which a selftest suspects ranks, the pairing of ranks, and each test of a rank by itself.
 // devices: cpu simt-bf16 nocard
 #include <filesystem>
 #include <set>
@@ -36,7 +36,7 @@ std::vector<RankFindings> healthy_ranks(int count, int on_host) {
     return ranks;
 }
 
-// All messages of a rank, or those with one other, are so many times slower, at both ends.
+// Makes all messages of a rank, or those with one other, slower by a factor, as measured at both ends.
 void slow_messages(std::vector<RankFindings>& ranks, int rank, double times, int with = -1) {
     for (size_t one = 0; one < ranks.size(); one++) {
         for (PairFinding& pair : ranks[one].pairs) {
@@ -61,7 +61,7 @@ TEST_CASE("nobody is far from the others where all are equal, or differ as healt
         CAPTURE(ranks);
         CHECK(suspected(healthy_ranks(ranks, 4)).empty());
     }
-    // a wide spread is no ground to suspect anybody: from 1 to 2.6, all of it filled
+    // a wide spread is no reason to suspect a rank: from 1 to 2.6, evenly filled
     std::vector<double> wide;
     for (int i = 0; i < 32; i++) wide.push_back(1 + 0.05 * i);
     CHECK(rate_bounds(wide, 1.15).least < 1);
@@ -80,7 +80,7 @@ TEST_CASE("a slow rank is suspect among two as among many, and its figure is tol
             CHECK(suspect.what == selftest_rates[rate].what);
             CHECK(suspect.words.starts_with("rank 1 on node0: " + suspect.what));
             CHECK(suspect.median == doctest::Approx(1e9).epsilon(0.011));
-            CHECK(suspected(all, false).empty());  // ranks that share cores are slower, which is usual
+            CHECK(suspected(all, false).empty());  // ranks that share cores are usually slower
         }
     }
 }
@@ -111,7 +111,7 @@ TEST_CASE("faults and other bits make a rank suspect, whatever its rates") {
     all[3].bits = "5678";
     CHECK(suspected(all) == std::vector{2, 3});
     all = healthy_ranks(2, 2);
-    all[1].bits = "5678";  // nobody knows which of two is right
+    all[1].bits = "5678";  // it is unknown which of two is right
     CHECK(suspected(all).empty());
 }
 
@@ -153,7 +153,7 @@ TEST_CASE("of slow messages the rank is suspect that is slow with all, else the 
     Suspect link = SelftestVerdict(all, true).suspects()[0];
     CHECK(link.other == 3);
     CHECK(link.words.starts_with("rank 2 on node0 and rank 3 on node0: messages between them 250MB/s"));
-    // a rank has but one partner there if each of four nodes has two ranks
+    // if each of four nodes has two ranks, a rank has only one partner in its node
     all = healthy_ranks(8, 2);
     for (RankFindings& one : all)
         for (PairFinding& pair : one.pairs)
@@ -214,7 +214,7 @@ TEST_CASE("a healthy rank finds nothing wrong with itself, and measures all that
     CHECK(found[0].tested["memory_patterns"] >= 4);
     for (int rate : {rate_products, rate_memory, rate_to_device, rate_from_device, rate_disk_write})
         CHECK(found[0].rates[rate] > 0);
-    CHECK(std::filesystem::is_empty(folder.path));  // nothing is left behind
+    CHECK(std::filesystem::is_empty(folder.path));  // no files are left
 }
 
 TEST_CASE("a device is measured for plans, at any size") {

@@ -1,5 +1,5 @@
-// A second contributor to checkpoints beside the model: rows whose number is not known before, owned by hash,
-// that change while they are saved, in files that checkpoints share.
+// A second contributor to checkpoints beside the model: rows whose number is not known in advance, owned by
+// hash, that change while they are saved, in files that checkpoints share.
 // devices: cpu
 // ranks: 4 3 1
 #include <sys/stat.h>
@@ -12,7 +12,7 @@
 
 namespace {
 
-// In a run directory that all ranks share.
+// A run in a directory that all ranks share.
 struct Folder {
     TemporaryFolder own;
     std::string path = test_world().all_gather(own.path)[0];
@@ -31,7 +31,7 @@ int names_of(const std::string& folder, uint32_t file) {
     return (int)status.st_nlink;
 }
 
-// A contributor that has nothing, and cannot begin a save.
+// A contributor that has no data, and cannot begin a save.
 struct Unwilling : Stateful {
     uint64_t bytes_to_write(bool) const override { return 0; }
     void begin_save(const SaveScope&) override { fail("unwilling; try it without"); }
@@ -93,7 +93,7 @@ TEST_CASE("a save writes what has changed, and shares the rest with the checkpoi
         tensors.push_back(tensors_of_table(report.folder));
     }
     CHECK(tensors == std::vector<size_t>{2, 4, 6, 8, 2, 4});  // a base, three deltas, a base, a delta
-    CHECK(bytes[4] > bytes[3]);                               // all rows, of which there are more each time
+    CHECK(bytes[4] > bytes[3]);                               // all rows, whose number grows each time
     CHECK(bytes[5] < bytes[4]);
     test_world().barrier();
     CheckpointReader last(run.folder(6));
@@ -104,7 +104,7 @@ TEST_CASE("a save writes what has changed, and shares the rest with the checkpoi
         CHECK(origin.number == file - n);  // files of the model, files of the delta, files of the base
         CHECK(origin.save_id == CheckpointReader(run.folder(5)).index().save_id);
     }
-    // files of older checkpoints are gone with the last of these that needed them
+    // files of older checkpoints are removed with the last checkpoint that needs them
     CHECK(checkpoint_steps(run.path) == std::vector<int64_t>{6, 5});
     on_root([&] { remove_checkpoint(run.path, 5); });
     for (auto [file, origin] : last.index().shared) CHECK(names_of(run.folder(6), file) == 1);

@@ -1,5 +1,5 @@
-// The step as it is played: it waits as the formulas of the schedules say, no faster link makes it slower,
-// and ranks that wait for each other for ever are named.
+// Playing a step: its waits follow the formulas of the schedules, no faster link makes it slower, and ranks
+// in a deadlock are named.
 // devices: cpu
 #include <doctest/doctest.h>
 
@@ -35,7 +35,7 @@ Options options_of(const ModelConfig& c) {
     return o;
 }
 
-// A step that is played, and the changes that a test makes to the ledger of each stage.
+// A step to be played, and the changes that a test makes to each stage's ledger.
 struct Played {
     ModelConfig config;
     Machine machine;
@@ -74,7 +74,7 @@ struct Played {
     SimulatedStep step(const MessagesTaken& taken = {}) const { return player().play(taken)[0]; }
 };
 
-// Makes all layers alike, with nothing beside them.
+// Gives all layers the same times, and everything else zero.
 auto equal_layers(double forward, double input, double weight) {
     return [=](Ledger& book, int) {
         int last_section = -1;
@@ -119,6 +119,28 @@ TEST_CASE("without messages, stages wait as the formulas of the schedules say") 
             double bubble = (p - 1.0) / m / shape.chunks / (shape.schedule == zero_bubble ? 3 : 1);
             CHECK(step.bubble() == doctest::Approx(bubble));
             CHECK(step.seconds == doctest::Approx(m * 72.0 / p * (1 + bubble)));
+        }
+    }
+}
+
+TEST_CASE("only layers with a table take its time") {
+    ModelConfig c = preset("gpt2-124M");
+    auto times = [](const ModelConfig& c) {
+        return Played{c, find_machine("h100"), layout_of(c, 1, {one_f_one_b, 1, 2}, 1, 1)}.times();
+    };
+    MicroBatchTime without = times(c);
+    for (const char* pattern : {"", "2:1"}) {
+        c.window = *pattern ? 64 : 0, c.window_pattern = pattern;
+        c.ngram = "2,3", c.ngram_layers = "3,7";
+        complete(c);
+        MicroBatchTime with = times(c);
+        CHECK(with.layers[3].forward > 1.01 * with.layers[6].forward);
+        CHECK(with.layers[3].backward > 1.01 * with.layers[6].backward);
+        CHECK(with.layers[9].forward == with.layers[6].forward);
+        if (!*pattern) {
+            CHECK(with.layers[7].forward == with.layers[3].forward);
+            CHECK(with.layers[5].forward == doctest::Approx(without.layers[5].forward));
+            CHECK(with.flops > without.flops);
         }
     }
 }
@@ -218,7 +240,7 @@ TEST_CASE("groups in a ledger have the ranks of those in a mesh") {
 }
 
 TEST_CASE("ranks that wait for each other for ever are named") {
-    ModelConfig c = preset("gpt2-350M");  // whose embeddings are on two stages
+    ModelConfig c = preset("gpt2-350M");  // its embeddings are on two stages
     Played s = {c, find_machine("h100"), layout_of(c, 1, {one_f_one_b, 2, 4}, 1, 1)};
     CHECK(s.step().seconds > 0);
     auto is_call = [](MeshGroup group) {
@@ -229,7 +251,7 @@ TEST_CASE("ranks that wait for each other for ever are named") {
     s.change = [&](Ledger& book, int stage) {
         auto call = std::ranges::find_if(book.entries, is_call(MeshGroup::embedding));
         REQUIRE(call != book.entries.end());
-        if (stage == 1) call->kind = LedgerEntry::record, call->event = &s;  // the call is left out
+        if (stage == 1) call->kind = LedgerEntry::record, call->event = &s;  // removes the call
     };
     CHECK_REFUSED(s.step(), "rank 0 waits in call 0 of the group \"ends\", and rank 1 does not come to it");
     s.change = [&](Ledger& book, int stage) {
@@ -255,7 +277,7 @@ TEST_CASE("messages take what rings, trees and nodes let them") {
     double bytes = 8e9;
     CHECK(gather_seconds(m, group(1, 1), bytes) == 0);
     CHECK(gather_seconds(m, group(8, 1), bytes) == doctest::Approx(7.0 / 8 * bytes / 400e9 + 7e-6));
-    // One rank of each node has one card's network, and eight of them have that of eight.
+    // One rank per node has the network of one card, and eight per node have that of eight.
     CHECK(gather_seconds(m, group(8, 8), bytes) ==
           doctest::Approx(7.0 / 8 * bytes / 50e9 + 7e-5).epsilon(1e-9));
     CHECK(gather_seconds(m, group(64, 1), bytes) ==
@@ -265,17 +287,17 @@ TEST_CASE("messages take what rings, trees and nodes let them") {
     CHECK(in_nodes(m, group(2, 4)).nodes == 1);
     CHECK(in_nodes(m, group(2, 8)).nodes == 2);
     CHECK(in_nodes(m, group(16, 1)).in_node == 8);
-    // 0 ... 5, 6 ... 11 and so on: two of the second are in the first node.
+    // 0 ... 5, 6 ... 11 and so on: the second group has two ranks in the first node.
     CHECK(in_nodes(m, group(6, 1)).in_node == 2);
     CHECK(in_nodes(m, group(6, 1)).nodes == 2);
     CHECK(in_nodes(m, group(3, 2)).in_node == 1);
     CHECK(in_nodes(m, group(12, 1)).in_node == 4);
     CHECK(in_nodes(m, group(10, 1)).nodes == 2);
     CHECK(in_nodes(m, group(11, 1)).nodes == 3);
-    // Small sums go by trees, large ones by rings.
+    // Small sums use trees, large ones rings.
     CHECK(sum_seconds(m, group(1024, 8), 16) < 100 * m.network_latency);
     CHECK(sum_seconds(m, group(2, 8), bytes) == doctest::Approx(bytes / 50e9 + 2e-5).epsilon(1e-9));
-    // What goes straight from rank to rank has one card's network, and the links of its node besides.
+    // Direct messages between ranks use one card's network, and in addition the links within the node.
     CHECK(exchange_seconds(m, group(1, 1), bytes) == 0);
     CHECK(exchange_seconds(m, group(8, 1), bytes) == doctest::Approx(7.0 / 8 * bytes / 400e9 + 7e-6));
     CHECK(exchange_seconds(m, group(8, 8), bytes) ==
@@ -295,14 +317,14 @@ TEST_CASE("what a layer takes is in the passes, with what tensor ranks wait for"
     CHECK(part.forward > work.forward);
     CHECK(work.forward > layer.forward / 8);
     CHECK(work.forward < layer.forward / 4);
-    // The gradients of weights hide some of what those of inputs send; rows come together again behind them.
+    // Weight gradients hide part of the communication for input gradients; rows are re-gathered after them.
     CHECK(part.backward < layer_of(c, m, 8, false).backward);
-    // Blocks with both halves side by side send half as often.
+    // Parallel blocks, with attention and MLP side by side, send half as often.
     ModelConfig parallel = c;
     parallel.block = BlockKind::parallel;
     CHECK(layer_of(parallel, m, 8).forward - layer_of(parallel, at_once, 8).forward <
           0.75 * (part.forward - work.forward));
-    // Gradients of the stream are copied for weights' gradients that are made later.
+    // If weight gradients are computed later, gradients of the stream are copied for them.
     auto seconds = [&](PipelineSchedule schedule) {
         return Played{c, m, layout_of(c, 1, {schedule, 1, 2}, 1, 1)}.step().seconds;
     };

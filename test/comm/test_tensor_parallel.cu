@@ -1,6 +1,6 @@
 // Tests of sequence parallelism, the rows between products: on every rank of
-// `mpirun -np N build/cpu-fp32/test_tensor_parallel`, for any N, and alone. Ranks must make the same calls,
-// so nothing here leaves a case early.
+// `mpirun -np N build/cpu-fp32/test_tensor_parallel`, for any N, and without mpirun. Ranks must make the same
+// calls, so no case returns early.
 // devices: cpu simt-bf16 cuda address thread
 // ranks: 2 1 4
 #include <chrono>
@@ -13,21 +13,21 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Everyone, as one tensor group. Never destroyed: at the end of the process the device may be gone.
+// All ranks, as one tensor group. Never destroyed: at the end of the process the device may be gone.
 const Communicator& group() {
     static auto& all = *new Communicator(Communicator::of_world(test_world(), test_stream()));
     return all;
 }
 
 // ----------------------------------------------------------------------------
-// the own rows, spelled out
+// own rows, by definition
 
 struct Rows {
     int rows, width, chunks;
 
     size_t size() const { return (size_t)rows * width; }
     int chunk() const { return rows / chunks; }
-    // In the order in which they lie in its buffer.
+    // The rank's rows in the order in which its buffer holds them.
     std::vector<int> of_rank(int rank, int ranks = test_world().size()) const {
         std::vector<int> result;
         int part = chunk() / ranks;
@@ -45,7 +45,7 @@ struct Rows {
     }
 };
 
-// Chunks of one row to a rank and of several.
+// Shapes with one row per rank in a chunk, and with several.
 std::vector<Rows> shapes() {
     int size = test_world().size();
     std::vector<Rows> result;
@@ -55,11 +55,11 @@ std::vector<Rows> shapes() {
         result.push_back({size * chunks * 3, 1, used});
         result.push_back({size * chunks * 2, 64, used});
     }
-    result.push_back({size * 4 * 50, 500, size == 1 ? 1 : 4});  // several messages to a chunk
+    result.push_back({size * 4 * 50, 500, size == 1 ? 1 : 4});  // several messages per chunk
     return result;
 }
 
-// Integers whose sums over few ranks floatX holds exactly.
+// Integers whose sums over a few ranks are exact in floatX.
 std::vector<floatX> whole_numbers(int key, size_t count) {
     std::vector<floatX> result(count);
     for (size_t i = 0; i < count; i++) result[i] = floatX((float)input<int>(key, i));
@@ -92,13 +92,13 @@ void poison(floatX* data, size_t count) {
     cudaCheck(cudaMemsetAsync(data, 0xff, count * sizeof(floatX), test_stream()));
 }
 
-// Work that takes a while: what does not wait for it shows.
+// Work that takes a while, so that a missing wait for it shows.
 void take_time() {
     static std::function<void()> sleep = [] { std::this_thread::sleep_for(milliseconds(5)); };
     enqueue(test_stream(), sleep);
 }
 
-// Calls of work, which must be those of the chunks, in order.
+// Calls of work, which must cover the chunks in order.
 struct Calls {
     const Rows& shape;
     std::vector<std::pair<int, int>> made;
@@ -115,7 +115,7 @@ uint64_t sent_activations() {
     return bytes_sent(Traffic::activations);
 }
 
-// The sum over all kinds.
+// Bytes sent for all purposes.
 uint64_t sent_at_all() {
     uint64_t total = 0;
     for (size_t kind = 0; kind < traffic_names.size(); kind++) total += bytes_sent((Traffic)kind);
@@ -123,7 +123,7 @@ uint64_t sent_at_all() {
 }
 
 // ----------------------------------------------------------------------------
-// one call each
+// single calls
 
 void try_gather(const Rows& shape, bool overlap) {
     CAPTURE(shape.rows);
@@ -232,9 +232,9 @@ TEST_CASE("rounded sums are the same bits with and without overlap") {
 }
 
 // ----------------------------------------------------------------------------
-// order: the host waits for nothing in these, and some rank is always slow
+// order: the host does not wait in these tests, and some rank is always slow
 
-// Rounds like those of layers: own rows are made, gathered, worked on, and scattered, in the same buffers.
+// Rounds like those of layers: own rows are computed, gathered, used, and scattered, in the same buffers.
 TEST_CASE("buffers are used again right behind") {
     int rank = test_world().rank(), size = test_world().size();
     constexpr int rounds = 6;
@@ -285,7 +285,7 @@ TEST_CASE("buffers are used again right behind") {
     }
 }
 
-// Nothing is waited for in between: the calls themselves see to it.
+// The test waits for nothing in between: the calls themselves ensure the order.
 TEST_CASE("a scatter or a gather comes after the scatter before") {
     int rank = test_world().rank(), size = test_world().size();
     if (size == 1) SKIP("one rank has no other");
@@ -305,7 +305,7 @@ TEST_CASE("a scatter or a gather comes after the scatter before") {
                 copy(all.data() + at, source->data() + at, (size_t)count * shape.width);
             });
         }
-        // results that the second scatter sends are gathered again
+        // results of the second scatter are re-gathered
         shards.gather(other.data(), gathered.data(), shape.rows, shape.width, [](int, int) {});
         poison(all.data(), whole);
         CHECK(same_bits(gathered.host(), sum_of_ranks(200, whole)));
@@ -313,7 +313,7 @@ TEST_CASE("a scatter or a gather comes after the scatter before") {
     }
 }
 
-// The backward pass of a layer has this: rows come together again behind a product whose sums are scattered.
+// The backward pass of a layer does this: it re-gathers rows after a product whose sums are being scattered.
 TEST_CASE("rows come together while sums are scattered") {
     int rank = test_world().rank(), size = test_world().size();
     if (size == 1) SKIP("one rank has no other");
@@ -360,7 +360,7 @@ TEST_CASE("rows come together while sums are scattered") {
 }
 
 // ----------------------------------------------------------------------------
-// overlap: a stream of rank 0 is held up until the last rank has gone on
+// overlap: a stream of rank 0 is blocked until the last rank has continued
 
 namespace {
 
@@ -370,7 +370,7 @@ public:
     Hold() : pair_(group().split(0, test_world().rank())), message_(1, 0, {5}), received_(1) {}
 
     void put() { pair_.receive(received_.data(), 1, pair_.size() - 1, test_stream()); }
-    // By the last rank.
+    // Called by the last rank.
     void end() { pair_.send((const int*)message_.data(), 1, 0, Traffic::statistics, second_stream()); }
 
 private:
@@ -378,7 +378,7 @@ private:
     Guarded<int> message_, received_;
 };
 
-// A point in what is put on the compute stream.
+// A point in the work on the compute stream.
 class Point {
 public:
     Point() { cudaCheck(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
@@ -515,7 +515,7 @@ TEST_CASE("rows come together while other work is on the compute stream") {
 }
 
 #ifndef RANKS_USE_NCCL
-// Only the host transport knows what has been sent in fact.
+// Only the host transport counts the bytes that have actually been sent.
 TEST_CASE("a chunk is sent while the next is computed") {
     int rank = test_world().rank(), size = test_world().size();
     if (size == 1) SKIP("one rank has no other");
@@ -531,7 +531,7 @@ TEST_CASE("a chunk is sent while the next is computed") {
     });
     shards.wait();
     if (rank == 0) {
-        // the first chunk and no more
+        // only the first chunk
         uint64_t want = before + (size - 1) * own_chunk;
         CHECK(comes_true([&] { return host_link.bytes_sent >= want; }));
         CHECK(host_link.bytes_sent == want);
@@ -543,7 +543,7 @@ TEST_CASE("a chunk is sent while the next is computed") {
 #endif
 
 // ----------------------------------------------------------------------------
-// groups of one, and what is refused
+// groups of one, and refusals
 
 TEST_CASE("in a group of one all rows are own rows") {
     Buffer<floatX> rows(std::vector<float>{1, 2, 3, 4, 5, 6});

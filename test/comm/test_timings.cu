@@ -1,5 +1,5 @@
-// Times of the steps of all ranks, whose passes sleep: so more ranks than there are cores wait for each other
-// as ranks on devices of their own would.
+// Times of the steps of all ranks, whose passes sleep, so that ranks which outnumber the cores wait for each
+// other as ranks on their own devices would.
 // devices: cpu
 // ranks: 8
 // alone: 8
@@ -53,7 +53,7 @@ std::string unpacked(const std::string& path) {
     return text;
 }
 
-// A run whose passes sleep, and end with a sum over all ranks as steps do.
+// A run whose passes sleep, and whose steps end with a sum over all ranks, as real ones do.
 struct SleepingRun {
     MeshShape shape;
     PipelineShape pipeline_shape;
@@ -106,7 +106,7 @@ struct SleepingRun {
     }
 };
 
-constexpr int attempts = 5;  // one is enough where nothing else runs
+constexpr int attempts = 5;  // one suffices on an idle machine
 
 }  // namespace
 
@@ -233,7 +233,7 @@ TEST_CASE("a timeline has causes before effects, and stages idle as the formula 
                     begin[rank] = std::min(begin[rank], first),
                     end[rank] = std::max(end[rank], first + length);
                 }
-                // two steps, two replicas, two directions; between all parts but the last and its next
+                // two steps, two replicas, two directions; between all neighboring parts
                 CHECK(sent.size() == (size_t)(2 * 2 * 2 * (4 * shape.chunks - 1) * shape.micro_batches));
                 CHECK(received.size() == sent.size());
                 for (auto& [id, time] : sent) {
@@ -242,7 +242,7 @@ TEST_CASE("a timeline has causes before effects, and stages idle as the formula 
                 }
                 REQUIRE(busy.size() == 8);
                 double all = 0, work = 0;
-                for (int replica : {0, 1}) {  // stages lie two ranks apart
+                for (int replica : {0, 1}) {  // stages are two ranks apart
                     double first = 1e18, last = 0;
                     for (int stage = 0; stage < 4; stage++) {
                         int rank = 2 * stage + replica;

@@ -1,6 +1,6 @@
-// Tests of how collectives are carried: streams, groups of calls and of ranks, the bytes that are sent, a
-// slow link, and failures. On every rank of `mpirun -np N build/cpu-fp32/test_transport`, for any N, and
-// alone. Ranks must make the same calls, so nothing here leaves a case early.
+// Tests of the transport of collectives: streams, groups of calls and of ranks, the bytes sent, a slow link,
+// and failures. On every rank of `mpirun -np N build/cpu-fp32/test_transport`, for any N, and without mpirun.
+// Ranks must make the same calls, so no case returns early.
 // devices: cpu simt-bf16 cuda address thread
 // ranks: 3 1 2 4
 #include <atomic>
@@ -87,7 +87,7 @@ TEST_CASE("a call returns at once, and its work takes its turn in the stream") {
     std::atomic<bool> open = false;
     std::function<void()> hold = [&] {
         for (int i = 0; i < 20'000 && !open; i++) std::this_thread::sleep_for(milliseconds(1));
-        if (rank == 0) std::this_thread::sleep_for(milliseconds(100));  // the others come first
+        if (rank == 0) std::this_thread::sleep_for(milliseconds(100));  // the others arrive first
     };
     enqueue(test_stream(), hold);
     cudaCheck(
@@ -119,7 +119,7 @@ TEST_CASE("an event orders a collective behind another stream's work") {
     for (int round = 0; round < 8; round++) {
         sum_on(second_stream(), test_stream());
         sum_on(test_stream(), second_stream());
-        // the sum of what is the same on all ranks
+        // the sum of values that are the same on all ranks
         for (double& sum : want) sum *= test_world().size() * test_world().size();
     }
     CHECK(close(data.host(), want));
@@ -143,7 +143,7 @@ TEST_CASE("split communicators") {
         CHECK(size_of(half) == (int)members.size());
         CHECK(rank_of(half) == place);
 
-        // at the same time as everyone's, on another stream
+        // concurrent with a call of all ranks on another stream
         Guarded<float> part(count, 0, inputs<float>(rank, 0, count)),
             all(count, 0, inputs<float>(rank, 0, count));
         auto of_all = [&] {
@@ -170,7 +170,7 @@ TEST_CASE("a rank without a color is in no group") {
     ncclCheck(ncclCommDestroy(rest));
 }
 
-// Waits for it with the library's own call.
+// Waits for completion with the library's own call.
 static ncclResult_t ended(ncclComm_t comm, ncclResult_t result) {
     while (result == ncclInProgress) ncclCheck(ncclCommGetAsyncError(comm, &result));
     return result;
@@ -182,7 +182,7 @@ TEST_CASE("of a group that is not blocking, each call is over when the library s
     ncclUniqueId id = {};
     if (rank == 0) ncclCheck(ncclGetUniqueId(&id));
     test_world().broadcast(&id, sizeof id, 0);
-    int under_way = 0;  // calls that were not over when they returned
+    int under_way = 0;  // calls that had not completed when they returned
     auto seen = [&](ncclResult_t result) {
         under_way += result == ncclInProgress;
         return result;
@@ -213,7 +213,7 @@ TEST_CASE("of a group that is not blocking, each call is over when the library s
         CHECK(close(each->host(), reduced<float>(all_members(), count, 0)));
     CHECK(close(part.host(), reduced<float>(members, count, 0)));
     ncclCheck(ncclCommDestroy(half));
-#ifndef RANKS_USE_NCCL  // which may be quick
+#ifndef RANKS_USE_NCCL  // NCCL may be quick
     ncclResult_t begun = ncclCommSplit(all, 0, rank, &half, nullptr);
     if (size > 1) {
         CHECK(begun == ncclInProgress);
@@ -241,7 +241,7 @@ TEST_CASE("what NCCL refuses is an Error with its place and reason") {
         Error);
     CHECK_THROWS_WITH_AS(ncclCheck(ncclInvalidUsage), doctest::Contains("test/comm/test_transport.cu:"),
                          Error);
-    // and with the process and its device, as an error of CUDA
+    // and with the process and its device, as for a CUDA error
     std::string who = process_place() + ": ";
     CHECK(who.starts_with(test_world().name()));
     CHECK(error_of([] { ncclCheck(ncclInvalidUsage); }).starts_with(who + "ncclInvalidUsage failed: "));
@@ -347,7 +347,7 @@ TEST_CASE("a group split from a Communicator") {
 #ifndef RANKS_USE_NCCL
 
 // ----------------------------------------------------------------------------
-// the host transport alone
+// only the host transport
 
 TEST_CASE("a slow link takes the time it must") {
     int size = test_world().size();
@@ -391,7 +391,7 @@ TEST_CASE("an aborted communicator ends what waits") {
     Communicator pair = all.split(rank / 2, rank);
     if (pair.size() == 2) {
         Guarded<float> data(1000);
-        pair.receive(data.data(), 1000, 1 - pair.rank(), test_stream());  // nobody sends
+        pair.receive(data.data(), 1000, 1 - pair.rank(), test_stream());  // never sent
         pair.all_reduce(data.data(), 1000, Traffic::gradients, test_stream());
         std::this_thread::sleep_for(milliseconds(20));
         CHECK(cudaStreamQuery(test_stream()) == cudaErrorNotReady);
@@ -400,7 +400,7 @@ TEST_CASE("an aborted communicator ends what waits") {
         synchronize();
         CHECK_THROWS_AS(pair.check(), Error);
     }
-    // the others are not touched
+    // the others are not affected
     Guarded<int> data(1, 0, {1});
     all.all_reduce(data.data(), 1, Traffic::statistics, test_stream());
     CHECK(data.host()[0] == size);
@@ -412,7 +412,7 @@ TEST_CASE("a failure of MPI is kept, and later calls are refused") {
     if (size == 1) SKIP("one rank has no other");
     ncclComm_t copy = nullptr;
     ncclCheck(ncclCommSplit(everyone(), 0, rank, &copy, nullptr));
-    // A message longer than what the receiver expects is an error there.
+    // A message longer than the receiver expects is an error at the receiver.
     Guarded<float> data(1000);
     if (rank == 0) ncclCheck(ncclSend(data.data(), 1000, ncclFloat, 1, copy, test_stream()));
     if (rank == 1) ncclCheck(ncclRecv(data.data(), 10, ncclFloat, 0, copy, test_stream()));

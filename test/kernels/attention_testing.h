@@ -9,7 +9,7 @@ For tests of attention: the textbook formula in double precision, and a layer to
 #include "test/support/testing.h"
 
 #ifndef DEVICE_CPU
-// A fixture for cases that run with these kernels.
+// A fixture that makes a case run with these kernels.
 template <AttentionKernels kernels>
 struct UseKernels {
     AttentionKernels before = std::exchange(attention_kernels, kernels);
@@ -21,13 +21,13 @@ struct Case {
     int B, T, NH, NKV, HS;
     int window = 0;
     std::vector<int> documents = {};  // first positions of the documents of every sequence
-    int q0 = 0, Tq = T - q0;          // the queries of the call, of those of T positions
+    int q0 = 0, Tq = T - q0;          // the call's queries, of those of T positions
 
     size_t rows() const { return (size_t)B * T; }
     size_t queries() const { return (size_t)B * Tq; }
     size_t qkv_row() const { return (size_t)(NH + 2 * NKV) * HS; }
 
-    // The case with the queries of the positions from ... from + count - 1 alone.
+    // This case with only the queries of positions from ... from + count - 1.
     Case part(int from, int count) const {
         Case c = *this;
         c.q0 = from, c.Tq = count;
@@ -46,13 +46,13 @@ struct Case {
                                 .doc_start = documents.empty() ? nullptr : doc_start});
     }
 
-    // Tells whether an element of qkv belongs to a query that is not of the call, or to a key or value that
-    // no query of the call sees because it stands after them.
+    // Returns whether an element of qkv belongs to a query outside the call, or to a key or value after all
+    // queries of the call.
     bool unread(size_t element) const {
         int at = (int)(element / qkv_row() % T), head = (int)(element % qkv_row() / HS);
         return at >= q0 + Tq || (head < NH && at < q0);
     }
-    // Tells whether an element of dqkv stays as it is.
+    // Returns whether an element of dqkv keeps its value.
     bool unwritten(size_t element) const { return unread(element) && (int)(element % qkv_row() / HS) < NH; }
 
     // (B, T). The documents of sequence b start b positions later than listed.
@@ -149,7 +149,7 @@ struct Run {
         return random_values<float>("dbias", c.qkv_row());
     }
 
-    // Everything computed, bit by bit.
+    // All results, bit by bit.
     std::vector<uint32_t> bits() {
         std::vector<uint32_t> all;
         for (float value : lse.host()) all.push_back(std::bit_cast<uint32_t>(value));
@@ -168,7 +168,7 @@ inline std::vector<floatX> make_dout(const Case& c) {
     return random_values<floatX>("dout", c.queries() * c.NH * c.HS);
 }
 
-// Places that must not be read hold NaN.
+// Elements that must not be read are NaN.
 inline void check(const Case& c, float scale = 1, double backward_tolerance = tolerance<floatX>) {
     CAPTURE(c.name());
     std::vector<floatX> qkv = make_qkv(c, scale), dout = make_dout(c);
@@ -190,8 +190,8 @@ inline void check(const Case& c, float scale = 1, double backward_tolerance = to
     CHECK_CLOSE(run.dbias, sums, tolerance<floatX>);
 }
 
-// Queries of a few positions, the last or not, that begin and end within tiles. Some tiles of keys are seen
-// by none of them.
+// Queries of a few positions, including or excluding the last, that begin and end within tiles. Some key
+// tiles are seen by none of them.
 inline void check_parts(int HS) {
     check(Case{2, 150, 2, 1, HS}.part(63, 1));
     check(Case{1, 150, 1, 1, HS}.part(149, 1));
@@ -202,7 +202,7 @@ inline void check_parts(int HS) {
     check(Case{1, 200, 2, 1, HS, 45, {1, 63, 110, 111}}.part(101, 31));
 }
 
-// The elements of rows, `row` long, of the positions [from, to) of each sequence.
+// The elements of positions [from, to) of each sequence, in rows of length `row`.
 template <typename T>
 std::vector<T> cut(const std::vector<T>& from_all, const Case& c, size_t row, int from, int to) {
     std::vector<T> part;
@@ -213,8 +213,8 @@ std::vector<T> cut(const std::vector<T>& from_all, const Case& c, size_t row, in
     return part;
 }
 
-// A call for each part of the queries, the parts beginning at 0 and at these positions: what the call for all
-// makes, but for rounding.
+// Checks that calls for parts of the queries, which begin at 0 and at these positions, give the results of
+// the call for all, except for rounding.
 inline void check_cut(const Case& c, std::vector<int> cuts) {
     CAPTURE(c.name());
     std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
@@ -239,7 +239,7 @@ inline void check_cut(const Case& c, std::vector<int> cuts) {
     CHECK(relative_error(dqkv, whole.dqkv.doubles()) < tolerance<floatX>);
 }
 
-// A NaN in key 5 shows at those of T positions that see it.
+// Checks that a NaN in key 5 shows at those of T positions that see it.
 inline void check_nan_shows(int T) {
     Case c{1, T, 1, 1, 16};
     std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);

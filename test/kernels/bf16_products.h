@@ -1,5 +1,5 @@
 /*
-For tests of products in bf16 on the CPU.
+For tests of bf16 products on the CPU.
 */
 #pragma once
 
@@ -16,7 +16,7 @@ inline float in_bf16(float value) {
     return std::bit_cast<float>(bits);
 }
 
-// While it lives, products are made in bf16.
+// Products are computed in bf16 during its life.
 struct ProductsInBf16 {
     ProductsInBf16() { cpu_products_in_bf16 = true; }
     ~ProductsInBf16() {

@@ -1,4 +1,4 @@
-// GELU and its slope by their definitions, in double, for the tests of the kernel and of the fused products.
+// GELU and its slope by definition, in double, for the tests of the kernel and of the fused products.
 #pragma once
 
 #include <cmath>

@@ -5,10 +5,10 @@
 
 namespace {
 
-constexpr size_t margin = 9;  // elements around the arrays, which must stay as they are
+constexpr size_t margin = 9;  // elements around the arrays, which must not change
 
 struct Part {
-    size_t n, out_at, inp_at;  // inp_at, out_at: the places where the arrays begin
+    size_t n, out_at, inp_at;  // out_at, inp_at: offsets at which the arrays begin
 };
 
 void check_part(const Part& part) {
@@ -61,7 +61,7 @@ TEST_CASE("vectors are moved whole only where all arrays allow it") {
 }
 #endif
 
-// Nothing is touched beyond memory that is exactly as large as the arrays.
+// Nothing beyond the arrays is touched, even if memory ends there.
 TEST_CASE("accumulate at the end of memory") {
     for (size_t n : {1, 3, 4, 6, 1025}) {
         CAPTURE(n);

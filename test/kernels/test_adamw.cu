@@ -49,8 +49,8 @@ TEST_CASE("sum of ten million squares") {
 }
 #endif
 
-// Ranges like those of a model's gradients: one or more for each unit, some without values on this rank. What
-// lies between them is not counted.
+// Ranges like those of a model's gradients: one or more for each unit, some without values on this rank.
+// Values between them do not count.
 TEST_CASE("sum of squares in ranges") {
     const std::vector<float> values = random_values<float>("values", 60'000);
     auto check = [&](const std::vector<SquaresRange>& ranges) {
@@ -65,7 +65,7 @@ TEST_CASE("sum of squares in ranges") {
     check({{0, 4}, {4, 1}, {5, 1024}, {1029, 0}, {1029, 20000}, {30000, 30000}});  // anywhere in a vector
     check({{3, 1024}});  // begins after the start of a vector, with whole vectors to sum
     check({{64, 0}, {128, 40000}, {50000, 64}, {50064, 0}});
-    std::vector<SquaresRange> many;  // more than a launch takes
+    std::vector<SquaresRange> many;  // more than one launch handles
     for (size_t i = 0; i < 300; i++) many.push_back({i * 200, i % 3 * 64});
     check(many);
 }
@@ -99,7 +99,7 @@ static const AdamW hyper = {.learning_rate = 3e-3,
                             .step = 1,
                             .stochastic_rounding = false};
 
-// A step on the device.
+// Runs a step on the device.
 static void adamw_update(floatX* params, float* master, float* m, float* v, float* grads, const float* scale,
                          const std::vector<OptimizerPart>& parts, const AdamW& with) {
     adamw_optimizer(with, 5).step.on_device({params, master, {m, v}, grads, scale}, parts, test_stream());
@@ -134,7 +134,7 @@ TEST_CASE("ten steps of AdamW") {
         for (double beta2 : {0.95, 0.999}) {
             for (bool has_master : {true, false}) {
                 bool rounds = !std::is_same_v<floatX, float> && !has_master;
-                if (rounds) continue;  // has the error of bf16, which a test below measures
+                if (rounds) continue;  // has bf16 rounding errors, which a test below measures
                 CAPTURE(n);
                 CAPTURE(beta2);
                 auto rounded = random_values<floatX>("weights", n, 0.02f);
@@ -202,12 +202,12 @@ TEST_CASE("the same step gives the same bits, with stochastic rounding too") {
 // ----------------------------------------------------------------------------
 // equal bits: for parts of a tensor, on the host, by every compiler
 
-// One tensor in memory of the host.
+// One tensor in host memory.
 struct HostState {
     std::vector<floatX> params;
     std::vector<float> master, m, v, grads;
 
-    // Signs and magnitudes of all kinds, denormal numbers and zeros among them. Squares stay finite.
+    // Signs and magnitudes of all kinds, including denormal numbers and zeros. Squares stay finite.
     explicit HostState(size_t n)
         : params(n), master(wide("master", n)), m(wide("m", n)), v(wide("v", n)), grads(wide("grads", n)) {
         for (float& x : v) x = std::fabs(x);
@@ -245,7 +245,7 @@ static void check_same(const HostState& got, const HostState& want) {
     CHECK(same_bits(got.v, want.v));
 }
 
-// Calls f(has_master, settings) for each way to keep and round the parameters.
+// Calls f(has_master, settings) for each way of storing and rounding the parameters.
 template <typename F>
 void each_rounding(F&& f) {
     for (bool has_master : {true, false}) {
@@ -260,12 +260,12 @@ void each_rounding(F&& f) {
     }
 }
 
-// The elements by which the arrays of a part begin after a multiple of 16 bytes.
+// The number of elements by which a part's arrays begin after a multiple of 16 bytes.
 struct Offsets {
     size_t params, master, m, v, grads;
 };
 
-// Updates elements begin .. end - 1 of `all`, copied to buffers of their own.
+// Updates elements begin .. end - 1 of `all`, in buffers of their own.
 static void update_part(HostState& all, size_t begin, size_t end, const Offsets& at, bool has_master,
                         const AdamW& with) {
     size_t n = end - begin;
@@ -301,7 +301,7 @@ TEST_CASE("the kernel and the host update to the same bits") {
     }
 }
 
-// However a tensor is cut, and wherever the parts lie in memory.
+// The result depends neither on where a tensor is cut nor on the alignment of the parts.
 TEST_CASE("updating parts of a tensor is the same as updating it whole") {
     const std::vector<size_t> cuts = {0, 1, 2, 5, 9, 9, 16, 34, 1003, 1005, 2049, 6000, 6001};
     const size_t n = cuts.back();
@@ -320,7 +320,7 @@ TEST_CASE("updating parts of a tensor is the same as updating it whole") {
             check_same(parts, whole);
         }
     });
-    // and on the host, where a part begins anywhere too
+    // likewise on the host, where parts may begin anywhere too
     each_rounding([&](bool has_master, const AdamW& with) {
         HostState whole(n), cut = whole;
         whole.update(0.7f, with, has_master);
@@ -332,12 +332,11 @@ TEST_CASE("updating parts of a tensor is the same as updating it whole") {
     });
 }
 
-// Parts like those of a unit: of many tensors, with and without decay, of which nothing between them is
-// touched.
+// Parts like those of a unit: of many tensors, with and without decay. Nothing between them may be touched.
 TEST_CASE("the parts of many tensors are updated at once, each as if alone") {
     std::vector<OptimizerPart> parts;
     size_t at = 2;
-    for (uint64_t k = 0; k < 75; k++) {  // more than a launch takes
+    for (uint64_t k = 0; k < 75; k++) {  // more than one launch handles
         size_t count = k % 5 == 4 ? 0 : k * 37 % 300, first = k % 3 ? k * 1000 + k % 7 : 0;
         parts.push_back({at, count, first, name_hash("tensor") + k / 2, k % 2 == 0});
         at += count + (k % 4 == 0 ? 3 : 0);
@@ -361,7 +360,7 @@ TEST_CASE("the parts of many tensors are updated at once, each as if alone") {
     });
 }
 
-// `first` counts elements of tensors that have more than 2^32 of them.
+// `first` also counts elements of tensors that have more than 2^32 of them.
 TEST_CASE("parts far into a tensor have random numbers of their own") {
     AdamW with = hyper;
     with.stochastic_rounding = true;
@@ -378,8 +377,8 @@ TEST_CASE("parts far into a tensor have random numbers of their own") {
     }
 }
 
-// A volatile variable keeps its own rounding, whatever a compiler would like to fuse. What the functions do
-// is held to that, so that they agree on machines and with compilers that no test sees together.
+// A volatile variable forces its own rounding, even if a compiler would like to fuse. The functions must
+// match that, so that they agree on machines and with compilers that no test sees together.
 TEST_CASE("products and sums are rounded as written") {
     const size_t n = 20000;
     const float scale = 0.7f;
@@ -401,11 +400,11 @@ TEST_CASE("products and sums are rounded as written") {
 }
 
 #ifdef PRECISION_BF16
-// A step far below half of the last digit of bf16: rounding to nearest never moves, stochastic rounding does
-// so as often as it takes to be right on average, at other elements for each step and each tensor.
+// A step far below half of the last bf16 digit: rounding to nearest never moves a weight, stochastic rounding
+// does so just often enough to be right on average, at different elements for each step and each tensor.
 TEST_CASE("stochastic rounding is exact in the mean") {
     const int n = 40000;
-    const double digit = 0x1p-7;                 // between 1.5 and its neighbours in bf16
+    const double digit = 0x1p-7;                 // between 1.5 and its neighbors in bf16
     const double step = 3e-4, p = step / digit;  // how far, and how often, a weight must move
     const double limit = 4 * std::sqrt(n * p * (1 - p)), limit_both = 4 * std::sqrt(n * p * p);
     std::vector<float> grads(n, 1.0f);

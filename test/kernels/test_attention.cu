@@ -1,4 +1,5 @@
-// Attention against the textbook formula in double precision: on GPUs, the kernels of every card.
+// Attention against the textbook formula in double precision; on GPUs, with the kernels that every card can
+// run.
 // seconds: 15
 #include <omp.h>
 
@@ -8,14 +9,15 @@
 
 namespace {
 
-// The kernels that every card runs, also on a card that has faster ones.
+// Selects the kernels that every card can run, even on a card that has faster ones.
 #ifdef DEVICE_CPU
 struct EveryCard {};
 #else
 struct EveryCard : UseKernels<AttentionKernels::mma> {};
 #endif
 
-// Cases that do not depend on the size of tiles: the slow simulated device shows them in bf16.
+// For cases that do not depend on the tile size: the simulated device, which is slow, normally runs them in
+// bf16 only.
 const auto shown_in_bf16 = doctest::test_suite(simulated && sizeof(floatX) == 4 ? "long" : "");
 
 }  // namespace
@@ -77,13 +79,13 @@ TEST_CASE_FIXTURE(EveryCard, "calls for parts of the queries make what one call 
 }
 
 TEST_CASE_FIXTURE(EveryCard, "large scores do not overflow") {
-    // Scores of several hundred: the softmax all but picks a key, and exp of a score alone would be Inf.
-    // Rounding of such a score to float is already worth 3e-5 of its probability.
+    // Scores of several hundred: softmax almost selects a single key, and exp of a plain score would be Inf.
+    // Rounding such a score to float already changes its probability by 3e-5.
     check({1, 100, 2, 2, 32}, 16, 5 * tolerance<floatX>);
 }
 
 #ifndef DEVICE_CPU
-// Both passes on a card of another kind, tiles and the order of blocks being chosen by card.
+// Both passes as on a card of another kind: the card determines tiles and the order of blocks.
 static void check_on_card(const Case& c, const AttentionCard& card) {
     CAPTURE(c.name());
     CAPTURE(card.shared_bytes);

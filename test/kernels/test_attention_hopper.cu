@@ -1,4 +1,4 @@
-// The attention kernels of Hopper against the textbook formula in double precision. They are of bf16 only.
+// The attention kernels for Hopper against the textbook formula in double precision. They exist in bf16 only.
 // devices: simt-bf16 cuda-bf16 nocard
 // seconds: 6
 #include "test/kernels/attention_testing.h"
@@ -9,7 +9,7 @@ namespace {
 
 using Hopper = UseKernels<AttentionKernels::wgmma>;
 
-// On other cards the program takes other kernels.
+// On other cards the program uses other kernels.
 bool on_hopper() {
     return device_properties().major == 9;
 }
@@ -74,10 +74,10 @@ TEST_CASE_FIXTURE(Hopper, "what the kernels leave to others") {
     auto fits = [](int HS) { return hopper_attention_fits(Case{1, 5, 4, 2, HS}.shape()); };
     CHECK(fits(8));
     CHECK(fits(128));
-    CHECK(!fits(20));   // rows of heads that are no whole units of 16 bytes
+    CHECK(!fits(20));   // rows of heads that are not a multiple of 16 bytes
     CHECK(!fits(136));  // wider than a tile
     CHECK(has_wgmma_attention(Case{1, 5, 4, 2, 128}.shape()));
-    // code that the driver compiled from PTX of an older architecture
+    // code that the driver compiled from PTX for an older architecture
     CHECK(!has_wgmma_attention(Case{1, 5, 4, 2, 128}.shape(), 80));
 }
 

@@ -1,6 +1,6 @@
-// The order in which blocks of the attention kernels take their tiles: no block waits for ever in it, and it
-// keeps multiprocessors busy, as a simulation shows of when each block is done. Both ask the kernels' own
-// functions.
+// The order in which blocks of the attention kernels take their tiles: no block waits forever, and
+// multiprocessors stay busy, as a simulation of the blocks' completion times shows. Both tests call the
+// kernels' own functions.
 // devices: simt-bf16 cuda-bf16 nocard
 // seconds: 1
 #include <map>
@@ -13,13 +13,13 @@
 
 namespace {
 
-// Microseconds that are expected of an H100 or H200. Shares of busy time hardly depend on them.
+// Expected microseconds on an H100 or H200. The busy shares hardly depend on them.
 struct ExpectedTimes {
     double forward_tile,
-        forward_ends;              // a tile of keys under one of queries; before the first and after the last
-    double step, ends;             // likewise in the backward pass: a tile of queries over one of keys
-    double finish = 1.1;           // the last addition, by the block itself, and dq on its way out
-    double add = 1.1, seen = 0.7;  // an addition to dq; until the next block sees that it is its turn
+        forward_ends;              // a key tile with one query tile; before the first and after the last
+    double step, ends;             // in the backward pass: a query tile with one key tile; both ends
+    double finish = 1.1;           // the last addition, by the block itself, and storing dq
+    double add = 1.1, seen = 0.7;  // an addition to dq; until the next block sees its turn
 };
 
 template <int HSP>
@@ -28,7 +28,7 @@ constexpr ExpectedTimes expected_times() {
     return {.forward_tile = 1.3, .forward_ends = 1.0, .step = 2.6, .ends = 4.0};
 }
 
-// The times at which multiprocessors are free, the earliest first.
+// The times at which multiprocessors become free, earliest first.
 class FreeTimes {
 public:
     explicit FreeTimes(int multiprocessors) {
@@ -50,7 +50,7 @@ private:
     double last_ = 0;
 };
 
-// The share of the multiprocessors' time that is work.
+// The share of the multiprocessors' time that is spent on work.
 template <int HSP>
 double forward_share(const AttentionShape& s, int multiprocessors) {
     ExpectedTimes t = expected_times<HSP>();
@@ -65,7 +65,7 @@ double forward_share(const AttentionShape& s, int multiprocessors) {
     return work / multiprocessors / free.last();
 }
 
-// Blocks wait only for earlier tickets, so each can be followed to its end before the next.
+// Blocks wait only for earlier tickets, so each can be simulated to its end before the next.
 template <int HSP>
 double backward_share(const AttentionShape& s, int multiprocessors) {
     ExpectedTimes t = expected_times<HSP>();
@@ -99,8 +99,8 @@ AttentionShape heads_of(int B, int T, int NH, int NKV, int HS) {
     return self_attention_shape(B, T, NH, NKV, HS, 0, nullptr);
 }
 
-// Shapes with the order's hard parts: groups, a last tile that is short, windows, documents, queries of some
-// of the positions.
+// Shapes that are hard for the order: groups, a short last tile, windows, documents, queries of only some
+// positions.
 std::vector<Case> hard_cases() {
     return {{2, 1000, 4, 2, 128},
             {3, 700, 3, 3, 64},
@@ -109,7 +109,7 @@ std::vector<Case> hard_cases() {
             Case{1, 900, 2, 2, 128}.part(300, 333)};
 }
 
-constexpr int cards[] = {132, 116};  // all multiprocessors of an H100, and those that 16 blocks of NCCL leave
+constexpr int cards[] = {132, 116};  // all multiprocessors of an H100, and those that 16 NCCL blocks leave
 
 }  // namespace
 
@@ -144,7 +144,7 @@ TEST_CASE(
             std::vector<int> documents = c.doc_start();
             AttentionShape s = c.shape(documents.data());
             using Work = KeyTileWork<128, 64>;
-            std::map<std::tuple<int, int, int>, int> turns;  // taken so far
+            std::map<std::tuple<int, int, int>, int> turns;  // turns taken so far
             int finished = 0;
             for (int ticket = 0; ticket < Work::tickets(s); ticket++) {
                 auto tile = Work::of(s, section, ticket);
@@ -159,7 +159,7 @@ TEST_CASE(
         }
 }
 
-// comm/plan_rates.h has these shares.
+// comm/plan_rates.h uses these shares.
 TEST_CASE("multiprocessors are as busy as the prediction of a step takes them to be") {
     for (auto [B, NH] : {std::pair{64, 12}, {32, 25}}) {
         AttentionShape s = heads_of(B, 1024, NH, NH, 64);

@@ -5,7 +5,7 @@ namespace {
 
 constexpr size_t sizes[] = {8, 16, 24, 248, 2048, 2056, 4096, 4104, 300'008};
 
-// The neighbours of a value in bf16 are the bits below it, and the next ones: found without rounding.
+// The neighbors of a bf16 value are the adjacent bit patterns, so no rounding is needed to find them.
 bool is_nearest(float value, uint16_t rounded) {
     double distance = std::abs((double)bf16_to_float(rounded) - value);
     for (int step : {-1, 1}) {
@@ -47,7 +47,7 @@ TEST_CASE("addends of all ranks but the own one are added in their order") {
                  of_ranks = random_values<float>("all", ranks * stride);
             std::vector<uint16_t> bits(ranks * stride);
             for (size_t i = 0; i < bits.size(); i++) bits[i] = float_to_bf16(of_ranks[i]);
-            std::fill_n(bits.begin() + own * stride, stride, (uint16_t)0xffff);  // NaN: it is not read
+            std::fill_n(bits.begin() + own * stride, stride, (uint16_t)0xffff);  // NaN: must not be read
             Buffer<float> out(values);
             Buffer<uint16_t> inp(bits);
             add_addends(out, {inp, stride, ranks, own}, n, test_stream());

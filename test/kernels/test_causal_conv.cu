@@ -1,4 +1,4 @@
-// The sum over taps against a convolution in double precision, whole and in parts.
+// The sum over taps against a convolution in double precision, as a whole and in parts.
 #include "test/support/testing.h"
 
 #include "kernels/causal_conv.cuh"
@@ -7,13 +7,13 @@ using Doubles = std::vector<double>;
 
 struct Shape {
     int N, T, C;
-    std::vector<int> doc_start = {};  // empty: sequences are whole
+    std::vector<int> doc_start = {};  // empty: each sequence is one document
     bool goes_on = false;             // the tokens before each sequence are given
 
     bool has_before(int row) const { return row % T > (doc_start.empty() ? 0 : doc_start[row]); }
 };
 
-// Documents of some lengths, sequence after sequence.
+// Start positions of documents of these lengths, repeated in every sequence.
 static std::vector<int> documents(int N, int T, std::vector<int> lengths) {
     std::vector<int> starts;
     for (size_t at = 0; (int)starts.size() < N; at++) {
@@ -37,7 +37,7 @@ static const Shape shapes[] = {
     {2000, 500, 12, documents(2000, 500, {77, 3})},
 };
 
-// Calls check(part) for the rows as one part, and as some.
+// Calls check(part) with all rows as one part, and with smaller parts.
 template <typename Check>
 static void in_parts(int N, Check&& check) {
     for (int part : {N, ceil_div(N, 2), 1}) {
@@ -80,7 +80,7 @@ TEST_CASE("tap sum forward over shapes, with a bias and without") {
     }
 }
 
-// Nothing is added, so every element is one of dout, or zero.
+// Nothing is summed, so every element is one of dout's, or zero.
 TEST_CASE("tap sum backward over shapes") {
     for (const Shape& s : shapes) {
         if (s.goes_on) continue;
@@ -115,9 +115,9 @@ TEST_CASE("columns are copied to where they belong, and nothing else is written"
     for (int row = 0; row < 4; row++) {
         for (int c = 0; c < 5; c++) CHECK(got[row * 5 + c] == (c == 2 || c == 3 ? inp[row * 3 + c - 1] : -1));
     }
-    // rows that overlap are refused, but one row may be of any width
+    // overlapping rows are refused, but a single row may have any width
     CHECK_THROWS_AS(copy_columns<floatX>(to, 5, from, 1, 2, 4, test_stream()), Error);
-    cudaGetLastError();  // the refusal stays there
+    cudaGetLastError();  // clears the error, which would persist
     copy_columns<floatX>(to, 0, from, 0, 5, 1, test_stream());
     CHECK(to.doubles()[4] == inp[4]);
 }

@@ -12,7 +12,7 @@ static std::vector<int> some_targets(int N, int V) {
     return targets;
 }
 
-// Softmax and its gradient, as they are defined.
+// Softmax and its gradient by definition.
 static void reference(std::vector<double>& losses, std::vector<double>& dlogits,
                       const std::vector<floatX>& logits, const std::vector<int>& targets, double dloss,
                       Case shape) {
@@ -103,7 +103,7 @@ TEST_CASE("NaN and Inf") {
         CHECK(std::isnan(loss_with(at, NAN)));
         CHECK(!std::isfinite(loss_with(at, INFINITY)));
     }
-    CHECK(std::isfinite(loss_with(7, -INFINITY)));  // a word ruled out
+    CHECK(std::isfinite(loss_with(7, -INFINITY)));  // an excluded word
     CHECK(loss_with(7, -INFINITY) == doctest::Approx(loss_with(-1, 0)).epsilon(1e-2));
 
     std::vector<float> ruled_out(V, -INFINITY);  // whole chunks of them
@@ -115,7 +115,7 @@ TEST_CASE("NaN and Inf") {
     CHECK(losses.host()[0] == 0);
 }
 
-// A part of a vocabulary cut over ranks, with as many padding columns everywhere as make the shares alike.
+// A rank's part of a partitioned vocabulary. Padding columns make the shares of all ranks equal.
 struct VocabPart {
     int first, V, Vp;
 };
@@ -125,7 +125,7 @@ static VocabPart words_of_rank(int V, int rank, int ranks, int pad_to) {
     return {first, end - first, ceil_div(ceil_div(V, ranks), pad_to) * pad_to};
 }
 
-// The columns of a rank; what padding columns hold must not matter.
+// The columns of a rank; the contents of padding columns must not matter.
 static std::vector<floatX> logits_of_rank(const std::vector<floatX>& logits, int N, int V, VocabPart words) {
     std::vector<floatX> own;
     for (int n = 0; n < N; n++) {
@@ -143,7 +143,7 @@ static void check_cut_vocabulary(int V, int ranks, int pad_to, float spread) {
     CAPTURE(pad_to);
     CAPTURE(spread);
     auto targets = some_targets(4, V);
-    for (int r = 0; r < ranks; r++) {  // either side of every cut
+    for (int r = 0; r < ranks; r++) {  // words on either side of every cut
         int first = words_of_rank(V, r, ranks, pad_to).first;
         targets.push_back(std::min(first, V - 1));
         targets.push_back(std::max(first - 1, 0));
@@ -236,7 +236,7 @@ static void check_cut_vocabulary(int V, int ranks, int pad_to, float spread) {
 
 TEST_CASE("a vocabulary cut over ranks has the losses and gradients of the whole") {
     for (int V : {1, 2, 7, 100, 257, 1000}) {
-        for (int ranks : {1, 2, 3, 8}) {  // also more than there are words
+        for (int ranks : {1, 2, 3, 8}) {  // also more ranks than words
             for (int pad_to : {1, 8}) {
                 for (float spread : {1.0f, 30.0f}) check_cut_vocabulary(V, ranks, pad_to, spread);
             }

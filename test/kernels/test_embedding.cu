@@ -23,8 +23,8 @@ TEST_CASE("places are sorted by token") {
     }
 }
 
-// How the positions of a test's tokens lie: anywhere in the table, or counted from the beginning of each row,
-// or of documents of so many tokens at most.
+// Positions of a test's tokens: anywhere in the table, or counted from the beginning of each row, or of
+// documents of at most `kind` tokens.
 enum { no_positions = -2, anywhere = -1, rows = 0 };
 
 // Positions of B rows of T tokens.
@@ -59,8 +59,8 @@ TEST_CASE("places are sorted by position") {
     }
 }
 
-// The backward pass of these tokens against sums in double precision; and that a second run has the same
-// bits.
+// Checks the backward pass of these tokens against sums in double precision, and that a second run has the
+// same bits.
 static void check_backward(const std::vector<int>& tokens, int B, int T, int C, int V, int kind) {
     int N = B * T;
     auto positions = make_positions(B, T, kind);
@@ -149,7 +149,7 @@ TEST_CASE("embedding backward: tokens that are rare, frequent, and all of the ba
         for (int n = 0; n < N; n++) tokens[n] = (int)((int64_t)n * 7919 % N / times);  // 7919 is a prime
         return tokens;
     };
-    // Each is all of a piece, or one more or less; the last make lists of heads that are cut as well.
+    // Each is a whole piece, or one more or less; the last ones make lists of heads that are split as well.
     for (int times : {1, 2, 63, 64, 65, 127, 128, 129, 300, 5000}) {
         CAPTURE(times);
         int B = 5, T = 1000, N = B * T;
@@ -161,7 +161,7 @@ TEST_CASE("embedding backward: tokens that are rare, frequent, and all of the ba
         check_backward(random_tokens(B * T, 3), B, T, 4, 3, 40);
         check_backward(random_tokens(B * T, 3), B, T, 4, 3, anywhere);
     }
-    // a third of the batch is one token, the others are rare
+    // a third of the batch is one token; the others are rare
     auto tokens = random_tokens(6000, 4000);
     for (size_t n = 0; n < tokens.size(); n += 3) tokens[n] = 1234;
     check_backward(tokens, 6, 1000, 8, 4000, 300);
@@ -183,7 +183,7 @@ TEST_CASE("tokens look the same whatever is beside them") {
     CHECK(std::vector(packed.begin() + at * C, packed.begin() + (at + length) * C) == out_alone.doubles());
 }
 
-// Ranges of the vocabulary, one after another, of which some can be empty.
+// Consecutive ranges of the vocabulary; some may be empty.
 static std::vector<VocabRange> cut_vocab(int V, int ranks) {
     std::vector<VocabRange> vocab;
     for (int r = 0; r < ranks; r++) vocab.push_back({V * r / ranks, V * (r + 1) / ranks - V * r / ranks});
@@ -226,7 +226,7 @@ TEST_CASE("a token table cut by tokens") {
 
                 std::vector<float> all_dwte;
                 for (VocabRange vocab : cut_vocab(V, ranks)) {
-                    // memory of exactly these vocab: others must not be touched
+                    // memory of exactly this range: nothing else may be touched
                     auto begin = (ptrdiff_t)vocab.first * C, end = begin + (ptrdiff_t)vocab.count * C;
                     Buffer<floatX> own_wte(std::vector(wte.begin() + begin, wte.begin() + end)), out(size);
                     Buffer<float> own_dwte(std::vector(dwte.begin() + begin, dwte.begin() + end)),
@@ -252,7 +252,7 @@ TEST_CASE("a token table cut by tokens") {
                 }
                 CHECK(all_dwte == whole_dwte.host());
 
-                // the sum over all, one of them with the positions
+                // the sum over all ranges, with positions added in one of them
                 std::vector<float> sum(size, 0.0f);
                 bool first = true;
                 for (VocabRange vocab : cut_vocab(V, ranks)) {

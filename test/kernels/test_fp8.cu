@@ -1,5 +1,5 @@
 /*
-fp8: every number of each format, rounding, and matrices that are quantised both ways.
+fp8: every number of each format, rounding, and matrices that are quantized in both orientations.
 */
 #include "test/support/simulated.h"
 #include "test/support/testing.h"
@@ -92,7 +92,7 @@ TEST_CASE("fp8: a matrix and its transpose, as the specification has them") {
             CHECK(got.values.host() == values);
             CHECK(got.transposed.host() == transposed);
             for (int i : {0, fp8_one_at}) CHECK(got.scale.host()[i] == scale[i]);
-            // the largest element is the largest number, and all are as near as the format has them
+            // the largest element maps to the largest number, and all are as close as the format allows
             int bad = 0;
             double half_step = format == Fp8::e4m3 ? 1.0 / 16 : 1.0 / 8;
             for (size_t i = 0; i < inp.size(); i++) {
@@ -140,7 +140,7 @@ TEST_CASE("fp8: the largest element of what a kernel makes, NaN included") {
                     norm_backward(Norm::rmsnorm, dinp, dweight, nullptr, scratch, dout_, inp_, weight_,
                                   nullptr, rstd, N, C, test_stream(), amax);
                 });
-                check(2 * N * C, [&](floatX* out) {  // a head that is turned in part, and one that is not
+                check(2 * N * C, [&](floatX* out) {  // a head that is rotated in part, and one that is not
                     copy_to_device<floatX>(out, inp.data(), inp.size(), test_stream());
                     rope_backward(out, {angles, positions, C / 4 * 2}, {N, 0, 1, C}, test_stream(), amax);
                 });
@@ -198,7 +198,7 @@ TEST_CASE("fp8: zeros, numbers that are hardly there, and numbers that are none"
 #ifndef DEVICE_CPU
 namespace {
 
-// A matrix after it went through fp8, by the specification.
+// Quantizes a matrix to fp8 and back, by the specification.
 std::vector<double> through_fp8(Fp8 format, const std::vector<floatX>& inp) {
     std::vector<uint8_t> bits(inp.size());
     float scale[fp8_scale_floats] = {amax_cpu(inp.data(), inp.size())};
@@ -208,7 +208,7 @@ std::vector<double> through_fp8(Fp8 format, const std::vector<floatX>& inp) {
     return values;
 }
 
-// x (rows, inner) y (inner, columns), of which x or y may be given transposed.
+// x (rows, inner) y (inner, columns); x or y may be given transposed.
 std::vector<double> product(const std::vector<double>& x, bool x_transposed, const std::vector<double>& y,
                             bool y_transposed, int rows, int columns, int inner, std::vector<double> sum) {
     for (int i = 0; i < rows; i++) {
@@ -266,13 +266,13 @@ TEST_CASE("fp8: the products of a layer are those of its rounded matrices") {
         for (double& value : twice) value *= 2;
         CHECK_CLOSE(dinp, twice, 2 * tolerance<floatX>);
 
-        for (bool part : {false, true}) {  // the transpose is from before, or its own
+        for (bool part : {false, true}) {  // the transpose is from an earlier call, or made here
             if (part) products.backward_input(dinp, dout_, {}, weight_, N / 3, C, OC);
             Buffer<float> dweight(before);
             products.backward_weight(dweight, dout_, inp_, x8, N, C, OC);
             // tensor cores keep about 14 bits of a sum in fp8
             CHECK_CLOSE(dweight, want_dweight, simulated ? tolerance<float> : 1e-3);
-            // the first to write it overwrites what is there
+            // the first product to write it overwrites its contents
             Buffer<float> overwritten(std::vector<float>(before.size(), NAN));
             products.backward_weight(overwritten, dout_, inp_, x8, N, C, OC, nullptr, nullptr, false);
             std::vector<double> product = want_dweight;
@@ -280,7 +280,7 @@ TEST_CASE("fp8: the products of a layer are those of its rounded matrices") {
             CHECK_CLOSE(overwritten, product, simulated ? tolerance<float> : 1e-3);
         }
 
-        // rows that come in parts are rounded by parts, and kept as one
+        // rows that arrive in parts are quantized by parts, and kept as one
         for (int first = 0; first < N; first += N / 3) {
             products.forward((floatX*)out + first * OC, (floatX*)inp_ + first * C, x8, weight_, bias_, N / 3,
                              C, OC);
@@ -292,7 +292,7 @@ TEST_CASE("fp8: the products of a layer are those of its rounded matrices") {
         products.backward_weight(dweight, dout_, inp_, x8, N, C, OC);
         CHECK_CLOSE(dweight, want_dweight, simulated ? tolerance<float> : 1e-3);
 
-        // GELU's gradient and that of the bias are kernels behind them
+        // the gradients of GELU and of the bias are kernels after the product
         Buffer<floatX> dpre(N * C), dinp_alone(N * C);
         Buffer<float> dbias(std::vector<float>(OC, 1.0f)), amax(1), scratch(matmul_backward_bias_scratch(OC));
         products.backward_input(dinp_alone, dout_, {}, weight_, N, C, OC);
@@ -308,7 +308,7 @@ TEST_CASE("fp8: the products of a layer are those of its rounded matrices") {
         for (int i = 0; i < N * OC; i++) want_dbias[i % OC] += (double)(float)dout[i];
         CHECK_CLOSE(dbias, want_dbias, tolerance<float>);
 
-        // a copy of a weight is as it was until the weight is said to have changed
+        // the copy of a weight stays as it is until weights_changed() is called
         products.forward(out, inp_, x8, weight_, nullptr, N, C, OC);
         auto old = out.doubles();
         copy_to_device<floatX>(weight_, other.data(), other.size(), test_stream());

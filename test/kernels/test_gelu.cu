@@ -81,7 +81,7 @@ TEST_CASE("swiglu forward and backward") {
         CHECK_CLOSE(dinp, want_d, tolerance<floatX>);
         swiglu_backward(inp, dout, inp, N, F, test_stream(), nullptr, dout);  // in place
         CHECK(inp.doubles() == dinp.doubles());
-        CHECK(dout.doubles() == out.doubles());  // made once more
+        CHECK(dout.doubles() == out.doubles());  // recomputed
     }
 }
 

@@ -1,6 +1,6 @@
-// The places of matrix elements, in registers and in shared memory, by tables that share nothing with the
-// kernels or the simulated device: test/golden/make_hopper_layouts.py works them out from what NVIDIA
-// publishes.
+// The places of matrix elements in registers and in shared memory, against tables that share nothing with the
+// kernels or the simulated device: test/golden/make_hopper_layouts.py derives them from NVIDIA's
+// publications.
 // devices: simt-bf16 cuda-bf16 nocard
 #include <bit>
 #include <fstream>
@@ -20,7 +20,7 @@ const nlohmann::json& golden() {
     return table;
 }
 
-// (rows, columns) of JSON, one after another.
+// Flattens the (rows, columns) of JSON.
 template <typename T = int>
 std::vector<T> flat(const nlohmann::json& json) {
     if (!json.is_array()) return {json.get<T>()};
@@ -30,14 +30,14 @@ std::vector<T> flat(const nlohmann::json& json) {
     return all;
 }
 
-// Rows and columns of a table of both, as one number in matrices so wide.
+// Converts a table of (row, column) pairs to offsets in matrices of this width.
 std::vector<int> places(const nlohmann::json& table, int width) {
     std::vector<int> numbers = flat(table), result;
     for (size_t i = 0; i < numbers.size(); i += 2) result.push_back(numbers[i] * width + numbers[i + 1]);
     return result;
 }
 
-// The row and column of one value of a thread of a warpgroup.
+// The row and column of one value of a thread in a warpgroup.
 struct Place {
     int row, column;
 };
@@ -47,7 +47,7 @@ Place place(int thread, int value) {
             of("thread", thread)[1].get<int>() + of("value", value)[1].get<int>()};
 }
 
-// (rows, columns) in panels as wide as the swizzle: where an element lies, in elements.
+// For a matrix (rows, columns) in panels as wide as the swizzle: the offset of each element, in elements.
 std::vector<int> tile_places(int rows, int columns, int width) {
     const nlohmann::json& table = golden()["swizzle"][std::to_string(width)];
     std::vector<int> result;
@@ -64,11 +64,11 @@ template <typename T>
 std::vector<T> small_numbers(const char* name, size_t count) {
     std::vector<T> numbers;
     for (float value : random_values<float>(name, count, 3.0f))
-        numbers.push_back(T(std::round(value)));  // all sums of products are exact
+        numbers.push_back(T(std::round(value)));  // so that all sums of products are exact
     return numbers;
 }
 
-// D (16, 8) = A (16, 16) B (16, 8) by one warp, its fragments by tables of (lane, element).
+// D (16, 8) = A (16, 16) B (16, 8) by one warp, with fragments given by tables of (lane, element).
 __global__ void mma_kernel(float* d, const bf16* a, const bf16* b, const int* at_a, const int* at_b,
                            const int* at_d) {
     int lane = threadIdx.x;
@@ -82,8 +82,8 @@ __global__ void mma_kernel(float* d, const bf16* a, const bf16* b, const int* at
     for (int i = 0; i < 4; i++) d[at_d[lane * 4 + i]] = sums[i];
 }
 
-// Writes the row and column of all results of each thread (128, 64), and both as a left side (128, 8, 4) of
-// pairs.
+// Writes the row and column of all results of each thread (128, 64), and both packed in pairs as a left
+// operand (128, 8, 4).
 __global__ void results_kernel(int* rows, int* columns, uint32_t* packed_rows, uint32_t* packed_columns) {
     int t = threadIdx.x;
     float row[64], column[64];
@@ -100,7 +100,7 @@ __global__ void results_kernel(int* rows, int* columns, uint32_t* packed_rows, u
     }
 }
 
-// Descriptors of a tile that lies where shared memory begins, less that place.
+// Descriptors of a tile at the beginning of shared memory, minus the address of that beginning.
 // cases (count, 3): along k, row, column.
 template <typename Tile>
 __global__ void descriptor_kernel(uint64_t* bits, const int* cases, int count) {
@@ -114,7 +114,7 @@ __global__ void descriptor_kernel(uint64_t* bits, const int* cases, int count) {
     }
 }
 
-// Pairs of a tile (64, 128) in bf16, as a warpgroup stores them.
+// The pairs of a tile (64, 128) in bf16, as a warpgroup stores them.
 __global__ void store_kernel(uint32_t* out, const uint32_t* pairs) {
     char* tile = swizzled_shared<char>();
     for (int i = threadIdx.x; i < 64 * 64; i += blockDim.x) {
@@ -125,7 +125,7 @@ __global__ void store_kernel(uint32_t* out, const uint32_t* pairs) {
     for (int i = threadIdx.x; i < 64 * 64; i += blockDim.x) out[i] = ((uint32_t*)tile)[i];
 }
 
-// A box (16, columns), as it lies in shared memory.
+// Copies a box (16, columns) out as it lies in shared memory.
 __global__ void box_kernel(bf16* out, const __grid_constant__ CUtensorMap map, int columns) {
     if constexpr (is_hopper) {
         bf16* shared = swizzled_shared<bf16>();
@@ -144,7 +144,7 @@ __global__ void box_kernel(bf16* out, const __grid_constant__ CUtensorMap map, i
     }
 }
 
-// D (64, 128) = A (64, 16) B, B being 16 columns or rows of a tile (128, 128) whose elements lie at `at`.
+// D (64, 128) = A (64, 16) B. B is 16 columns or rows of a tile (128, 128) whose elements lie at `at`.
 template <Major major>
 __global__ void wgmma_kernel(float* d, const bf16* a, const bf16* tile, const int* at_a, const int* at_d,
                              const int* at, uint64_t bits) {
@@ -192,7 +192,7 @@ void check_descriptors(const nlohmann::json& tile) {
     launch(descriptor_kernel<Tile>, 1, 64, Tile::bytes, test_stream(), (uint64_t*)bits, (int*)device_cases,
            count);
     auto got = bits.host();
-    constexpr uint64_t leading = 0x3fff0000;  // is not looked at along k
+    constexpr uint64_t leading = 0x3fff0000;  // ignored along k
     for (int i = 0; i < count; i++) {
         auto& each = tile["descriptors"][i];
         CAPTURE(each.dump());
@@ -200,7 +200,7 @@ void check_descriptors(const nlohmann::json& tile) {
     }
 }
 
-// A (64, 16) times 16 columns (Major::k) or rows of a tile from number 16 on.
+// Checks A (64, 16) times 16 columns (Major::k) or rows of a tile, from number 16 on.
 template <Major major>
 void check_wgmma() {
     auto a = small_numbers<bf16>("a", 64 * 16), tile = small_numbers<bf16>("b", 128 * 128);

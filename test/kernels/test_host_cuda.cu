@@ -1,5 +1,5 @@
-// Tests of kernels/host_cuda.h: streams, events and memory without a GPU behave as the CUDA runtime
-// documents.
+// Tests of kernels/host_cuda.h: streams, events and memory without a GPU behave as documented for the CUDA
+// runtime.
 // devices: cpu simt-bf16 address thread
 #include "kernels/graph.cuh"
 #include "test/support/file_testing.h"
@@ -41,7 +41,7 @@ void enqueue(cudaStream_t stream, std::function<void()>& task) {
         stream, [](void* data) { (*static_cast<std::function<void()>*>(data))(); }, &task));
 }
 
-// Streams can be held here. Nobody waits for ever: a test of something broken fails instead.
+// Holds streams until opened. Waits are bounded, so that a test of broken code fails instead of hanging.
 class Gate {
 public:
     void open() {
@@ -120,7 +120,7 @@ TEST_CASE("two streams are not ordered") {
     bool passed = false;
     std::function<void()> wait = [&] { passed = gate.wait(); }, open = [&] { gate.open(); };
     enqueue(first, wait);
-    enqueue(second, open);  // would come too late if it waited for the first stream
+    enqueue(second, open);  // too late if it waited for the first stream
     cudaCheck(cudaStreamSynchronize(first));
     CHECK(passed);
     cudaCheck(cudaStreamDestroy(first));
@@ -173,7 +173,7 @@ TEST_CASE("a stream waits for what an event had recorded, not for what it record
     cudaCheck(cudaStreamWaitEvent(waiter, event));
     enqueue(waiter, look);
     cudaCheck(cudaEventRecord(event, free));
-    cudaCheck(cudaEventSynchronize(event));  // the later record, which nothing holds
+    cudaCheck(cudaEventSynchronize(event));  // the later record, which nothing delays
     CHECK(cudaEventQuery(event) == cudaSuccess);
     CHECK(cudaStreamQuery(waiter) == cudaErrorNotReady);
     opened = true;
@@ -181,7 +181,7 @@ TEST_CASE("a stream waits for what an event had recorded, not for what it record
     cudaCheck(cudaStreamSynchronize(waiter));
     CHECK(opened_before);
 
-    // The other way round: a wait for a record that is done does not see a later one that is not.
+    // The reverse: a wait for a completed record does not see a later record that is pending.
     Gate second_gate;
     std::function<void()> wait_again = [&] { second_gate.wait(); };
     cudaCheck(cudaStreamWaitEvent(waiter, event));
@@ -285,7 +285,7 @@ TEST_CASE("memory") {
 }
 
 #ifdef DEVICE_CPU
-// True if all of the mapping that an address lies in may have huge pages: the flag hg of proc(5).
+// Returns true if the whole mapping that contains an address may use huge pages: the flag hg of proc(5).
 bool has_huge_pages(const void* address) {
     std::ifstream maps("/proc/self/smaps");
     std::string line;
@@ -337,9 +337,9 @@ TEST_CASE("work that is left when a stream is destroyed is done") {
 // The pattern of a communication stream beside a compute stream: each step waits for the other stream's last
 // one.
 TEST_CASE("two streams wait for each other in turn") {
-    constexpr int steps = 300;  // which the streams have room for
+    constexpr int steps = 300;  // fits in the streams' queues
     cudaStream_t compute = new_stream(), communication = new_stream();
-    cudaEvent_t computed = new_event(), communicated = new_event();  // recorded again and again
+    cudaEvent_t computed = new_event(), communicated = new_event();  // recorded repeatedly
     std::vector<int> order;
     std::vector<std::function<void()>> tasks(2 * steps);
     for (int i = 0; i < 2 * steps; i++) tasks[i] = [&order, i] { order.push_back(i); };
@@ -391,8 +391,9 @@ int openmp_threads_of_new_stream() {
     return threads;
 }
 
-// Threads that a product of oneDNN on a new stream adds to the process. OpenMP keeps a team until its first
-// thread ends, and the stream's own thread is one of the team. Threads of earlier teams may still be ending.
+// The number of threads that a oneDNN product on a new stream adds to the process. OpenMP keeps a team until
+// its first thread ends, and the stream's own thread belongs to the team. Threads of earlier teams may still
+// be ending.
 int threads_of_product() {
     constexpr int size = 256;
     std::vector<float> a(size * size, 1.0f), b(size * size, 2.0f), c(size * size);
@@ -426,7 +427,7 @@ TEST_CASE("a stream has the OpenMP threads it is given, for loops and for produc
 #endif
 
 // ----------------------------------------------------------------------------
-// errors of work
+// errors in work
 
 TEST_CASE("work that throws ends all work, until its error is taken") {
     cudaStream_t stream = new_stream(), other = new_stream();
@@ -472,16 +473,16 @@ TEST_CASE("launchers throw, or note what they would throw") {
 }
 
 // ----------------------------------------------------------------------------
-// leaving with work that never ends
+// exiting with work that never ends
 
 namespace {
 
 constexpr int left_with = 7;  // the exit code
 
-// The way out, for the test that is run by the one after it.
+// The environment variable with the way to exit, for a test that is started by the one after it.
 constexpr const char* way_variable = "TEST_HOST_CUDA_WAY_OUT";
 
-// Starts this program anew to run the test below, and returns how it ended; -1 if it did not.
+// Reruns this program with the test below, and returns its exit code, or -1 if it did not exit normally.
 int leave(const char* way) {
     std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
     std::string filter = "--test-case=leaving with streams that are stuck", no_skip = "--no-skip";
@@ -563,7 +564,7 @@ TEST_CASE("a captured stream runs nothing; its graph runs all of it, in order, e
     cudaCheck(cudaGraphLaunch(work, stream));
     cudaCheck(cudaStreamSynchronize(stream));
     cudaCheck(cudaGraphLaunch(work, other));
-    cudaCheck(cudaGraphExecDestroy(work));  // launched work still runs
+    cudaCheck(cudaGraphExecDestroy(work));  // work that is launched still runs
     cudaCheck(cudaStreamSynchronize(other));
     CHECK(order == std::vector<int>{1, 2, 1, 2});
     enqueue(stream, second);
@@ -587,7 +588,7 @@ TEST_CASE("a stream that waits for a captured one is captured too, and must be w
         cudaCheck(cudaStreamWaitEvent(other, forked, 0));
         enqueue(other, tasks[1]);
         cudaCheck(cudaEventRecord(joined, other));
-        if (!joins) enqueue(other, tasks[2]);  // after what is waited for
+        if (!joins) enqueue(other, tasks[2]);  // after the event that is waited for
         cudaCheck(cudaStreamWaitEvent(stream, joined, 0));
         enqueue(stream, tasks[3]);
         cudaError_t ended = cudaStreamEndCapture(stream, &graph);
@@ -602,12 +603,12 @@ TEST_CASE("a stream that waits for a captured one is captured too, and must be w
         cudaCheck(cudaStreamSynchronize(stream));
         cudaCheck(cudaGraphExecDestroy(work));
         CHECK(order == std::vector<int>{0, 1, 3});
-        // outside, an event of a capture stands for nothing
+        // outside the capture, its events cannot be waited for
         CHECK(cudaStreamWaitEvent(other, joined, 0) == cudaErrorCapturedEvent);
         CHECK(cudaEventSynchronize(joined) == cudaErrorCapturedEvent);
     }
     order.clear();
-    enqueue(other, tasks[2]);  // it is free again
+    enqueue(other, tasks[2]);  // no longer captured
     cudaCheck(cudaStreamSynchronize(other));
     CHECK(order == std::vector<int>{2});
     for (cudaEvent_t event : {forked, joined}) cudaCheck(cudaEventDestroy(event));
@@ -664,7 +665,7 @@ TEST_CASE("what cannot be captured is refused, and the capture is lost") {
     CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaErrorIllegalState);
     CHECK(cudaMalloc(&memory, 16) == cudaErrorStreamCaptureUnsupported);
     CHECK(cudaFree(nullptr) == cudaErrorStreamCaptureUnsupported);
-    std::thread([&] { CHECK(cudaMalloc(&memory, 16) == cudaSuccess); }).join();  // others go on
+    std::thread([&] { CHECK(cudaMalloc(&memory, 16) == cudaSuccess); }).join();  // other threads may
     cudaGraph_t graph;
     cudaCheck(cudaStreamEndCapture(stream, &graph));
     cudaCheck(cudaGraphDestroy(graph));

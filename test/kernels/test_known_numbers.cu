@@ -15,7 +15,7 @@ TEST_CASE("known numbers are those of their formula, whatever their count") {
             same &= (float)got[i] == (float)known_number(77, i);
         }
         CHECK(same);
-        CHECK(std::isnan((float)got[n]));  // nothing is written behind them
+        CHECK(std::isnan((float)got[n]));  // nothing is written after them
     }
 }
 

@@ -49,19 +49,19 @@ static std::vector<T> rows(const std::vector<T>& values, int B, size_t row, int 
     return result;
 }
 
-// The whole text's queries, keys and values, of which the last T positions are the queries under test.
+// The whole text's queries, keys and values; the last T positions are the queries under test.
 static std::vector<floatX> make_qkv(const Case& c, float scale = 1) {
     return random_values<floatX>("qkv", c.B * c.length() * c.qkv_row(), scale);
 }
 
-// A cache filled as TextGenerator fills it: the prompt in one piece, then what follows.
+// A cache filled as TextGenerator fills it: the prompt in one piece, then the tokens that follow.
 struct Cache {
     Case c;
     Buffer<floatX> cache;
 
     explicit Cache(const Case& c) : c(c), cache(c.B * c.limit * c.cache_row()) {}
 
-    // The shape of a call with the positions from ... to - 1.
+    // The shape of a call for positions from ... to - 1.
     KvCacheShape shape(int from, int to) const {
         return kv_cache_shape(c.B, to - from, c.limit, from, c.NH, c.NKV, c.HS, c.window);
     }
@@ -72,7 +72,7 @@ struct Cache {
         cudaCheck(cudaStreamSynchronize(test_stream()));
     }
 
-    // (B, to - from, NH, HS). Keys and values in qkv are NaN here: the cache has them.
+    // Returns (B, to - from, NH, HS). Keys and values in qkv are set to NaN: the cache provides them.
     std::vector<floatX> attend(const std::vector<floatX>& qkv, int from, int to) {
         std::vector<floatX> part = rows(qkv, c.B, c.qkv_row(), from, to);
         for (size_t i = 0; i < part.size(); i++) {
@@ -211,7 +211,7 @@ TEST_CASE("attention: a NaN is not hidden") {
     }
 }
 
-// Rotated at its own position each, as a model does it: the prompt in one piece, then token by token.
+// Each token is rotated at its own position, as in a model: the prompt in one piece, then token by token.
 TEST_CASE("a text written with the cache is the text computed as a whole") {
     for (Case c :
          {Case{2, 9, 45, 33, 4, 2, 32}, Case{1, 20, 20, 0, 3, 1, 20, 7}, Case{1, 6, 90, 80, 2, 2, 64, 30}}) {
@@ -224,13 +224,13 @@ TEST_CASE("a text written with the cache is the text computed as a whole") {
 
         Buffer<floatX> whole(plain), out((size_t)c.B * length * c.NH * c.HS);
         Buffer<float> lse((size_t)c.B * length * c.NH);
-        // rotates a piece of the texts
+        // rotates one piece of the texts
         auto rotate = [&](floatX* qkv, int from, int to) {
             std::vector<int> positions;
             for (int n = 0; n < c.B * (to - from); n++) positions.push_back(from + n % (to - from));
             Buffer<int> of_rows(positions);
             rope_forward(qkv, {table, of_rows, R}, {c.B * (to - from), c.NH, c.NKV, c.HS}, test_stream());
-            cudaCheck(cudaStreamSynchronize(test_stream()));  // the positions end here
+            cudaCheck(cudaStreamSynchronize(test_stream()));  // the positions are freed here
         };
         rotate(whole, 0, length);
         attention_forward(out, lse, whole,
@@ -272,7 +272,7 @@ TEST_CASE("texts of several lengths: each as if it were alone, and nothing of on
             return att.host();
         };
         Cache cache(all);
-        cache.append(before, 0, limit);  // nothing behind the past of a text is to be seen
+        cache.append(before, 0, limit);  // no query may see keys after its text's past
         Buffer<int> on_device(pasts);
         std::vector<floatX> att = attend(
             cache, newest, kv_cache_shape(all.B, T, limit, 0, all.NH, all.NKV, all.HS, window, on_device));
@@ -301,7 +301,7 @@ TEST_CASE("attention: the same bits whatever else is in the batch, and on every 
     };
     std::vector<double> all = attend(c, qkv, c.past);
     CHECK(all == attend(c, qkv, c.past));
-    // the second text alone, in a longer cache, and its last query alone
+    // the second text by itself in a longer cache, and only its last query
     Case one = c;
     one.B = 1, one.limit = 150;
     size_t text = c.length() * c.qkv_row(), queries = (size_t)c.T * c.NH * c.HS, query = (size_t)c.NH * c.HS;

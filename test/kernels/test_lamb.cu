@@ -12,7 +12,7 @@ const AdamW hyper = {.learning_rate = 2e-2,
                      .step = 1,
                      .stochastic_rounding = false};
 
-// Sections of two tensors, in parts: the first section lies in two of them, the second does not decay.
+// Sections of two tensors, in parts: the first section consists of two parts, the second does not decay.
 struct Table {
     std::vector<OptimizerPart> parts;
     std::vector<SquaresRange> ranges;
@@ -70,7 +70,7 @@ struct State {
     }
 };
 
-// The published formulas in double, with the norms of whole sections.
+// The published formulas in double, with norms of whole sections.
 struct Reference {
     std::vector<double> w, m, v;
     std::vector<double> ratios;
@@ -104,7 +104,7 @@ struct Reference {
 TEST_CASE("ten steps of LAMB") {
     for (size_t length : {1, 77, 1032, 20001}) {
         for (bool has_master : {true, false}) {
-            if (!has_master && sizeof(floatX) < sizeof(float)) continue;  // has the error of bf16
+            if (!has_master && sizeof(floatX) < sizeof(float)) continue;  // has bf16 rounding errors
             CAPTURE(length);
             Table table(length);
             auto rounded = random_values<floatX>("weights", table.n, 0.02f);
@@ -133,7 +133,7 @@ TEST_CASE("ten steps of LAMB") {
     }
 }
 
-// A matrix may be zero when training begins.
+// The ratio must be defined for a matrix that is zero when training begins.
 TEST_CASE("a section without weights, or without an update, takes a ratio of 1") {
     CHECK(trust_ratio(4, 16) == 0.5f);
     CHECK(trust_ratio(0, 16) == 1);
@@ -162,7 +162,7 @@ TEST_CASE("a NaN scale skips all of a step of LAMB") {
     CHECK(bits() != before);
 }
 
-// Given the same norms: sums of a device have an order of their own.
+// Uses the same norms: a device sums in an order of its own.
 TEST_CASE("both passes of LAMB give the same bits on the host") {
     for (bool has_master : {true, false}) {
         Table table(1027);

@@ -13,8 +13,8 @@ struct Shape {
 const Shape shapes[] = {{1, 1, 1},    {1, 7, 5},      {3, 16, 8},     {33, 65, 17},
                         {64, 48, 80}, {130, 96, 200}, {300, 200, 264}};
 
-// x (rows, inner) y (inner, columns), each read through a function of its indices, so that transposes are
-// indices too.
+// x (rows, inner) y (inner, columns), each read through a function of its indices, so that transposing needs
+// no copy.
 template <typename X, typename Y>
 std::vector<double> product(int rows, int columns, int inner, X x, Y y) {
     std::vector<double> result((size_t)rows * columns);
@@ -40,7 +40,7 @@ std::vector<double> gelu_reference(Gelu form, std::vector<double> values) {
     return values;
 }
 
-// Random operands of one layer, and their values as the reference reads them.
+// Random operands of one layer, and their products in double precision.
 struct Layer {
     int N, C, OC;
     std::vector<floatX> inp, weight, bias, dout;
@@ -82,7 +82,7 @@ struct Layer {
         return dweight;
     }
 
-    // before + the sums of the columns of dout
+    // before + the column sums of dout
     std::vector<double> backward_bias(const std::vector<float>& before) const {
         auto dbias = to_doubles(before);
         for (size_t i = 0; i < dout.size(); i++) dbias[i % OC] += (double)(float)dout[i];
@@ -102,7 +102,7 @@ void each_layer(F&& f) {
     }
 }
 
-// The values after `offset` others.
+// The values, preceded by `offset` others.
 std::vector<floatX> behind(const std::vector<floatX>& values, int offset) {
     std::vector<floatX> moved(values.size() + offset);
     std::copy(values.begin(), values.end(), moved.begin() + offset);
@@ -170,14 +170,14 @@ TEST_CASE("products in bf16 are those of rounded operands, with sums in fp32") {
     if (!has_cpu_products_in_bf16()) SKIP("no products in bf16 on this processor");
     ProductsInBf16 mode;
     std::vector<Shape> all(std::begin(shapes), std::end(shapes));
-    // beyond one block in each dimension of each product
+    // more than one block in each dimension of each product
     for (Shape shape : {Shape{1, 768, 33}, {3100, 17, 9}, {7, 3100, 5}, {9, 5, 3100}}) all.push_back(shape);
     for (Shape shape : all) {
         auto [N, C, OC] = shape;
         CAPTURE(N);
         CAPTURE(C);
         CAPTURE(OC);
-        Layer layer(shape);  // the device keeps what the reference reads rounded
+        Layer layer(shape);  // the device keeps unrounded operands; the reference rounds them
         for (auto* operand : {&layer.inp, &layer.weight, &layer.dout})
             for (float& value : *operand) value = in_bf16(value);
         auto before = random_values<float>("before", (size_t)N * OC);
@@ -214,7 +214,7 @@ TEST_CASE("products in bf16 keep what is not finite") {
     if (!has_cpu_products_in_bf16()) SKIP("no products in bf16 on this processor");
     ProductsInBf16 mode;
     int N = 5, C = 40, OC = 24;
-    uint32_t bits = 0x7fffffff;  // a NaN that rounding by adding would make -0
+    uint32_t bits = 0x7fffffff;  // a NaN that rounding by addition would turn into -0
     float nan;
     memcpy(&nan, &bits, sizeof nan);
     for (float bad : {nan, INFINITY}) {
@@ -268,7 +268,7 @@ TEST_CASE("matmul_backward_weight") {
         }
         CHECK_CLOSE(dweight, want, tolerance<float>);  // float in every build
         CHECK(dweight.doubles() == again.doubles());
-        // the first to write it overwrites what is there
+        // the first product to write it overwrites its contents
         Buffer<float> poisoned(std::vector<float>((size_t)OC * C, NAN));
         matmul_backward_weight(poisoned, layer.dout_device, layer.inp_device, N, C, OC, test_stream(),
                                nullptr, nullptr, false);
@@ -326,8 +326,8 @@ bool has_epilogue(const Product& product, const Operands& operands) {
                 .empty();
 }
 
-// Multiplies with the epilogue in the product, or by a kernel behind it. False: the library has no such
-// epilogue.
+// Multiplies with the epilogue in the product, or as a kernel after it. Returns false if the library has no
+// such epilogue.
 bool multiply_one_way(bool unfused, const Product& product, const Operands& operands) {
     if (unfused) {
         multiply_unfused(product, operands, test_stream());

@@ -60,7 +60,7 @@ TEST_CASE("words that have changed are counted, the first is told, and which bit
     CHECK(wrong.count == 3);
     CHECK(wrong.first == 12345);
     CHECK(wrong.bits == (uint64_t(1) << 69999 % 64 | uint64_t(1) << 12345 % 64 | uint64_t(1) << 40000 % 64));
-    // two addresses that are one word: the pattern of addresses shows it
+    // two addresses that select the same word: the address pattern reveals it
     write_pattern(words, n, {MemoryPattern::address}, test_stream());
     std::vector<uint64_t> aliased = words.host();
     aliased[100] = aliased[100 + 4096];

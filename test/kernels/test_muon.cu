@@ -43,7 +43,7 @@ Matrix product(const Matrix& a, const Matrix& b) {
     return result;
 }
 
-// a X + (b A + c A^2) X with A = X X^T, a number of times.
+// Iterates x <- a x + (b A + c A^2) x, with A = x x^T.
 Matrix newton_schulz(Matrix x, int steps, double a, double b, double c) {
     for (int step = 0; step < steps; step++) {
         Matrix A = gram(x), square = product(A, A), polynomial(x.rows, x.rows);
@@ -86,8 +86,8 @@ TEST_CASE("Newton-Schulz steps are those of the formula") {
     }
 }
 
-// The nearest matrix with orthonormal rows, by many steps of the cubic iteration, which converges to it: the
-// result has its directions, and singular values about 1.
+// The reference is the nearest matrix with orthonormal rows, found by many steps of the cubic iteration,
+// which converges to it: the result must have its directions, and singular values of about 1.
 TEST_CASE("a matrix becomes nearly the nearest one with orthonormal rows") {
     for (auto [rows, cols] : {std::pair{1, 5}, {8, 24}, {24, 60}}) {
         Matrix matrix = random_matrix(rows, cols), unit = matrix.times(1 / matrix.norm());
@@ -108,7 +108,7 @@ TEST_CASE("a matrix of zeros stays one") {
     CHECK(orthogonalised(zero).at == zero.at);
 }
 
-// Against the published formulas in double, with a given matrix in the place of the orthogonal one.
+// Against the published formulas in double, with a given matrix in place of the orthogonalized one.
 TEST_CASE("steps of Muon around the orthogonal matrix") {
     const size_t n = 37 * 20, rest = 90;
     AdamW adamw = {3e-3, 0.9, 0.95, 1e-8, 0.1, 1, false};
@@ -139,7 +139,7 @@ TEST_CASE("steps of Muon around the orthogonal matrix") {
         }
         for (size_t i = 0; i < rest; i++) {
             double g = gradient[n + i] * 0.7;
-            CHECK(update[n + i] == gradient[n + i]);  // is AdamW's
+            CHECK(update[n + i] == gradient[n + i]);  // unchanged, for AdamW
             alone_m[i] = 0.9 * alone_m[i] + 0.1 * g;
             alone_v[i] = 0.95 * alone_v[i] + 0.05 * g * g;
             double m_hat = alone_m[i] / (1 - std::pow(0.9, adamw.step)),
@@ -171,7 +171,7 @@ TEST_CASE("parts go to their places in a matrix, and back") {
         size_t rows, cols, column, columns, begin, count;
     } cases[] = {
         {7, 12, 0, 12, 0, 84},      {7, 12, 0, 12, 5, 50},
-        {7, 12, 0, 12, 83, 1},                                    // rows from the middle of one on
+        {7, 12, 0, 12, 83, 1},                                    // rows that begin within one
         {7, 12, 4, 4, 0, 28},       {7, 12, 8, 4, 3, 17},         // columns of one of three ranks
         {3, 600, 0, 600, 299, 901}, {3, 600, 200, 300, 10, 800},  // more than a block's threads
     };

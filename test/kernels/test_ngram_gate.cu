@@ -22,7 +22,7 @@ struct Gate {
 
     Result reference() const { return reference(to_doubles(query), to_doubles(kv)); }
 
-    // Gradients are by the chain rule: through the product, and through rstd.
+    // Gradients by the chain rule: through the product, and through rstd.
     Result reference(const Doubles& q, const Doubles& k_and_v) const {
         Result ref{Doubles(size), Doubles(N), Doubles(N), Doubles(size), Doubles(2 * size)};
         Doubles dy = to_doubles(dout);
@@ -59,7 +59,7 @@ struct Gate {
     }
 };
 
-// The keys of rows of keys and values, or the values.
+// The keys, or the values, of rows that hold both.
 static Doubles half_of(const Doubles& kv, int C, bool values) {
     Doubles result;
     for (size_t i = 0; i < kv.size(); i++)
@@ -78,7 +78,7 @@ TEST_CASE("ngram gate: forward and backward over shapes") {
         CHECK(relative_error(got.dquery, want.dquery) < tolerance<floatX>);
         CHECK(relative_error(half_of(got.dkv, gate.C, true), half_of(want.dkv, gate.C, true)) <
               tolerance<floatX>);
-        // a single key is normalised to its sign: its gradient is what rounding leaves
+        // a single key is normalized to its sign: its gradient is only rounding error
         if (gate.C > 1)
             CHECK(relative_error(half_of(got.dkv, gate.C, false), half_of(want.dkv, gate.C, false)) <
                   tolerance<floatX>);

@@ -34,7 +34,7 @@ static Reference reference_forward(Norm norm, const Doubles& inp, const Doubles&
     return ref;
 }
 
-// The gradients alone, of sum(dout * out).
+// Only the gradients, of sum(dout * out).
 static void reference_backward(Reference& ref, Norm norm, const Doubles& dout, const Doubles& inp,
                                const Doubles& weight, int N, int C) {
     ref.dinp.assign(N * C, 0);
@@ -156,8 +156,8 @@ TEST_CASE("norm: forward and backward over shapes") {
     });
 }
 
-// A block takes 16 rows at a time if they are short, and there are as many blocks as partial sums: the last
-// rows are of a second turn. The rows of 1030 are longer than a block's threads take at once.
+// A block processes 16 short rows at a time, and there are as many blocks as partial sums, so the last rows
+// need a second round. Rows of 1030 exceed what a block's threads process at once.
 TEST_CASE("norm: more rows than blocks do at once") {
     Layer(Norm::layernorm, true, 16 * norm_partials(7) + 100, 7).check();
     Layer(Norm::rmsnorm, false, 2 * 16 * norm_partials(7) + 5, 7).check();
@@ -165,8 +165,8 @@ TEST_CASE("norm: more rows than blocks do at once") {
     Layer(Norm::layernorm, true, norm_partials(1030) + 1, 1030).check();
 }
 
-// Blocks of equal work, `slots` of which a card runs at once: a full turn has all of the memory's bandwidth,
-// and one that fills a part of the slots has at most half as much again as its part.
+// Blocks do equal work, and a card runs `slots` of them at once. A full wave uses all of the memory
+// bandwidth, and one that fills a part of the slots uses at most 1.5 times that part of it.
 TEST_CASE("norm: the last turn of the backward pass's blocks costs no card more than a third") {
     auto seconds = [](int blocks, int slots) {
         int last = blocks % slots;
@@ -175,7 +175,7 @@ TEST_CASE("norm: the last turn of the backward pass's blocks costs no card more 
     };
     for (int C : {768, 1600, 4096, 5120, 8192, 12288}) {
         NormBackwardBlocks blocks(1 << 16, C, C / 8);
-        int beside[] = {132, 116, 124, 108, 114, 128, 148, 170};  // multiprocessors, some beside messages
+        int beside[] = {132, 116, 124, 108, 114, 128, 148, 170};  // SMs, some beside messages
         for (int multiprocessors : beside) {
             int slots =
                 blocks.threads * blocks.rows > norm_threads / 2 ? multiprocessors : 2 * multiprocessors;
@@ -184,7 +184,7 @@ TEST_CASE("norm: the last turn of the backward pass's blocks costs no card more 
             CHECK(seconds(blocks.count, slots) < 1.34);
         }
     }
-    CHECK(seconds(264, 2 * 116) > 1.4);  // those of an idle H100
+    CHECK(seconds(264, 2 * 116) > 1.4);  // the grid for an idle H100
 }
 
 TEST_CASE("norm: a large mean does not cancel the variance, and eps counts where the variance is small") {

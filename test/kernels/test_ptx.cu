@@ -8,7 +8,7 @@ using bf16 = __nv_bfloat16;
 
 constexpr int M = 16, N = 8, K = 16;
 
-// Which way round A and B lie in memory.
+// The storage order of A and B.
 enum class Layout { plain, transposed };
 
 // One warp: out (M, N) = start (M, N) + A (M, K) @ B (K, N).
@@ -58,8 +58,8 @@ void check_mma() {
     CHECK_CLOSE(out, want, 1e-6);
 }
 
-// Doubles each 16-byte piece of inp, with zeros behind the first `valid` pieces. Two pieces per thread are
-// under way at a time, and a thread uses what its neighbour copied.
+// Doubles each 16-byte piece of inp, and writes zeros after the first `valid` pieces. Two pieces per thread
+// are in flight at a time, and a thread uses what its neighbor copied.
 __global__ void copy_kernel(float* out, const float* inp, int rounds, int valid) {
     auto* buffer = dynamic_shared<Vec<float, 4>>();  // (2, blockDim.x)
     int t = threadIdx.x, threads = blockDim.x, neighbour = (t + 1) % threads;
@@ -86,8 +86,7 @@ __global__ void copy_kernel(float* out, const float* inp, int rounds, int valid)
     }
 }
 
-// For each value, writes 2^value, then the value and its negative rounded to bf16; sum becomes the sum of
-// all.
+// Writes 2^value for each value, then the value and its negative rounded to bf16; sum receives the total.
 __global__ void arithmetic_kernel(float* powers, uint32_t* pairs, float* sum, const float* values) {
     int t = threadIdx.x;
     powers[t] = exp2_approx(values[t]);

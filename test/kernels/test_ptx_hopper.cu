@@ -10,10 +10,10 @@ namespace hopper {
 
 using bf16 = __nv_bfloat16;
 
-constexpr int warpgroup = 128, threads = 3 * warpgroup;  // three, so that there are registers to give
+constexpr int warpgroup = 128, threads = 3 * warpgroup;  // three, so that registers can be reassigned
 
-// An operand is a matrix (size, 64) of m or n and k, which is stored so or transposed. It comes to shared
-// memory in panels as wide as the swizzle, which the map's box is.
+// An operand is a matrix (size, 64) of m or n by k, stored as is or transposed. It is copied to shared memory
+// in panels as wide as the swizzle, which is the width of the map's box.
 template <int size, Major major, int width>
 struct Operand {
     static constexpr int rows = major == Major::k ? size : 64, columns = major == Major::k ? 64 : size;
@@ -27,7 +27,7 @@ struct Operand {
             copy_box(to + i * panel, map, i * width / 2, 0, 0, 0, barrier);
     }
 
-    // The descriptor of a step's 16 values of k.
+    // The descriptor of the 16 values of k of one step.
     __device__ static uint64_t descriptor(const char* at, int step) {
         uint64_t whole = matrix_descriptor(at, swizzle, panel, 8 * width);
         if (major == Major::mn) return advance(whole, step * 16 * width);
@@ -41,7 +41,8 @@ struct Operand {
     }
 };
 
-// out (64, N) = start + A (64, 64) B (64, N), twice. Thread 128 copies, the first warpgroup multiplies.
+// out (64, N) = start + 2 A (64, 64) B (64, N), added in two passes. Thread 128 copies, the first warpgroup
+// multiplies.
 template <typename A, typename B, int N, bool a_registers, Major a_major, Major b_major>
 __device__ void product(float* out, const float* start, const bf16* a, const CUtensorMap& a_map,
                         const CUtensorMap& b_map) {
@@ -136,11 +137,11 @@ void check_product() {
     launch(product_kernel<N, a_registers, a_major, b_major, width>, 1, threads, A::bytes + B::bytes + 16,
            test_stream(), (float*)out, (float*)device_start, (bf16*)device_a, A::map(device_a),
            B::map(device_b));
-    // tensor cores drop what is below the last bit of a sum
+    // tensor cores truncate below the last bit of a sum
     CHECK_CLOSE(out, want, simulated ? 1e-6 : 4e-6);
 }
 
-// A box that reaches out of the tensor (5, 3, 7, 2) x 8 elements on every side: out (2, 4, 3, 64).
+// Copies a box that extends beyond the tensor (5, 3, 7, 2) x 8 elements on every side: out (2, 4, 3, 64).
 __global__ void box_kernel(bf16* out, const __grid_constant__ CUtensorMap map, int x, int y, int z, int w) {
     if constexpr (is_hopper) {
         bf16* shared = swizzled_shared<bf16>();
@@ -163,7 +164,7 @@ __global__ void box_kernel(bf16* out, const __grid_constant__ CUtensorMap map, i
     }
 }
 
-// Blocks add to `sum` (blockDim.x * 4) one after the other, the last one first; the first of them stores.
+// Blocks add to `sum` (blockDim.x * 4) in turn, the last one first; the first to do so stores instead.
 __global__ void turns_kernel(float* sum, const float* values, unsigned* turn) {
     if constexpr (is_hopper) {
         float* shared = swizzled_shared<float>();
@@ -206,7 +207,7 @@ __global__ void turns_kernel(float* sum, const float* values, unsigned* turn) {
     }
 }
 
-// Other cards have none of this.
+// Other cards have none of these instructions.
 bool on_hopper() {
     return device_properties().major == 9;
 }

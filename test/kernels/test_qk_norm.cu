@@ -1,4 +1,4 @@
-// QK-norm, with the rotation that follows and without, against a double-precision reference.
+// QK-norm, with and without the rotation that follows, against a double-precision reference.
 #include "test/support/testing.h"
 
 #include <omp.h>
@@ -31,10 +31,10 @@ struct Layer {
     std::vector<float> dqweight = random_values<float>("dqweight", HS);
     std::vector<float> dkweight = random_values<float>("dkweight", HS);
 
-    // By the chain rule through the mean square. Gradients of the weights include their starting values.
+    // By the chain rule through the mean square. Weight gradients include their starting values.
     Reference reference() const { return reference(to_doubles(inp)); }
 
-    // Turns query and key heads, or back for direction -1.
+    // Rotates query and key heads, or rotates them back for direction -1.
     void rotate(Doubles& qkv, int direction) const {
         for (int n = 0; n < N; n++) {
             for (int h = 0; h < NH + NKV; h++) {
@@ -119,7 +119,7 @@ TEST_CASE("qk_norm: forward and backward over shapes") {
         CHECK(relative_error(got.out, want.out) < tolerance<floatX>);
         CHECK(relative_error(got.rstd, want.rstd) < tolerance<float>);
         CHECK(relative_error(got.dinp, want.dinp) < tolerance<floatX>);
-        double summed = layer.R > 0 ? tolerance<floatX> : tolerance<float>;  // its terms are rounded
+        double summed = layer.R > 0 ? tolerance<floatX> : tolerance<float>;  // the summed terms are rounded
         CHECK(relative_error(got.dqweight, want.dqweight) < summed);
         CHECK(relative_error(got.dkweight, want.dkweight) < summed);
 

@@ -7,7 +7,7 @@
 
 using Doubles = std::vector<double>;
 
-// N rows, each at some position of a table of T.
+// N rows, each at a position of a table of T positions.
 struct Shape {
     int N, T, NH, NKV, HS, R;
     std::vector<int> positions = random_rows("positions", N, T);
@@ -23,7 +23,7 @@ static Buffer<float> table_of(const Shape& s) {
     return Buffer<float>(table);
 }
 
-// A pair is a complex number, turned by position * theta^(-2i/R); `direction` -1 turns it back.
+// A pair is a complex number, rotated by position * theta^(-2i/R); `direction` -1 rotates it back.
 static Doubles reference(Doubles qkv, const Shape& s, int direction) {
     for (int row = 0; row < s.N; row++) {
         for (int h = 0; h < s.NH + s.NKV; h++) {

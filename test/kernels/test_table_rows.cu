@@ -1,4 +1,5 @@
-// Rows of tables: fetched, put and stepped by row-wise AdaGrad; and sums of rows for the same row of a table.
+// Rows of tables: fetched, put and updated by row-wise AdaGrad; and sums of rows that belong to the same
+// table row.
 #include "test/support/testing.h"
 
 #include <set>
@@ -10,8 +11,8 @@ using Rows = std::vector<uint64_t>;
 
 constexpr float deviation = 0x1p-6f;
 
-// A new table on the device, and the same one in memory of the host. What is done to one is done to the
-// other, and is the same bits. Values begin as NaN: nobody may look at those of a new row.
+// A new table on the device, and the same one in host memory. Every operation is done to both, with the same
+// bits. Values begin as NaN: those of a new row must not be read.
 struct Table {
     uint64_t rows;
     int W;
@@ -65,7 +66,7 @@ struct Table {
     }
 };
 
-// Some different rows of a table, in any order.
+// Distinct rows of a table, in random order.
 static Rows some_rows(const char* name, uint64_t count, int size) {
     Rows list;
     std::set<int> seen;
@@ -114,7 +115,7 @@ TEST_CASE("table rows: what is put is fetched, and without squares a row is new 
         auto values = random_values<floatX>("values", list.size() * W);
         table.put(list, values, {1, 2, 3, 4});
         CHECK(same_bits(table.fetch(list), values));
-        Rows again = {0, 0, 7};  // a row may be asked for twice
+        Rows again = {0, 0, 7};  // a row may be requested twice
         auto got = table.fetch(again);
         CHECK(std::equal(got.begin(), got.begin() + W, got.begin() + W));
         table.put({4}, std::vector<floatX>(W), {0});
@@ -122,12 +123,13 @@ TEST_CASE("table rows: what is put is fetched, and without squares a row is new 
     }
 }
 
-// The distance of a number's neighbours in floatX.
+// The distance between adjacent floatX numbers at this value.
 static double digit(double value) {
     return std::exp2(std::ilogb(value) - (std::is_same_v<floatX, float> ? 23 : 7));
 }
 
-// Against the formula in double, from what is stored: a stored number is one of the two next to the result.
+// Against the formula in double, from the stored values: a stored number is one of the two nearest to the
+// result.
 TEST_CASE("table rows: steps of AdaGrad") {
     const int rows = 50, count = 13;
     const float scale = 0.7f;
@@ -195,8 +197,8 @@ TEST_CASE("table rows: a NaN scale changes nothing, nor do zero gradients and li
 }
 
 #ifdef PRECISION_BF16
-// A step far below half of the last digit moves a number as often as it takes to be right on average, and
-// others in each step and in each row.
+// A step far below half of the last digit changes a number just often enough to be right on average, and
+// different numbers in each step and in each row.
 TEST_CASE("table rows: stochastic rounding is exact in the mean") {
     const int rows = 2500, W = 16, n = rows * W;
     const double digit = 0x1p-7, move = 3e-4, p = move / digit;  // how far, and how often
@@ -225,7 +227,7 @@ TEST_CASE("table rows: stochastic rounding is exact in the mean") {
 }
 #endif
 
-// Adds to rows that are there already; others keep their bits.
+// Checks that sums are added to existing rows, and that other rows keep their bits.
 template <typename T>
 void check_sums(const std::vector<int>& rows, int count, int C) {
     int N = (int)rows.size();

@@ -8,7 +8,7 @@ struct Sizes {
     int M, N, K;
 };
 
-// a and b in double precision, c = or += their product.
+// c += a b, computed in double precision.
 std::vector<double> product(const Sizes& s, Elements a, const float* b, int ldb, std::vector<double> c) {
     for (int m = 0; m < s.M; m++)
         for (int n = 0; n < s.N; n++)
@@ -17,7 +17,7 @@ std::vector<double> product(const Sizes& s, Elements a, const float* b, int ldb,
     return c;
 }
 
-// All numbers are those of bf16, so that the product is made of the same ones in both modes.
+// All numbers are representable in bf16, so that both modes multiply the same ones.
 std::vector<float> numbers(const char* name, size_t size) {
     std::vector<float> values = random_values<float>(name, size);
     for (float& value : values) value = in_bf16(value);

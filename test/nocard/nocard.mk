@@ -20,7 +20,7 @@ nocard_compile := $(NVCC) -x cu -std=c++20 -lineinfo --expt-relaxed-constexpr --
                   -Xcompiler $(call list,$(nocard_host)) -DPRECISION_BF16 $(includes)
 nocard_libs    := -fopenmp -lxxhash -lpcre2-8 -lutf8proc -lz -ledit $(mpi_link)
 
-# What does the work of a card is optimised for this processor.
+# The code that does a card's work is optimized for this processor.
 $(nocard)/objects/%.o: test/nocard/%.cc test/nocard/nocard.mk
 	@mkdir -p $(@D)
 	$(CXX) -std=c++20 $(if $(filter products kernels,$*),-O3 -march=native,-O1) -g1 -fopenmp $(warnings) \

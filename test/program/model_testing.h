@@ -1,5 +1,5 @@
 /*
-What the tests of the whole model share: the program without its main, small models, and batches of given
+Shared by the tests of the whole model: the program without its main, small models, and batches of given
 tokens.
 */
 #pragma once
@@ -10,8 +10,8 @@ tokens.
 
 constexpr bool exact = std::is_same_v<floatX, float>;
 
-// The micro-batch of given tokens and targets, on the device and on the host. If none are given, positions
-// count from the beginning of each row, which is one document.
+// A micro-batch of given tokens and targets, on the device and on the host. By default positions count from
+// the beginning of each row, which is one document.
 class TestBatch {
 public:
     TestBatch(int B, int T, const std::vector<int>& tokens, const std::vector<int>& targets,
@@ -34,7 +34,7 @@ public:
 
     const Batch& operator*() const { return batch_; }
     int valid() const { return valid_; }
-    // Its rows, as tables look them up.
+    // The batch's rows in the form in which tables look them up.
     std::vector<NgramTokens> rows() const {
         HostBatch host = batch_at(values_.data(), batch_.B, batch_.T);
         if (!batch_.doc_start) host.doc_start = nullptr;
@@ -48,21 +48,21 @@ private:
     int valid_;
 };
 
-// The batch, once the rows that it looks up in tables are there, if the model has any. What was looked up
-// before is forgotten.
+// Returns the batch after looking up its rows in the model's tables, if it has any. Earlier lookups are
+// forgotten.
 inline const Batch& looked_up(Gpt& g, const TestBatch& batch) {
     g.tables.look_up({0, 1, [&](int) { return batch.rows(); }});
     return *batch;
 }
 
-// New tables, if the model has any. Each token is a word of its own.
+// Initializes the tables of a model that has some. Each token is a word of its own.
 inline void begin_tables(Gpt& g, uint64_t seed) {
     g.tables.set_hash(seed, folded_tokens(nullptr, g.config.vocab_size));
 }
 
 inline const ZeroSettings with_master = {.keep_master = !exact}, inference = {.training = false};
 
-// An optimizer by its kind, with the settings of AdamW, and what it asks for.
+// Makes an optimizer of the given kind, with the settings of AdamW.
 inline Optimizer optimizer_of(OptimizerKind kind, const AdamW& settings, uint64_t seed) {
     switch (kind) {
     case OptimizerKind::adamw:
@@ -90,7 +90,7 @@ std::vector<T> from_device(const T* pointer, size_t count) {
     return values;
 }
 
-// Bytes that an arena has of a class.
+// Bytes that an arena holds in a class.
 inline size_t bytes_of(const Arena& memory, std::string_view name) {
     for (const MemoryClass& one : memory.classes()) {
         if (one.name == name) return one.bytes;

@@ -1,5 +1,5 @@
-// The benchmark of whole models runs, where nobody looks at its times. test/scripts/check_bench.sh runs that
-// of kernels.
+// The benchmark of whole models runs; its times are not checked. test/scripts/check_bench.sh runs the
+// benchmark of kernels.
 // devices: cpu
 // suite: all
 #include "test/bench/bench_train.h"

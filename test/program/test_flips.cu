@@ -1,5 +1,5 @@
-// Single bits that flip in what a rank holds or computes: what --check-replicas and --check-replay find of
-// them, and whom they name. With FLIPS=100 in the environment, so many of each kind; and a table.
+// Single bits that flip in a rank's memory or results: what --check-replicas and --check-replay detect, and
+// which rank they name. FLIPS=100 in the environment makes that many flips of each kind, and prints a table.
 // devices: cpu
 // ranks: 4
 // seconds: 8
@@ -27,7 +27,7 @@ int flips() {
     return given ? atoi(given) : 5;
 }
 
-// All ranks draw the same.
+// All ranks draw the same numbers.
 struct Draws {
     std::mt19937 random{25};
     size_t below(size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(random); }
@@ -52,7 +52,7 @@ Flip flip_in(Draws& draws, const void* array, size_t bytes, bool here) {
     return here ? Flip{(char*)array + at, bit} : Flip();
 }
 
-// How often a check found something, and named the rank (with one other at most).
+// How often a check found something, and how often it named the rank (with at most one other).
 struct Found {
     int tried = 0, found = 0, named = 0;
 
@@ -88,7 +88,7 @@ public:
         return replay_.find([&](int data_rank) { make_gradients(data_rank, false); });
     }
 
-    // A step of all ranks. spoil: where the gradients are sums over the ranks.
+    // Runs a step on all ranks. spoil() runs once the gradients are sums over the ranks.
     template <typename Spoil>
     void make_step(Spoil&& spoil) {
         make_gradients(g_.mesh.data_rank(), true);
@@ -99,7 +99,7 @@ public:
         g_.state.synchronize();
     }
 
-    // Restores the held memory when this goes.
+    // Restores the held memory when it is destroyed.
     class Kept {
     public:
         explicit Kept(Flipped& of) : of_(of) {
@@ -125,7 +125,7 @@ public:
     ZeroState& state() { return g_.state; }
     const Contributors& parts() const { return parts_; }
 
-    // Gives the name of the tensor.
+    // Returns the name of the tensor.
     std::string flip_one_weight(Draws& draws, int victim) {
         int unit = draw_unit(draws);
         const ParameterLayout& layout = g_.state.layout();
@@ -173,7 +173,7 @@ public:
         replay_.before_hash = nullptr;
     }
 
-    // When the last block has been gone through backward, in what the first one will read.
+    // Flips a bit that the first block keeps for its backward pass, once that of the last block is done.
     void flip_activations(Draws& draws, int victim, Found& by_replicas, Found& by_replay) {
         const Activations& a = g_.acts[0];
         Dims d(g_.config, 1, B, T);
@@ -287,10 +287,10 @@ TEST_CASE("flipped bits are found, and the rank named") {
                 CHECK(10 * replay.found >= 6 * n);
             } else if (kind == "gradients") {
                 CHECK(replay.found == n);
-                // a low bit that rounding loses, or padding, does no harm
+                // a low bit that rounding drops, or padding, does no harm
                 if (has_replicas) CHECK(2 * replicas.found >= n);
             } else if (kind == "activations") {
-                CHECK(replicas.found == 0);  // all hold the same wrong weights
+                CHECK(replicas.found == 0);  // all ranks hold the same wrong weights
                 CHECK(10 * replay.found >= 6 * n);
             } else {
                 CHECK(replicas.found == (has_replicas ? n : 0));
@@ -320,8 +320,8 @@ TEST_CASE("a run that fails a check ends with 75, names the rank, and saves noth
             at.step = 13;
             Flipped::Kept kept(run);
             run.flip_one_weight(draws, 2);
-            checks.run(13, false, no_gradients);  // it is not due
-            checks.run(13, true, no_gradients);   // but before a checkpoint
+            checks.run(13, false, no_gradients);  // not due
+            checks.run(13, true, no_gradients);   // due before a checkpoint
         });
     } catch (const CommonError& error) {
         message = error.what();

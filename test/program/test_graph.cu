@@ -1,4 +1,4 @@
-// CUDA graphs: what is captured runs again as it did, and training has the same bits.
+// CUDA graphs: a captured pass reruns as it was, and training has the same bits as without graphs.
 // devices: simt-bf16 cuda
 // seconds: 12
 #include "test/program/model_testing.h"
@@ -13,7 +13,7 @@ struct Ending {
     size_t launched;
 };
 
-// A few steps of three micro-batches each, in two places that take turns, with other tokens in each step.
+// Trains a few steps of three micro-batches each, in two buffers in turn, with different tokens in each step.
 Ending train_steps(const ModelConfig& config, Recompute recompute, bool fp8, bool graphs, bool documents) {
     constexpr int micro_batches = 3;
     Gpt g(config, {.B = B, .T = T, .training = true, .recompute = recompute, .loss_chunk = 32, .fp8 = fp8},
@@ -30,7 +30,7 @@ Ending train_steps(const ModelConfig& config, Recompute recompute, bool fp8, boo
             BatchArrays<int> rows = batch_at(values.data(), B, T);
             for (int i = 0; i < B * T; i++) {
                 Random4 random = philox(step * micro_batches + micro_batch, i);
-                // few different tokens in some micro-batches, or only one
+                // some micro-batches have only a few distinct tokens, or a single one
                 rows.tokens[i] = (int)(random.at[0] % (micro_batch < 2 ? 1 + 2 * micro_batch : V));
                 rows.targets[i] = (int)(random.at[1] % V);
                 rows.doc_start[i] = i % T >= 5 ? 5 : 0;
@@ -79,8 +79,8 @@ static void check_same_bits(const ModelConfig& config, Recompute recompute, bool
     Ending without = train_steps(config, recompute, fp8, false, documents);
     Ending with = train_steps(config, recompute, fp8, true, documents);
     CHECK(without.launched == 0);
-    // three passes forward and three back, all from a graph after the first step; in that, the third forward
-    // pass is the first one again, on the same memory
+    // three forward and three backward passes, all launched from a graph after the first step; in the first
+    // step only the third forward pass is, because it repeats the first one on the same memory
     CHECK(with.launched == 6 * (steps - 1) + 1);
     CHECK(with.losses == without.losses);
     CHECK(with.losses.back() != with.losses.front());

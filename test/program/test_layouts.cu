@@ -1,7 +1,8 @@
 /*
 Layouts of a run (tensor, pipeline and data parallelism, and ZeRO) against formulas: the bytes that each rank
-sends in a step for each purpose, to the byte, and the memory that it takes. The formulas are written here
-once more, from the papers and from what is cut, and share nothing with the program but the sizes.
+sends in a step for each purpose, exactly, and the memory that it needs. The formulas are derived here a
+second time, from the papers and from how tensors are partitioned, and share nothing with the program but the
+sizes.
 
     t tensor ranks, p stages, S ranks of a shard group, R replicas, m micro-batches of N tokens, e bytes of a
     floatX. A ring sends (n - 1)/n of a buffer from each of n ranks in one pass.
@@ -35,7 +36,7 @@ struct Case {
     } pipeline = {};
     int row_chunks = 1;
     ZeroSettings settings = {};
-    bool among_few = false;  // runs on the simulated GPU too, which is slow, and again to compare bits
+    bool among_few = false;  // also runs on the simulated GPU, which is slow, and in the comparison of bits
 };
 
 using enum PipelineSchedule;
@@ -175,7 +176,7 @@ bool runs(const Case& c) {
     return c.mesh.ranks() == test_world().size() && (on_cpu || c.among_few);
 }
 
-// large: so that padding does not count.
+// large: so that padding is negligible.
 ModelConfig config_of(const Case& c, bool large = false) {
     ModelConfig config;
     config.channels = large ? 128 : 32, config.heads = 4, config.kv_heads = c.model.kv_heads;
@@ -201,15 +202,15 @@ size_t round_up(size_t size, size_t to) {
     return (size + to - 1) / to * to;
 }
 
-// Elements of tensors one after another, each beginning on a multiple of 64.
+// Elements of consecutive tensors, each beginning at a multiple of 64.
 size_t laid_out(const std::vector<size_t>& tensors) {
     size_t end = 0;
     for (size_t size : tensors) end = round_up(end, 64) + size;
     return end;
 }
 
-// Sizes of the tensors of the embedding, a block and the head that one tensor rank has; the last norm is with
-// the last block. Of copies, the gradients are summed over all tensor ranks.
+// Sizes of one tensor rank's tensors of the embedding, a block and the head; the last norm is with the last
+// block. `copies` are replicated: their gradients are summed over all tensor ranks.
 struct UnitSizes {
     std::vector<size_t> copies, others;
     size_t parameters() const {
@@ -217,7 +218,7 @@ struct UnitSizes {
         for (auto* tensors : {&copies, &others}) sum = std::accumulate(tensors->begin(), tensors->end(), sum);
         return sum;
     }
-    // In memory: `shards` ranks have equal parts of whole 8 elements.
+    // In memory: `shards` ranks have equal parts, in multiples of 8 elements.
     size_t padded(int shards) const {
         std::vector<size_t> all = copies;
         all.insert(all.end(), others.begin(), others.end());
@@ -226,8 +227,8 @@ struct UnitSizes {
 };
 
 struct Sizes {
-    size_t C, HS, A, KV, H, F, F1;  // one tensor rank's
-    size_t vocab;                   // rows of the table: a multiple of 128
+    size_t C, HS, A, KV, H, F, F1;  // per tensor rank
+    size_t vocab;                   // rows of the token table: a multiple of 128
     UnitSizes embedding, block, last_block, head;
     size_t shared_heads;  // parameters of key and value heads, without their biases
     size_t shared_bias;
@@ -261,15 +262,15 @@ struct Sizes {
     }
 };
 
-// A rank's place, and the units that its stage has.
+// A rank's place, and the units that its stage holds.
 struct Place {
     const Case& c;
     ModelConfig config;
     Sizes sizes;
     MeshPosition at;
     size_t t, p, S, R, v, m;
-    bool first, last;                      // stage
-    std::vector<std::vector<int>> layers;  // each chunk's layers
+    bool first, last;                      // true for the first and the last stage
+    std::vector<std::vector<int>> layers;  // layers of each chunk
 
     Place(const Case& c_, const ModelConfig& config_, const MeshPosition& at_)
         : c(c_), config(config_), sizes(config, c.mesh.tp), at(at_) {
@@ -293,7 +294,7 @@ struct Place {
         for (auto& of_chunk : layers) count += of_chunk.size();
         return count;
     }
-    // Tied embeddings are on the first and on the last stage.
+    // Tied embeddings are on both the first and the last stage.
     bool has_table() const { return first || (last && config.tie_embeddings); }
     size_t table() const { return has_table() ? sizes.embedding.padded(c.mesh.shard) : 0; }
     const UnitSizes& block(int layer) const {
@@ -320,40 +321,40 @@ struct Place {
 constexpr size_t e = sizeof(floatX);
 constexpr int T = 8, B = 1, N = B * T, exchanged = 3;  // numbers of a row of logits
 
-// Elements that one rank of a ring of n sends when `count` elements are summed: all but one of n parts in
-// each of two passes. Parts are as even as they can be.
+// Elements that one rank of a ring of n sends in an all-reduce of `count` elements: all but one of n parts in
+// each of two passes. Parts are as even as possible.
 size_t all_reduced(size_t count, size_t n, size_t rank) {
     if (n == 1) return 0;
     auto part = [&](size_t i) { return count / n + (i % n < count % n); };
     return 2 * count - part(rank + 1) - part(rank + 2);
 }
 
-// All-gathers and reduce-scatters of N*C, in one micro-batch: 4 and 4 a layer; a parallel block has half; a
-// local filter one of each more in each pass; one each for the embedding and for the classifier. What norms
-// make is gathered once more, for the gradients of weights, or for what is made again.
+// All-gathers and reduce-scatters of N*C in one micro-batch: 4 of each per layer, half of that for a parallel
+// block; a local filter adds one of each per pass; the embedding and the classifier have one of each. The
+// outputs of norms are gathered once more, for weight gradients or recomputation.
 size_t formula_activations(const Place& a) {
     bool parallel = a.c.model.parallel, filter = a.c.model.filter;
     size_t layer = (parallel ? 5 : 10) + (filter ? 5 : 0);
-    // for a whole block, attention's output is summed once more, and the filter's
+    // to recompute a whole block, the outputs of attention and of the filter are summed once more
     if (a.c.recompute == Recompute::block) layer += (parallel ? 0 : 1) + (filter ? 1 : 0);
     size_t passes = a.layer_count() * layer + (a.first ? 2 : 0) + (a.last ? 2 : 0);
     return a.m * passes * (a.t - 1) * (N / a.t) * a.sizes.C * e;
 }
 
-// N*C/t forward over each boundary between parts, and as much back.
+// N*C/t forward over each boundary between parts, and the same backward.
 size_t formula_pipeline(const Place& a) {
     if (a.p == 1) return 0;
     size_t forward = a.v - (a.last ? 1 : 0), backward = a.v - (a.first ? 1 : 0);
     return a.m * (forward + backward) * (N / a.t) * a.sizes.C * e;
 }
 
-// In fp32. Gradients that are cut are reduced for each micro-batch, of blocks also after each half of a
-// backward pass in two.
+// In fp32. Sharded gradients are reduced for each micro-batch; those of blocks after each half of a split
+// backward pass.
 size_t formula_gradients(const Place& a) {
     auto unit = [&](const UnitSizes& sizes, bool is_block) {
         size_t passes = a.cut_gradients() ? a.m : 1, U = sizes.padded(a.c.mesh.shard), own = U / a.S;
         if (is_block && a.cut_gradients() && a.c.pipeline.schedule == zero_bubble) passes *= 2;
-        // each rank sums its own part of the copies over tensor ranks, once a step
+        // each rank sums its own part of the copies over tensor ranks, once per step
         size_t own_begin = a.at[Axis::shard] * own;
         auto summed = [&](size_t begin, size_t count, size_t ranks, size_t rank) {
             size_t from = std::max(begin, own_begin), to = std::min(begin + count, own_begin + own);
@@ -376,23 +377,23 @@ size_t formula_gradients(const Place& a) {
     }
     if (a.has_table()) count += unit(a.sizes.embedding, false);
     if (a.last) count += unit(a.sizes.head, false);
-    // the first and the last stage add up what they own of the gradient of tied embeddings
+    // the first and the last stage add up the parts that they own of the tied embeddings' gradient
     if (a.p > 1 && a.config.tie_embeddings && a.has_table()) count += a.table() / a.S;
     return count * sizeof(float);
 }
 
 // Level 3: elements of the units that a stage gathers. A unit is gathered when it is used and not in its
-// place. Blocks take turns in a few places. The embedding and the head have one together if they are on the
-// same stage; a head that uses the embedding has none. The last norm is with the last block.
+// slot. Blocks share a few slots in turn. The embedding and the head share one if they are on the same stage;
+// a head that uses the embedding has none. The last norm is with the last block.
 size_t gathered(const Place& a) {
     constexpr int table = -1, head = -2;
-    std::map<int, size_t> place;  // each unit's place
+    std::map<int, size_t> place;  // each unit's slot
     for (auto& of_chunk : a.layers) {
         for (int layer : of_chunk)
             place[layer] = place.size() % std::min<size_t>(a.c.settings.prefetch + 1, a.layer_count());
     }
     place[table] = place[head] = SIZE_MAX;
-    std::map<size_t, int> lies;  // the unit at each place
+    std::map<size_t, int> lies;  // the unit in each slot
     size_t elements = 0;
     auto use = [&](int unit) {
         auto [entry, is_new] = lies.insert({place[unit], unit});
@@ -421,10 +422,11 @@ size_t formula_parameters(const Place& a) {
     return (a.S - 1) * ((a.cut_parameters() ? gathered(a) : a.all()) / a.S) * e;
 }
 
-// The loss, the norm and whether to stop; and for the classifier what each tensor rank knows of each row.
+// The loss, the norm, and requests to stop or save; for the classifier also each tensor rank's numbers of
+// each row.
 size_t formula_statistics(const Place& a) {
     constexpr size_t numbers =
-        5;  // loss, square of the norm; ranks asked to stop, that have saved, that save next
+        5;  // loss, square of the norm; numbers of ranks that ask to stop, have saved, save next
     size_t step = all_reduced(numbers, a.c.mesh.ranks(), test_world().rank());
     return (step + (a.last ? a.m * (a.t - 1) * exchanged * N : 0)) * sizeof(float);
 }
@@ -470,7 +472,7 @@ StepResult step_of(Gpt& g, const Case& c, int step, OptimizerKind kind = Optimiz
     g.state.update(g.stats.data, optimizer_of(kind, {1e-2, 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 0), 0.5f);
     StepResult stats = read_result(g, targets);
     g.state.synchronize();
-    test_world().largest(0);  // all have what was sent to them
+    test_world().largest(0);  // all have received what was sent to them
     return stats;
 }
 
@@ -526,7 +528,7 @@ TEST_CASE("bytes sent in a step are those of the formulas and of the ledger, as 
         std::map<Traffic, double> by_ledger = bytes_by_ledger(g, a);
         for (Traffic purpose : {Traffic::activations, Traffic::pipeline, Traffic::parameters})
             CHECK((double)bytes_sent(purpose) == by_ledger[purpose]);
-        // sums over all ranks: their chunks are not all of one size
+        // all-reduces over all ranks: their chunks differ in size
         CHECK((double)bytes_sent(Traffic::gradients) ==
               doctest::Approx(by_ledger[Traffic::gradients]).epsilon(1e-3));
         CHECK(bytes_sent(Traffic::pipeline) == formula_pipeline(a));
@@ -547,8 +549,8 @@ TEST_CASE("bytes sent in a step are those of the formulas and of the ledger, as 
 
 namespace {
 
-// The memory of parameters, gradients and the optimizer: parameters in floatX, gradients in fp32, and two
-// moments and a master copy (which fp32 parameters are themselves).
+// Memory of parameters, gradients and the optimizer: parameters in floatX, gradients in fp32, and two moments
+// and a master copy (fp32 parameters are their own).
 double formula_state(const Place& a) {
     double block = (double)a.sizes.block.parameters(), layers = (double)a.layer_count(), S = (double)a.S;
     double table = a.has_table() ? (double)a.sizes.embedding.parameters() : 0;
@@ -561,14 +563,14 @@ double formula_state(const Place& a) {
            (exact ? 8 : 12) * all / S;
 }
 
-// Micro-batches that a stage holds between their forward and their backward pass; of an interleaved one, over
-// all chunks.
+// Micro-batches that a stage holds between forward and backward pass; for an interleaved schedule, summed
+// over its chunks.
 size_t held_micro_batches(const Place& a) {
     size_t behind = a.p - 1 - a.at[Axis::pipeline];
     switch (a.c.pipeline.schedule) {
     case gpipe:
         return a.m;
-    case interleaved:  // the first stage: p * (1 + (p - 1)/(p * v)) of all its layers
+    case interleaved:  // on the first stage, p * (1 + (p - 1)/(p * v)) for all its layers
         return std::min(a.v * a.m, (a.v - 1) * a.p + 2 * behind + 1);
     case zero_bubble:
         return std::min(a.p, a.m);
@@ -577,8 +579,8 @@ size_t held_micro_batches(const Place& a) {
     }
 }
 
-// All is divided by t: rows between products are cut (n = N/t of them), and what is within attention and the
-// MLP by heads and columns. Inputs of products that read the residual stream are whole while these are made.
+// Everything is divided by t: rows between products (n = N/t of them), and heads and columns within attention
+// and the MLP. Inputs of products that read the residual stream are whole while the products run.
 double formula_activations_held(const Place& a, int B, int T) {
     auto& z = a.sizes;
     auto& config = a.config;
@@ -586,15 +588,16 @@ double formula_activations_held(const Place& a, int B, int T) {
     double N = B * T, n = N / (double)a.t, C = (double)z.C, QKV = (double)(z.A + 2 * z.KV), A = (double)z.A;
     double H = (double)z.H, F = (double)z.F, F1 = (double)z.F1, heads = A / (double)z.HS,
            kv_heads = (double)(z.KV / z.HS);
-    double norm = n * (config.norm == NormKind::layernorm ? 8 : 4);  // bytes of what a norm keeps of each row
+    double norm = n * (config.norm == NormKind::layernorm ? 8 : 4);  // bytes of a norm's row statistics
     double layers = (double)a.layer_count(), slots = (double)held_micro_batches(a);
-    double passes = layers * slots / (double)a.v;  // held passes of a layer over a micro-batch
+    double passes = layers * slots / (double)a.v;  // a layer's passes over micro-batches that are held
     double inner = (layers / (double)a.v - 1) * slots;
-    // and one more, which the forward pass writes to
+    // micro-batches of layers whose weight gradients are pending, and one more that the forward pass writes
+    // to
     double pending = splits ? layers * (double)std::min<size_t>(a.at[Axis::pipeline] + 1, a.m) + 1 : 1;
-    // bytes: of what is kept unless a block is recomputed, or also the MLP, or anything
+    // bytes kept unless blocks are recomputed, unless the MLP is too, and unless anything is
     bool remakes_act =
-        config.mlp != MlpKind::gelu || e == 4 || (size_t)F % 8 != 0 || !config.bias;  // or it is fused
+        config.mlp != MlpKind::gelu || e == 4 || (size_t)F % 8 != 0 || !config.bias;  // otherwise it is fused
     double residual = e * n * C, attention = e * N * QKV + 4 * N * heads, attention_inputs = e * N * A;
     double hidden = e * N * F1, hidden_inputs = remakes_act ? 0 : e * N * F;
     double elementwise = norm * (parallel ? 1 : 2);
@@ -612,21 +615,21 @@ double formula_activations_held(const Place& a, int B, int T) {
     add(a.c.recompute < Recompute::block, attention, attention_inputs);
     add(a.c.recompute < Recompute::mlp, hidden, hidden_inputs);
     add(a.c.recompute == Recompute::none, elementwise, elementwise_inputs);
-    // outputs of a norm: own rows, unless all of them have come together for a product that is made again
+    // outputs of a norm: own rows, unless all rows were gathered for a product that is recomputed
     auto add_norm = [&](bool gathered_before, bool has_room = true) {
         add(a.c.recompute == Recompute::none, 0, cut && gathered_before ? 0 : e * n * C);
         if (cut && gathered_before) bytes += e * n * C + pending * e * N * C;
         if (cut && !gathered_before && has_room) bytes += e * N * C;
     };
     add_norm(a.c.recompute == Recompute::block || (parallel && a.c.recompute == Recompute::mlp));
-    if (!parallel) add_norm(a.c.recompute >= Recompute::mlp, false);  // the two came together in the first
+    if (!parallel) add_norm(a.c.recompute >= Recompute::mlp, false);  // both use the first norm's buffer
     if (config.local_filter) add_norm(a.c.recompute == Recompute::block);
     if (a.last) {
         double kept = splits || a.c.pipeline.schedule == gpipe ? slots : 1;
         bytes += kept * (e * 2 * n * C + norm) + e * (N / 2) * (double)z.vocab + 4 * N;
         if (cut) bytes += 4 * (double)a.t * (N / 2) * exchanged;
     }
-    // once: what a block adds, gradients
+    // once: the output that a block adds to the stream, and gradients
     double dact = config.mlp == MlpKind::swiglu ? F : 0;
     bytes += 2 * residual + e * N * (dact + A) + pending * e * N * (F1 + QKV);
     if (cut) bytes += e * N * C;
@@ -643,10 +646,10 @@ double formula_activations_held(const Place& a, int B, int T) {
                   norm_backward_scratch((int)z.C), matmul_backward_bias_scratch((int)std::max(F1, QKV)),
                   embedding_backward_scratch(B * T, (int)z.C)});
     bytes += 4 * (double)scratch;
-    if (config.bias) bytes += 4 * C;  // sums of the stream's gradient
+    if (config.bias) bytes += 4 * C;  // column sums of the stream's gradient
     if (config.position == PositionKind::rope) bytes += 4.0 * T * config.rope_dims;
-    // the pipeline: inputs, and one more of each chunk that is sent some; gradients; outputs. The chunks of a
-    // stage have places for inputs of their own, and do not all need their most at the same time.
+    // the pipeline: inputs, plus one for each chunk that receives some; gradients; outputs. The chunks of a
+    // stage have separate input buffers, and do not all reach their maximum at the same time.
     double apart = a.m > a.p ? (double)a.v - 1 : 0;
     double buffers = slots + apart + (double)a.v - (a.first ? 1 : 0) + (a.p > 1 ? 3 : 1);
     if (a.p > 1 && (!a.last || a.v > 1)) buffers += 2;
@@ -657,7 +660,7 @@ double formula_activations_held(const Place& a, int B, int T) {
 std::atomic<size_t> taken;
 #endif
 
-// Bytes of the device that are taken until the end of its life.
+// Counts the device bytes that are allocated during its life.
 class TakenMemory {
 public:
 #ifdef __CUDACC__
@@ -691,7 +694,7 @@ private:
 #endif
 };
 
-// The bytes of a plan for the same layout, from nothing but options.
+// The planner's bytes for the same layout, from options only.
 size_t planned_bytes(const Place& a, const Workload& w) {
     const Case& c = a.c;
     Options o;
@@ -724,7 +727,7 @@ TEST_CASE("memory held is what the formulas say, and what is printed before") {
         TakenMemory memory;
         Gpt g(config, workload, settings, mesh, a.layout());
         size_t held = g.memory.bytes(), activations = bytes_of(g.memory, "activations");
-        constexpr size_t stats = 2 * sizeof(StepStatistics);  // the device's, and what the host sees
+        constexpr size_t stats = 2 * sizeof(StepStatistics);  // on the device, and the host's copy
         if (memory.known()) CHECK(memory.bytes() == held + stats);
         CHECK((double)(held - activations) == doctest::Approx(formula_state(a)).epsilon(0.02));
         double formula = formula_activations_held(a, large_B, large_T);
@@ -752,7 +755,8 @@ TEST_CASE("chunks share the memory of their layers, and no two layers have the s
                     auto list = pipeline_actions(shape, stage);
                     ActivationSlots held(of_chunk);
                     held.begin_run(true);
-                    std::map<std::pair<int, int>, std::vector<int>> places;  // each micro-batch's in a chunk
+                    std::map<std::pair<int, int>, std::vector<int>>
+                        places;  // for each micro-batch in a chunk
                     size_t most = 0;
                     for (const PipelineAction& action : list) {
                         auto& mine = places[{action.chunk, action.micro_batch}];
@@ -773,7 +777,7 @@ TEST_CASE("chunks share the memory of their layers, and no two layers have the s
             }
         }
     }
-    // without a backward pass each layer has its own
+    // without a backward pass each layer has a slot of its own
     ActivationSlots held({2, 1});
     held.begin_run(false);
     for (int micro_batch : {0, 1}) {
@@ -788,7 +792,7 @@ TEST_CASE("chunks share the memory of their layers, and no two layers have the s
 
 namespace {
 
-// The bits of all parameters, as this rank sees them.
+// The bits of all parameters as this rank sees them.
 std::string parameter_bits(Gpt& g) {
     std::string bits;
     for (int unit : g.layout.held()) {
@@ -801,7 +805,7 @@ std::string parameter_bits(Gpt& g) {
     return bits;
 }
 
-// The statistics of two steps and all parameters after them.
+// The statistics of two steps and all parameters after them, as bits.
 std::string trained(const Case& c, const Mesh& mesh, bool overlap) {
     ModelConfig config = config_of(c);
     ZeroSettings settings = settings_of(c);
@@ -836,7 +840,7 @@ TEST_CASE("overlap, and another run of the same layout, do not change a bit") {
 
 namespace {
 
-// Batches of tokens that follow from the numbers of the samples.
+// Batches whose tokens depend only on the sample numbers.
 class RandomBatches final : public BatchSource {
 public:
     RandomBatches(int vocab, int& reads) : BatchSource({B, T, -1, false}, 1), vocab_(vocab), reads_(reads) {}
@@ -872,14 +876,14 @@ TEST_CASE("the host's memory for batches is what is planned for them") {
     constexpr size_t slots = 3, batch = 6 * sizeof(int) * N;
     DeviceBatches batches(std::make_unique<RandomBatches>(50, reads), test_stream(), alone, error,
                           (int)slots);
-    constexpr size_t read_into = 2 * batch;  // by the source, in memory of its own
+    constexpr size_t read_into = 2 * batch;  // by the source, into memory of its own
     CHECK(DeviceBatches::host_bytes(B, T) == memory.bytes() - slots * batch + read_into);
 }
 
 namespace {
 
-// The losses and gradient norms of some steps of so many micro-batches on all data ranks, and the loss of
-// some samples in the end.
+// The losses and gradient norms of a few steps of `micro_batches` micro-batches over all data ranks, and the
+// final loss of a few samples.
 std::vector<float> course_of(Gpt& g, int micro_batches) {
     constexpr int steps = 3, samples = 5;
     NotedError error;
@@ -896,7 +900,7 @@ std::vector<float> course_of(Gpt& g, int micro_batches) {
         course.insert(course.end(), {result.loss, result.gradient_norm});
     }
     int own = micro_batches / g.mesh.shape.dp + (g.mesh.data_rank() < micro_batches % g.mesh.shape.dp);
-    CHECK(reads == steps * own + 1);  // each once, and one ahead: what comes next was known
+    CHECK(reads == steps * own + 1);  // each once, and one ahead, because the next request was known
     course.push_back(GptPasses(g).mean_loss(batches, samples, error));
     CHECK(error.empty());
     return course;
@@ -940,11 +944,11 @@ TEST_CASE("any number of data ranks trains the same batch, also where it does no
 
 namespace {
 
-// How the micro-batches of a step come to the data ranks: as a run deals them; each rank its own, by hand;
-// and so with an empty one behind them, as where others have one more.
+// How data ranks get the micro-batches of a step: distributed by the run; each rank its own, by hand; or so
+// with an empty one added, as on ranks that have one fewer than others.
 enum class Dealt { by_run, by_hand, with_an_empty_one };
 
-// The statistics of two steps of so many micro-batches for each data rank, and the parameters in the end.
+// The statistics of two steps of `own` micro-batches per data rank, and the final parameters.
 std::string bits_of_even_steps(Gpt& g, int own, Dealt dealt) {
     NotedError error;
     int reads = 0, ranks = g.mesh.shape.dp, all = own * ranks;
@@ -1017,8 +1021,8 @@ TEST_CASE("an even split trains to the bits of one by hand, also with empty micr
 
 namespace {
 
-// For a tensor that several ranks have copies of, their bits under its name and place; and those of all
-// others under names that no other rank has.
+// The bits of each tensor: of one with copies on several ranks, under its name and place; of all others,
+// under names that no other rank has.
 std::map<std::string, std::string> bits_of_tensors(Gpt& g) {
     std::map<std::string, std::string> bits;
     for (int unit : g.layout.held()) {
@@ -1034,9 +1038,9 @@ std::map<std::string, std::string> bits_of_tensors(Gpt& g) {
     return bits;
 }
 
-// Muon: a matrix's owner has a t-th part of it, gets the others from its replica, and sends to each replica
-// what of the transformed one the owner has not itself. Null where ranks of a shard group have different
-// parts, or tensor ranks copies of heads.
+// Muon: the owner of a matrix has 1/t of it, receives the rest from its replica, and sends every other rank
+// that rank's 1/t of the transformed matrix. Empty if ranks of a shard group have different parts, or if
+// heads are copied to several tensor ranks.
 std::optional<size_t> formula_updates(const Place& a) {
     if (a.S > 1 || (size_t)a.config.kv_heads < a.t) return {};
     ModelConfig c = a.config;

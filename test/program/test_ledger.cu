@@ -1,6 +1,6 @@
 /*
-The ledger of a step (kernels/ledger.h) against what the simulated device reads and writes in it, and what
-follows from it for real cards.
+The ledger of a step (kernels/ledger.h) against what the simulated device reads and writes, and what follows
+from it for real cards.
 */
 // devices: simt-bf16
 // ranks: 2
@@ -59,7 +59,7 @@ struct Sizes {
     int B, T, C, micro_batches;
 };
 
-// A step to be counted.
+// A step whose traffic is counted.
 struct Case {
     std::string name;
     ModelConfig (*config)(int C);
@@ -77,7 +77,7 @@ struct Counted {
     TrafficByLauncher device, ledger;
 };
 
-// A step on the simulated device, by this rank of `tp`, and the ledger of one that is only imagined.
+// A step on the simulated device by this rank of `tp`, and the ledger of an imagined one.
 Counted counted(const Case& one, const Sizes& s, const World& world, int tp) {
     const ModelConfig config = one.config(s.C);
     Options o;
@@ -144,7 +144,7 @@ void compare(const Case& one, const World& world, int tp) {
             CHECK(says.flops == doctest::Approx(was.flops));
             // a piece of the list that holds tokens of two ranks is read by both
             double within = tp > 1 && launcher == "embedding_backward" ? 0.2 : 0.01;
-            constexpr double single_numbers = 256;  // bytes of a launch
+            constexpr double single_numbers = 256;  // bytes per launch
             auto close = [&](size_t bytes, size_t want) {
                 return std::abs((double)bytes - (double)want) <=
                        within * (double)want + single_numbers * (double)was.launches;
@@ -196,7 +196,7 @@ TEST_CASE("a step reads and writes what launchers say" * doctest::test_suite("lo
          PipelineSchedule::one_f_one_b,
          80}};
     int number = 0;
-    for (const Case& one : cases)  // the ranks share them
+    for (const Case& one : cases)  // the ranks share the cases
         if (number++ % test_world().size() == test_world().rank()) compare(one, test_world(), 1);
 }
 
@@ -227,7 +227,7 @@ Machine h200() {
     return machine_of(device, 0, 0);
 }
 
-// Products are taken to begin more slowly than the rates fitted on published runs say.
+// A machine whose products reach their rate more slowly than the fit to published runs says.
 Machine slow_products() {
     Machine machine = h200();
     machine.gemm_half_k = 110;
@@ -240,7 +240,7 @@ struct Step {
     int B, T;
     Recompute recompute;
     bool master;
-    double share;  // the part of the card's FLOP/s, as MFU counts them, that is to be predicted
+    double share;  // the predicted share of the card's FLOP/s, counted as MFU counts them, must reach this
     bool fp8 = false, fast_gradients = false;
     int micro_batches = 4;
 
@@ -259,7 +259,7 @@ struct Step {
                 .fp8 = fp8,
                 .fast_gradients = fast_gradients};
     }
-    // The ledger of its passes and of what steps the parameters, on one device.
+    // The ledger of its passes and of its update, on one device.
     std::vector<LedgerEntry> entries() const {
         ModelConfig c = config();
         Workload w = workload();
@@ -286,7 +286,7 @@ struct Step {
         double tokens = (double)B * T * micro_batches;
         return flops_per_token(config(), T, false) * tokens / seconds(entries()) / h200().flops;
     }
-    // The part of the step that a change to its launches would save.
+    // The share of the step's time that a change to its launches would save.
     template <typename Change>
     double gain(Change&& change) const {
         std::vector<LedgerEntry> before = entries(), after = before;
@@ -302,7 +302,7 @@ const Step gpt2_124m = {"gpt2-124M", 64, 1024, Recompute::none, true, 0.535},
 bool is_of(const LedgerEntry& entry, std::string_view launcher) {
     return entry.launcher && entry.launcher == launcher;
 }
-// The gradient of a matrix, and sums of columns, bear the name of one launcher.
+// Weight gradients and column sums are recorded under the same launcher.
 bool is_weight_gradient(const LedgerEntry& entry) {
     return (is_of(entry, "matmul_backward_weight") || is_of(entry, "fp8_matmul_backward_weight")) &&
            entry.cost.product.sums > 0;
@@ -313,7 +313,8 @@ LedgerEntry launch_of(const char* launcher, LaunchCost cost) {
 
 }  // namespace
 
-// Predictions are no measurements: this holds that no change makes steps longer by what the ledger knows.
+// Predictions are no measurements: this ensures only that no change makes steps longer as far as the ledger
+// knows.
 TEST_CASE("predicted shares of an H200's published FLOP/s") {
     CHECK(h200().gemm_flops == doctest::Approx(720e12).epsilon(0.01));
     CHECK(h200().memory_bandwidth == doctest::Approx(4.3e12).epsilon(0.01));
@@ -321,7 +322,7 @@ TEST_CASE("predicted shares of an H200's published FLOP/s") {
         CAPTURE(step.model);
         double share = step.predicted_share();
         CHECK(share >= step.share);
-        CHECK(share < step.share + 0.03);  // or the ledger has lost a launch
+        CHECK(share < step.share + 0.03);  // otherwise the ledger has lost a launch
     }
     double bf16 = llama3_8b.predicted_share();
     Step fp8 = llama3_8b;
@@ -370,13 +371,13 @@ TEST_CASE("what the sums of biases' gradients, made by kernels that write the ma
     }
 }
 
-// These were thought of, and are left out because of this.
+// Ideas that are left out because they would save too little.
 TEST_CASE("what would save too little of a step") {
     for (auto& [step, bf16_gradients] :
          {std::pair{gpt2_124m, 0.002}, {gpt2_1558m, 0.002}, {llama3_8b, 0.005}}) {
         CAPTURE(step.model);
         double P = step.parameters();
-        // Gradients of weights in bf16.
+        // Weight gradients in bf16.
         double gain = step.gain([&](std::vector<LedgerEntry>& entries) {
             double stepped = 0;
             for (LedgerEntry& entry : entries) {
@@ -391,18 +392,18 @@ TEST_CASE("what would save too little of a step") {
                 double elements = cost.read / (4 + 8 + (step.master ? 4 : 2));
                 cost.read -= 2 * elements, stepped += elements;
             }
-            CHECK(stepped == doctest::Approx(P).epsilon(1e-3));  // not what fills units up
+            CHECK(stepped == doctest::Approx(P).epsilon(1e-3));  // without the padding of units
         });
         CHECK(gain > 0);
         CHECK(gain < bf16_gradients);
     }
-    // GELU's gradient by a kernel behind the product, which adds up the columns of what it writes: that of a
-    // bias then costs no pass, but the product's epilogue makes GELU's for less.
+    // GELU's gradient by a kernel after the product, which also sums the columns that it writes: the bias
+    // gradient then needs no pass of its own, but the product's epilogue computes GELU's gradient for less.
     for (const Step& step : {gpt2_124m, gpt2_1558m}) {
         CAPTURE(step.model);
         double width = 4.0 * step.config().channels, bytes = 2.0 * step.B * step.T * width;
         double gain = step.gain([&](std::vector<LedgerEntry>& entries) {
-            CHECK(std::erase_if(entries, [&](const LedgerEntry& entry) {  // removes fc's sums alone
+            CHECK(std::erase_if(entries, [&](const LedgerEntry& entry) {  // removes only the sums of fc
                       return is_of(entry, "matmul_backward_weight") && entry.cost.launches == 2;
                   }) == step.config().layers * step.micro_batches);
             for (size_t i = 0; i < entries.size(); i++) {

@@ -1,6 +1,6 @@
 /*
 The whole model: against golden runs of PyTorch (test/golden/), against finite differences for every switch,
-and the promises about recomputation, repetition, accumulation and steps that are not finite.
+and its guarantees about recomputation, repeated runs, accumulation and non-finite steps.
 */
 // seconds: 15
 #include <functional>
@@ -15,7 +15,7 @@ and the promises about recomputation, repetition, accumulation and steps that ar
 
 namespace {
 
-// One rank owns everything, unit after unit.
+// One rank owns everything, and its units lie one after another.
 void set_tensor(Gpt& g, size_t offset, const float* values, size_t count) {
     std::vector<floatX> rounded(values, values + count);
     copy_to_device(g.state.params(0) + offset, rounded.data(), count, g.stream);
@@ -28,20 +28,20 @@ void forward_backward(Gpt& g, const TestBatch& batch) {
     g.tables.sum_gradients();
 }
 
-// Steps the weights, and the rows of tables.
+// Updates the weights, and the rows of tables.
 void update(Gpt& g, const Optimizer& optimizer, float gradient_clip, const AdaGrad& adagrad) {
     g.state.update(g.stats.data, optimizer, gradient_clip);
     g.tables.update(adagrad, &g.stats.data->scale);
 }
 
 // ----------------------------------------------------------------------------
-// rows of tables, of which one rank has all
+// rows of tables; one rank owns all of them
 
 std::vector<int> layers_with_table(const Gpt& g) {
     return g.tables.sizes().layers;
 }
 
-// The rows with these numbers, as lookups find them.
+// Fetches the rows with these numbers, as lookups do.
 std::vector<floatX> fetch(Gpt& g, int layer, const std::vector<uint64_t>& rows) {
     Buffer<uint64_t> numbers(rows);
     Buffer<floatX> values(rows.size() * (size_t)g.config.ngram_width);
@@ -70,7 +70,7 @@ std::vector<float> squares_of_rows(const Gpt& g, int layer) {
     return from_device(g.tables.own(layer).squares, g.tables.sizes().rows);
 }
 
-// The rows that the batch looks up: token by token, for each all heads.
+// The row numbers that the batch looks up: token by token, for each token all heads.
 std::vector<uint64_t> lookups_of(const Gpt& g, const TestBatch& batch) {
     std::vector<uint64_t> rows;
     int heads = g.tables.sizes().heads;
@@ -82,8 +82,8 @@ std::vector<uint64_t> lookups_of(const Gpt& g, const TestBatch& batch) {
     return rows;
 }
 
-// The gradient of all rows of a table, of which the batch was the last to look some up. Those come in the
-// order in which they occur first.
+// The gradient of all rows of a table after a pass over the batch, whose lookups must have been the last. The
+// device keeps gradients of the distinct rows only, in the order of first occurrence.
 std::vector<double> gradient_of_rows(const Gpt& g, int layer, const TestBatch& batch) {
     cudaCheck(cudaStreamSynchronize(g.stream));
     const size_t W = (size_t)g.config.ngram_width;
@@ -109,15 +109,15 @@ ModelConfig config_of(const Golden& golden) {
     return c;
 }
 
-// A key bias shifts all scores of a query alike, so its gradient is zero and what remains of it is rounding,
-// which AdamW blows up to its full step. Those rows say nothing about the final weights.
+// A key bias shifts all scores of a query equally, so its gradient is zero except for rounding, which AdamW
+// scales up to a full step. Those rows say nothing about the final weights.
 void drop_key_bias(const ModelConfig& c, const std::string& name, std::vector<double>& values) {
     if (!name.ends_with("qkv.bias") || c.position != PositionKind::learned) return;
     auto keys = values.begin() + c.heads * c.head_size;
     values.erase(keys, keys + c.kv_heads * c.head_size);
 }
 
-// The logits of the last norm's output, without the padding of the vocabulary.
+// Computes the logits from the last norm's output, without the padding of the vocabulary.
 std::vector<double> logits_of(Gpt& g, int N) {
     int V = g.config.vocab_size, Vp = padded_vocab(g.config);
     Buffer<floatX> logits((size_t)N * Vp);
@@ -152,7 +152,7 @@ void check_golden(const char* name) {
         lookups = golden.tensor<int>("lookups", "lookups");
         rows_that_occur = golden.tensor<int>("rows", "rows");
     }
-    // The rows that occur, of all that a table has.
+    // selects the rows that occur in the golden run from all rows of a table
     auto occurring = [&](const auto& all, size_t width) {
         std::vector<double> some;
         for (int row : rows_that_occur) some.insert(some.end(), &all[row * width], &all[row * width] + width);
@@ -265,7 +265,7 @@ struct Variant {
     void (*change)(ModelConfig&);
 };
 
-// Both layers have one.
+// Gives both layers a table.
 void with_tables(ModelConfig& c) {
     c.ngram = "2,3", c.ngram_rows = 97, c.ngram_width = 8, c.ngram_heads = 2, c.ngram_layers = "0,1";
 }
@@ -309,7 +309,7 @@ TestBatch random_batch(const char* name, int vocab, int B = test_B, int T = test
     return TestBatch(B, T, tokens, targets);
 }
 
-// Larger than the usual initial weights, so that nothing is linear.
+// Values are larger than the usual initial weights, so that nothing is nearly linear.
 void randomize(Gpt& g) {
     g.layout.each([&](const TensorRow& row, const std::string& name, size_t offset) {
         auto values = random_values<float>(name.c_str(), row.size(), 0.3f, row.mean);
@@ -342,7 +342,7 @@ TEST_CASE("gradients agree with finite differences for every switch" * doctest::
         randomize(g);
         TestBatch batch = random_batch("differences", config.vocab_size);
         forward_backward(g, batch);
-        // set: gives the model other values in place of these
+        // set() replaces the model's values of this tensor
         auto check = [&](const std::string& name, const std::vector<float>& start,
                          const std::vector<double>& gradient,
                          const std::function<void(const std::vector<float>&)>& set) {
@@ -363,7 +363,7 @@ TEST_CASE("gradients agree with finite differences for every switch" * doctest::
             double gradient_norm = 0;
             for (double value : gradient) gradient_norm += value * value;
             double measured = (loss[1] - loss[0]) / (2 * step);
-            // rounding of the loss, then of the slope itself
+            // limits for rounding of the loss, then of the slope itself
             CHECK(std::abs(measured - slope) < 2e-6 / step + 2e-3 * std::sqrt(gradient_norm * norm / size));
         };
         std::map<int, std::vector<double>> of_rows;  // before lookups clear them
@@ -381,7 +381,7 @@ TEST_CASE("gradients agree with finite differences for every switch" * doctest::
     }
 }
 
-// A layer whose attention is projected to nothing may have any window.
+// If a layer's attention output is projected to zero, its window does not matter.
 TEST_CASE("with a pattern of windows each layer has its own") {
     auto loss = [](int window, const char* pattern, const char* without_attention) {
         ModelConfig config = small_config();
@@ -427,7 +427,7 @@ std::vector<floatX> trained(const ModelConfig& config, Recompute recompute, int 
 TEST_CASE("recomputation and repetition do not change a bit") {
     for (const Variant& variant : variants) {
         if (!on_cpu && &variant != std::begin(variants) && &variant != std::end(variants) - 1)
-            continue;  // slow there
+            continue;  // slow on other devices
         INFO(variant.name);
         ModelConfig config = small_config();
         variant.change(config);
@@ -487,7 +487,7 @@ TEST_CASE("the least that fits is recomputed") {
     Recompute kinds[] = {Recompute::none, Recompute::elementwise, Recompute::mlp, Recompute::block};
     for (int i = 0; i < 4; i++) {
         CHECK(chosen(bytes(kinds[i])) == kinds[i]);
-        CHECK(chosen(bytes(kinds[i]) - 1) == kinds[std::min(i + 1, 3)]);  // which is refused then
+        CHECK(chosen(bytes(kinds[i]) - 1) == kinds[std::min(i + 1, 3)]);  // then refused
     }
 }
 
@@ -503,13 +503,13 @@ TEST_CASE("accumulated micro-batches are one batch") {
          targets = from_device((*whole).targets, 2 * test_T);
     std::unique_ptr<TestBatch> part;
     auto load = [&](int row, int) {
-        cudaCheck(cudaStreamSynchronize(g.stream));  // the last one ends here
+        cudaCheck(cudaStreamSynchronize(g.stream));  // the last batch ends here
         part = std::make_unique<TestBatch>(
             1, test_T, std::vector(tokens.begin() + row * test_T, tokens.begin() + (row + 1) * test_T),
             std::vector(targets.begin() + row * test_T, targets.begin() + (row + 1) * test_T));
         return **part;
     };
-    // a step need not clear gradients of matrices
+    // gradients of matrices need no clearing before a step
     for (int unit : g.layout.held()) {
         size_t before = g.layout.before_matrices(unit);
         for (const TensorPart& part : g.layout.parts(unit, before, g.layout.unit_size(unit))) {
@@ -550,7 +550,7 @@ TEST_CASE("a step whose loss is not finite leaves every row of a table as it was
     auto step = [&](int number, bool fails) {
         TestBatch batch = random_batch(fails ? "second" : "first", config.vocab_size);
         forward_backward(g, batch);
-        if (fails) g.stats.poison(g.stream);  // the gradients are finite
+        if (fails) g.stats.poison(g.stream);  // although the gradients are finite
         update(g, adamw_optimizer({1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, number, false}, 0), 1.0f,
                {1e-2f, 1e-8f, number});
         CHECK(read_result(g, batch.valid()).finite != fails);
@@ -615,7 +615,7 @@ TEST_CASE("initial weights depend on the seed and the tensor's name only") {
     CHECK(std::sqrt(squares / count) == doctest::Approx(0.02).epsilon(0.05));
 }
 
-// The kinds of models in which tokens see each other in more ways than by attention alone.
+// The kinds of models in which tokens affect each other by more than plain attention.
 const Variant by_position[] = {
     {"rope", [](ModelConfig& c) { c.position = PositionKind::rope, c.rope_dims = 6; }},
     {"learned", [](ModelConfig&) {}},
@@ -625,8 +625,8 @@ const Variant by_position[] = {
      [](ModelConfig& c) { c.position = PositionKind::rope, c.rope_dims = 6, with_tables(c); }},
 };
 
-// The output of the last norm in rows [first, first + count), and the gradients of all parameters
-// and rows of tables.
+// The output of the last norm in rows [first, first + count), and the gradients of all parameters and rows of
+// tables.
 std::pair<std::vector<floatX>, std::vector<float>> outputs_and_gradients(Gpt& g, const TestBatch& batch,
                                                                          int first, int count, float dloss) {
     zero_gradients(g);
@@ -641,13 +641,13 @@ std::pair<std::vector<floatX>, std::vector<float>> outputs_and_gradients(Gpt& g,
     return {from_device(g.acts[0].normf + first * C, count * C), gradients};
 }
 
-// A document behind another one in a row, and alone. Only its own tokens are predicted.
+// A document after another one in a row, and by itself. Only its own tokens are predicted.
 TEST_CASE("documents do not see each other, and send each other no gradients") {
     for (const Variant& variant : by_position) {
         INFO(variant.name);
         ModelConfig config = small_config();
         variant.change(config);
-        bool learned = config.position == PositionKind::learned;  // rotary ones tell distances only
+        bool learned = config.position == PositionKind::learned;  // rotary embeddings encode distances only
         Gpt g(config, {1, 12, true, Recompute::none, 12}, with_master);
         randomize(g);
         std::vector<int> both = {3, 9, 4, 4, 7, 1, 20, 21, 22, 23, 24, 25}, targets(6, -1),
@@ -687,7 +687,7 @@ TEST_CASE("other documents' tokens change no bit of a document's outputs and gra
     }
 }
 
-// It is drawn on the host, whatever the device.
+// Sampling is done on the host for every device.
 TEST_CASE("a sample depends on its key only, and top-k 1 is greedy" *
           doctest::test_suite(on_cpu ? "" : "long")) {
     ModelConfig config = small_config();
@@ -735,7 +735,7 @@ TEST_CASE("with a key/value cache texts go on as without, beyond the context too
                      inference);
             randomize(without);
             randomize(with);
-            // two that are alike, and one that is shorter
+            // two equal prompts, and a shorter one
             std::vector<int> prompt;
             for (int i = 0; i < prompt_tokens; i++) prompt.push_back((i * 7 + 3) % config.vocab_size);
             std::vector<std::vector<int>> prompts = {
@@ -774,7 +774,7 @@ TEST_CASE("the schedules reach their ends") {
     CHECK(schedule(o, 79) == 1);
     o.schedule = LearningRateSchedule::constant;
     CHECK(schedule(o, 99) == 1);
-    // a decay that is longer than what the warm-up leaves falls from the peak all the same
+    // a decay longer than the steps after warm-up still starts from the peak
     o.schedule = LearningRateSchedule::wsd, o.warmup_steps = 50, o.decay_fraction = 1;
     CHECK(schedule(o, 50) > 0.97f);
 }

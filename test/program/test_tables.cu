@@ -1,6 +1,6 @@
 /*
-The tables of a model with n-gram memory: the memory that is planned is what is taken, and what is no training
-leaves no trace in them.
+The tables of a model with n-gram memory: memory use is as planned, and passes that do not train leave no
+trace in them.
 */
 // devices: cpu cuda
 // seconds: 3
@@ -33,7 +33,7 @@ Lookups lookups_of(const TestBatch& batch, uint64_t first) {
     return {first, 1, [&batch](int) { return batch.rows(); }};
 }
 
-// The bits of all tables, of rows that gradients have come to.
+// The bits of all tables; values only of rows that have received gradients.
 std::vector<float> bits_of(Gpt& g) {
     g.tables.synchronize();
     std::vector<float> bits;
@@ -49,10 +49,10 @@ std::vector<float> bits_of(Gpt& g) {
     return bits;
 }
 
-// The batch that a step expects next: none, the one that comes, or another.
+// The batch that a step announces as next: none, the actual one, or another.
 enum class Ahead { nothing, next, another };
 
-// Makes a step. It is left out if its norm exceeds a limit.
+// Runs a step. Its update is skipped if the norm exceeds a limit.
 StepResult make_step(Gpt& g, int number, Ahead ahead = Ahead::nothing, float most_norm = FLT_MAX) {
     int expected = ahead == Ahead::next ? number + 1 : 99;
     std::vector<int> tokens = tokens_of(number), others = tokens_of(expected);
@@ -129,7 +129,7 @@ TEST_CASE("a table has the same bits on the device and on the host, whatever was
             }
         }
     }
-    CHECK(std::ranges::count(first, 0.0f) > 0);  // rows that nothing has come to
+    CHECK(std::ranges::count(first, 0.0f) > 0);  // rows that never received a gradient
 }
 
 TEST_CASE("a step waits for the rows that the one before changed, and for no others") {

@@ -1,6 +1,6 @@
 /*
-ZeRO on real ranks against one rank: the same steps, the same bits on all replicas, and the bytes sent and
-held that the formulas say. Every rank also trains alone on the whole batch and compares.
+ZeRO on real ranks against one rank: the same steps, the same bits on all replicas, and bytes sent and held as
+the formulas say. Rank 0 also trains a model by itself on the whole batch for comparison.
 */
 // ranks: 2 1 4
 // seconds: 25
@@ -12,16 +12,16 @@ held that the formulas say. Every rank also trains alone on the whole batch and 
 
 namespace {
 
-constexpr int T = 11, sequences = 8;   // one step's, over all ranks and micro-batches
+constexpr int T = 11, sequences = 8;   // per step, over all ranks and micro-batches
 constexpr int steps = on_cpu ? 3 : 2;  // the simulated GPU is slow
 
 struct Case {
     const char* name;
     int level;
-    bool whole_group;  // the shard group is all ranks; or else half of them
+    bool whole_group;  // the shard group is all ranks; otherwise half of them
     bool tied;
     int micro_batches;
-    bool on_simt = false;  // the simulated GPU is slow: it runs few
+    bool on_simt = false;  // it also runs on the simulated GPU, which is slow
     ZeroSettings settings = {};
     OptimizerKind optimizer = OptimizerKind::adamw;
 };
@@ -77,7 +77,7 @@ ZeroSettings settings_of(const Case& c) {
     return for_optimizer(c.optimizer, settings);
 }
 
-// Rows [first, first + count) of a step's batch.
+// Rows [first, first + count) of a step's global batch.
 TestBatch rows_of(int step, int first, int count, int vocab) {
     std::vector<int> tokens(count * T), targets(count * T);
     for (int i = 0; i < count * T; i++) {
@@ -92,7 +92,7 @@ StepResult step_of(Gpt& g, int step, int micro_batches, OptimizerKind kind = ada
     int ranks = g.mesh.shape.dp, rank = g.mesh.data_rank(), B = sequences / ranks / micro_batches;
     std::unique_ptr<TestBatch> batch;
     auto load = [&](int micro, int) {
-        cudaCheck(cudaStreamSynchronize(g.stream));  // the last one ends here
+        cudaCheck(cudaStreamSynchronize(g.stream));  // the last batch ends here
         batch.reset(new TestBatch(rows_of(step, (micro * ranks + rank) * B, B, g.config.vocab_size)));
         return **batch;
     };
@@ -106,7 +106,7 @@ Workload workload_of(int B) {
     return {B, T, true, Recompute::none, 16};
 }
 
-// The bits of all parameters as the forward pass of this rank sees them.
+// The bits of all parameters as this rank's forward pass sees them.
 std::string seen_parameters(Gpt& g) {
     std::string bits;
     for (int unit : g.layout.held()) {
@@ -121,8 +121,8 @@ std::string seen_parameters(Gpt& g) {
     return bits;
 }
 
-// All tensors as they would be saved, by name: the master copy of the parameters, or the parameters
-// themselves.
+// All tensors as a checkpoint would hold them, by name: the master copy of the parameters, or the parameters
+// themselves if there is none.
 std::map<std::string, std::string> collected_bytes(ZeroState& state) {
     const Mesh& mesh = state.mesh();
     bool has_master = state.settings().training && state.settings().keep_master;
@@ -130,7 +130,7 @@ std::map<std::string, std::string> collected_bytes(ZeroState& state) {
     size_t width = dtype_size(dtype_of(slot));
     std::vector<CheckpointTensor> model = checkpoint_tensors(state.layout(), state.settings());
     state.synchronize();
-    std::string mine;  // pieces, each with its bytes behind it
+    std::string mine;  // pieces, each followed by its bytes
     for (const OwnPiece& own : pieces_to_write(state.layout(), tensor_numbers(state.layout()), mesh.shape,
                                                mesh.position, state.settings())) {
         if (own.piece.slot != slot) continue;
@@ -157,7 +157,7 @@ std::map<std::string, std::string> collected_bytes(ZeroState& state) {
     return tensors;
 }
 
-// All elements, one after another.
+// All elements of all tensors, concatenated.
 std::vector<double> collected(ZeroState& state) {
     std::string bytes;
     for (auto& [name, tensor] : collected_bytes(state)) bytes += tensor;
@@ -169,8 +169,8 @@ std::vector<double> collected(ZeroState& state) {
     return {values, values + bytes.size() / sizeof(float)};
 }
 
-// A step's results depend on rounding: in bf16 also on that of activations, which differ with the batch, or
-// on that of gradients, of which AdamW makes small ones large.
+// A step's results depend on rounding. In bf16 activations are rounded too, and differ with the batch; bf16
+// reduction rounds gradients, and AdamW amplifies small ones.
 struct Tolerance {
     double loss, norm, weight;
 
@@ -196,7 +196,7 @@ TEST_CASE("every level takes the steps of one rank, and all ranks hold the same 
         Gpt g(config, workload_of(sequences / mesh.shape.dp / c.micro_batches), settings_of(c), mesh,
               {mesh.shape});
         initialize(g.state, 5);
-        std::optional<Gpt> alone;  // a single rank's model, which the others are compared with
+        std::optional<Gpt> alone;  // a single rank's model as the reference
         if (test_world().is_root()) {
             alone.emplace(config, workload_of(sequences), for_optimizer(c.optimizer, with_master));
             initialize(alone->state, 5);
@@ -218,7 +218,7 @@ TEST_CASE("every level takes the steps of one rank, and all ranks hold the same 
             auto replicas = test_world().all_gather(seen);
             for (const std::string& bits : replicas) CHECK((bits == replicas[0]));
         }
-        // Muon makes singular values of rounding noise as large as all others
+        // Muon scales singular values of rounding noise up to the size of all others
         double noise = exact ? 100 : 10;
         CHECK(difference() < (c.optimizer == muon ? noise : 1) * allowed.weight);
     }
@@ -255,7 +255,7 @@ TEST_CASE("overlap, offload and units gathered ahead do not change a bit") {
 
 namespace {
 
-// Four blocks of nothing but parameters.
+// Four units that hold parameters and compute nothing.
 ParameterLayout bare_layout(bool tied, int shards) {
     return ParameterLayout({{0, Unit::embedding, "in", 50, 8, 0, 1, true},
                             {1, Unit::block, "weight", 40, 8, 0, 1, true},
@@ -264,7 +264,7 @@ ParameterLayout bare_layout(bool tied, int shards) {
                            4, tied, shards);
 }
 
-// For all ranks.
+// Called on all ranks.
 void set_normal(ZeroState& state) {
     std::vector<float> values;
     set_tensors(state, [&](const TensorRow&, const std::string& name, size_t first, size_t count) {
@@ -284,9 +284,9 @@ struct Slowness {
     double link;  // GB/s; 0: not slowed down
 };
 
-// Steps with noise for gradients; with overlap, none of them is waited for. Returns the bits of all
-// parameters at each use, of the statistics after each step, and of the optimizer's state in the end. They do
-// not depend on whether gradients of matrices are cleared and added to, or overwritten.
+// Runs steps with noise as gradients; with overlap, the host waits for none of them. Returns the bits of all
+// parameters at each use, of the statistics after each step, and of the final optimizer state. They do not
+// depend on whether gradients of matrices are cleared and added to, or overwritten.
 std::string bare_steps(const Case& c, const Slowness& slowness, Matrices matrices) {
     constexpr int bare_step_count = 3;
     Mesh mesh(test_world(), shape_of(c), test_stream());
@@ -366,7 +366,7 @@ std::string bare_steps(const Case& c, const Slowness& slowness, Matrices matrice
 
 }  // namespace
 
-// If one stream forgot to wait for another, the data would not be there yet when that other is slow.
+// If one stream failed to wait for another, slowing the other would expose data that is not ready.
 TEST_CASE("a slow link or slow computation does not change a bit") {
     const Case kinds[] = {{"plain", 0, true, true, 2},
                           {"ZeRO 1", 1, true, false, 2, false, {.offload = true}},
@@ -402,7 +402,7 @@ TEST_CASE("every element is stepped alike whoever owns it, random rounding too")
         CAPTURE(text("level %d, offload %d, %s", level, offload, name_of(kind)));
         Case c = {"", level, level == 1, false, 1};
         auto stepped = [&](const Mesh& mesh) {
-            // padded alike, so that elements have the same noise
+            // equal padding everywhere, so that elements have the same noise
             ParameterLayout layout = bare_layout(false, test_world().size());
             ZeroSettings settings = for_optimizer(kind, {.level = level, .offload = offload});
             Arena memory;
@@ -414,7 +414,7 @@ TEST_CASE("every element is stepped alike whoever owns it, random rounding too")
                 Buffer<StepStatistics> stats(std::vector<StepStatistics>(1));
                 for (int unit = layout.last_unit(); unit >= 0; unit--) {
                     state.begin_gradients(unit);
-                    // a sum with zeros has no order
+                    // only one rank adds noise: a sum with zeros does not depend on the order
                     if (mesh.data_rank() == 0) {
                         accumulate(state.grads(unit), (float*)noise + layout.unit_offset(unit),
                                    layout.unit_size(unit), test_stream());
@@ -428,7 +428,7 @@ TEST_CASE("every element is stepped alike whoever owns it, random rounding too")
             return collected(state);
         };
         double error = relative_error(stepped(Mesh(test_world(), shape_of(c), test_stream())), stepped(one));
-        // norms are sums over ranks, in another order
+        // norms are summed over ranks in another order
         CHECK(error <= (kind != lamb ? 0 : exact ? 1e-6 : 1e-3));
     }
 }
@@ -493,7 +493,7 @@ TEST_CASE("each kind of tensor has its own learning rate and decay") {
 
 TEST_CASE("a tensor of several pieces is set and collected whole") {
     constexpr size_t size = 2 * tensor_piece + 3;
-    auto value = [](size_t i) { return exact ? (float)i : (float)(i >> 15); };  // no rounding
+    auto value = [](size_t i) { return exact ? (float)i : (float)(i >> 15); };  // no rounding in floatX
     Mesh mesh(test_world(), {.dp = test_world().size(), .shard = test_world().size(), .stage_group = true},
               test_stream());
     ParameterLayout layout({{0, Unit::embedding, "in", size, 0, 0, 1, true},
@@ -520,7 +520,7 @@ TEST_CASE("a tensor of several pieces is set and collected whole") {
 
 namespace {
 
-// One tensor of each kind of cut.
+// One tensor for each way of partitioning.
 ParameterLayout cut_layout(const MeshShape& shape, const MeshPosition& position) {
     StageUnits place = {.tp = shape.tp, .tensor = position[Axis::tensor]};
     bool last = position[Axis::pipeline] == shape.pp - 1;
@@ -541,7 +541,7 @@ ParameterLayout cut_layout(const MeshShape& shape, const MeshPosition& position)
                            4, true, shape.shard, place);
 }
 
-// Elements that the passes of this rank would not find as set_normal sets them, copies among them.
+// The number of elements, including copies, that this rank's passes would not find as set_normal() sets them.
 size_t not_normal(ZeroState& state) {
     size_t wrong = 0;
     const ParameterLayout& layout = state.layout();
@@ -563,7 +563,7 @@ size_t not_normal(ZeroState& state) {
     return wrong;
 }
 
-// The shapes that the ranks of a test can be cut into.
+// The mesh shapes that a test's number of ranks allows.
 std::vector<MeshShape> cut_shapes() {
     int n = test_world().size();
     std::vector<MeshShape> shapes = {{.tp = n}, {.dp = n, .shard = n}};
@@ -578,7 +578,8 @@ std::vector<MeshShape> cut_shapes() {
     return shapes;
 }
 
-// Adds up gradients that follow from an element's name and number alone: of copies, one rank has them.
+// Adds up gradients that depend only on an element's name and number. For copies, a single rank provides
+// them.
 void make_gradients(ZeroState& state, int step) {
     const ParameterLayout& layout = state.layout();
     state.zero_gradients();
@@ -598,7 +599,7 @@ void make_gradients(ZeroState& state, int step) {
         if (state.mesh().data_rank() == 0)
             accumulate(state.grads(unit), gradient, values.size(), test_stream());
         state.reduce_gradients(unit, true);
-        state.synchronize();  // the buffer ends here
+        state.synchronize();  // the buffer is freed here
     }
 }
 
@@ -627,7 +628,7 @@ TEST_CASE("values that are set are the same whatever the model is cut into") {
     }
 }
 
-// One rank has the sums of all gradients, so they are the same to the bit.
+// A single rank provides each gradient, so the sums are the same to the bit.
 TEST_CASE("given the same gradients, steps are the same whatever the model is cut into") {
     for (OptimizerKind kind : {adamw, lamb, muon}) {
         auto stepped = [&](const Mesh& mesh, const MeshShape& shape, int level) {
@@ -651,7 +652,7 @@ TEST_CASE("given the same gradients, steps are the same whatever the model is cu
                          shape.shard));
             double error =
                 relative_error(stepped(Mesh(test_world(), shape, test_stream()), shape, level), want);
-            CHECK(error <= (kind == lamb ? 1e-6 : 0));  // norms are sums over ranks, in another order
+            CHECK(error <= (kind == lamb ? 1e-6 : 0));  // norms are summed over ranks in another order
         }
     }
 }
@@ -683,14 +684,14 @@ TEST_CASE("a step that is not finite on one rank changes the weights of none") {
         CHECK_FALSE(stats.stop);
         stats = poisoned_step([&] { fill(&g.stats.data->stop, 1, 1, g.stream); });
         CHECK(stats.finite);
-        CHECK(stats.stop);  // which one rank was asked for
+        CHECK(stats.stop);  // one rank requested it
         CHECK_FALSE((seen_parameters(g) == before));
         initialize(g.state, 5);
-        CHECK((seen_parameters(g) == before));  // nothing of what was gathered is left
+        CHECK((seen_parameters(g) == before));  // no gathered parameters are left from before
     }
 }
 
-// In bf16; test_layouts.cu shows it in fp32, with every other way of cutting.
+// In bf16; test_layouts.cu shows it in fp32, with every other layout.
 TEST_CASE("bytes sent in a step are those of the formulas" * doctest::skip(on_cpu)) {
     for (const Case& c : cases) {
         if (!c.on_simt) continue;
@@ -709,13 +710,13 @@ TEST_CASE("bytes sent in a step are those of the formulas" * doctest::skip(on_cp
                last = g.layout.unit_size(g.layout.last_unit()), L = config.layers,
                norm = g.layout.unit_size(L) - block;  // includes the last block
         bool cut = S > 1;
-        // reduce-scatter over the shard group, for every micro-batch where gradients are cut, then all-reduce
+        // reduce-scatter over the shard group, once per micro-batch if gradients are sharded, then all-reduce
         size_t passes = c.level >= 2 ? M : 1;
         size_t width = dtype_size(c.settings.reduce_dtype);
         CHECK(bytes_sent(Traffic::gradients) ==
               width * (passes * N * (S - 1) / S + 2 * (R - 1) * (N / S) / R));
-        // All-gather after the update, or before each use. Blocks stay in their places until they are in the
-        // way: the backward pass finds the last ones of the forward pass there, and the next forward pass the
+        // All-gather after the update, or before each use. A block stays in its slot until another needs it:
+        // the backward pass finds the last blocks of the forward pass there, and the next forward pass the
         // first ones.
         size_t kept = std::min<size_t>(L, c.settings.prefetch + 1);
         size_t blocks = L * block + norm + (2 * M - 1) * (L - kept) * block + (L > kept ? (M - 1) * norm : 0);
@@ -749,8 +750,8 @@ TEST_CASE("memory held is what the formulas say") {
                     held += part.bytes;
                 }
 
-                // N parameters, S ranks; x bytes a parameter, fp32 gradients and moments, fp32 copy beside
-                // bf16
+                // N parameters, S ranks; x bytes per parameter, fp32 gradients and moments, and an fp32 copy
+                // of bf16 parameters
                 double N = (double)parameter_count(config), S = mesh.shape.shard, x = sizeof(floatX);
                 double first = ((double)config.vocab_size + config.context) * config.channels;
                 double last = tied ? 0 : config.channels * (double)config.vocab_size;

@@ -1,4 +1,4 @@
-// The program as one of a group of units (group.sh).
+// The program as one unit of a group (group.sh).
 #include "test/support/program.h"
 
 int main(int argc, char** argv) {

@@ -1,6 +1,6 @@
 /*
-Part of simt.cc: what is checked at each memory access of a kernel, and the hooks through which the compiler
-tells of them.
+Part of simt.cc: the checks at each memory access of a kernel, and the hooks through which the compiler
+reports accesses.
 */
 #pragma once
 
@@ -49,7 +49,7 @@ Stamp stamp(const Thread& thread) {
     return make_stamp(block.interval, thread.warp->epoch, thread.number);
 }
 
-// Takes over the past that is handed on through memory (order.h).
+// take_past() takes over the past that was left at an address, leave_past() leaves one there (order.h).
 void take_past(uintptr_t at) {
     grid_order.take(at, stamp(*running));
 }
@@ -58,7 +58,7 @@ void leave_past(uintptr_t at, bool beside_others) {
     running->warp->epoch++;
 }
 
-// `index` counts the bytes of the shadow, and is as aligned as the address; `flags` are added to the stamp.
+// `index` counts bytes of the shadow, and has the alignment of the address; `flags` are added to the stamp.
 template <Scope scope>
 [[gnu::always_inline]] inline void check_order(Shadow<scope>& shadow, size_t index, const Thread& thread,
                                                uintptr_t at, size_t bytes, size_t alignment, Access access,
@@ -105,7 +105,7 @@ template <Scope scope>
     }
 }
 
-// A read by the tensor cores or the copy engine: what a thread stored there must be known to them.
+// Checks a read by the tensor cores or the copy engine: stores of threads there must be visible to them.
 void check_engine_read(const Thread& thread, const void* pointer, size_t bytes, const void* where) {
     check(thread, pointer, bytes, 16, Access::read, where);
     size_t index = (uintptr_t)pointer - dynamic_begin;
@@ -121,8 +121,8 @@ void check_engine_read(const Thread& thread, const void* pointer, size_t bytes, 
     }
 }
 
-// Tells whether a hook has anything to check: code of a kernel that uses memory other than the stacks of its
-// threads.
+// Returns whether a hook has anything to check: the code belongs to a kernel, and the memory is not a stack
+// of its threads.
 [[gnu::always_inline]] inline bool concerns_us(const volatile void* at) {
     return stacks.holds((uintptr_t)__builtin_frame_address(0)) && !stacks.holds((uintptr_t)at);
 }

@@ -1,13 +1,13 @@
 /*
-The part of cuBLASLt that kernels/cublas.cuh uses, on the host: the product runs on the stream by oneDNN's
-sgemm, on fp32 copies, with the epilogue and the roundings of the library.
+The part of cuBLASLt that kernels/cublas.cuh uses, on the host: products run on the stream through oneDNN's
+sgemm, on fp32 copies, with the epilogues and the rounding of the library.
 
-There are several algorithms for each problem: number i sums over k in i + 1 parts, one after the other, so
-their results differ in their last bits. They are 64 bytes that mean the same in another process.
+Each problem has several algorithms: number i sums over k in i + 1 parts, one after another, so their results
+differ in the last bits. An algorithm is 64 bytes that are valid in other processes too.
 
-Stricter than the library, which only promises that a wrong call may fail: an algorithm runs only the problem
-that it was found for, on pointers as aligned as was promised, with a workspace of its size, which it
-overwrites.
+It is stricter than the library, which only promises that a wrong call may fail: an algorithm runs only the
+problem that it was found for, on pointers with the promised alignment, and with a workspace of its size,
+which it overwrites.
 */
 #pragma once
 
@@ -77,7 +77,7 @@ using cublasLtMatrixLayout_t = HostMatrixLayout*;
 using cublasLtMatmulDesc_t = HostMatmulDesc*;
 using cublasLtMatmulPreference_t = HostMatmulPreference*;
 
-// The heuristic's view of the problem, and which of the algorithms for it this is.
+// The problem as the heuristic sees it, and the number of this algorithm among those for it.
 struct cublasLtMatmulAlgo_t {
     uint64_t number, problem;
     uint32_t align_a, align_b, align_c, align_d;
@@ -175,7 +175,7 @@ inline int multiprocessors() {
     return count;
 }
 
-// Tells problems apart, alike in all processes.
+// Identifies a problem, in the same way in all processes.
 inline uint64_t problem_number(const HostMatmulDesc& op, const HostMatrixLayout& a, const HostMatrixLayout& b,
                                const HostMatrixLayout& c, const HostMatrixLayout& d) {
     uint64_t number = 0;
@@ -187,7 +187,7 @@ inline uint64_t problem_number(const HostMatmulDesc& op, const HostMatrixLayout&
     return number;
 }
 
-// Tells whether the parts of a problem fit together.
+// Checks that the parts of a problem fit together.
 inline cublasStatus_t check(const HostMatmulDesc& op, const HostMatrixLayout& a, const HostMatrixLayout& b,
                             const HostMatrixLayout& c, const HostMatrixLayout& d) {
     bool ta = op.transpose_a == CUBLAS_OP_T, tb = op.transpose_b == CUBLAS_OP_T;
@@ -200,7 +200,8 @@ inline cublasStatus_t check(const HostMatmulDesc& op, const HostMatrixLayout& a,
     if (op.multiprocessors < 0 || op.multiprocessors > multiprocessors()) return CUBLAS_STATUS_INVALID_VALUE;
     if (k != bk || d.rows != m || d.columns != n || c != d) return CUBLAS_STATUS_INVALID_VALUE;
     if (is_fp8(a.type) || is_fp8(b.type)) {
-        // Hopper wants the inner dimension as the fast one of both, and rows of whole 16 bytes
+        // Hopper requires the inner dimension to be contiguous in both, and rows that are multiples of 16
+        // bytes
         bool types =
             is_fp8(a.type) && is_fp8(b.type) && (a.type == CUDA_R_8F_E4M3 || b.type == CUDA_R_8F_E4M3);
         if (!types || !ta || tb || is_fp8(d.type) || a.ld % 16 || b.ld % 16 || d.ld * bytes(d.type) % 16)
@@ -226,7 +227,7 @@ inline cublasStatus_t check(const HostMatmulDesc& op, const HostMatrixLayout& a,
     }
 }
 
-// The columns of a matrix, one after the other.
+// The elements of a matrix, column by column.
 inline std::vector<float> read(const void* from, const HostMatrixLayout& layout) {
     std::vector<float> values(layout.rows * layout.columns);
     for (uint64_t column = 0; column < layout.columns; column++) {
@@ -268,9 +269,9 @@ inline float gelu_slope(float x) {
     return 0.5f * (1 + t + x * (1 - t * t) * slope_u);
 }
 
-// A sum as Hopper's tensor cores make it in fp8: that so far and 32 products are shifted to the exponent of
-// the largest of them, and cut off after 14 bits (DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section
-// 3.3.2).
+// A sum as Hopper's tensor cores compute it in fp8: the sum so far and 32 products are shifted to the
+// exponent of the largest of them, and truncated to 14 bits (DeepSeek-AI, "DeepSeek-V3 Technical Report",
+// 2024, section 3.3.2).
 __attribute__((no_sanitize_thread)) inline float fast_sum(const float* x, const float* y, int64_t count) {
     constexpr int64_t at_once = 32;
     constexpr int bits = 14;
@@ -296,10 +297,10 @@ inline void run(const HostMatmulDesc& op, float alpha, const void* A, const Host
     int64_t m = d.rows, n = d.columns, k = ta ? a.rows : a.columns;
     std::vector<float> left = read(A, a), right = read(B, b), result(m * n);
     if (is_fp8(a.type)) alpha *= *op.a_scale * *op.b_scale;
-    // In fp8 both matrices have their sums along columns.
+    // In fp8 both matrices are summed along columns.
     for (int64_t i = 0; i < m * n && op.fast; i++)
         result[i] = alpha * fast_sum(left.data() + i % m * k, right.data() + i / m * k, k);
-    // dnnl_sgemm is row-major: its matrices are the transposes of ours, in the other order.
+    // dnnl_sgemm is row-major: its matrices are the transposes of ours, in reverse order.
     for (int64_t part = 0, parts = number + 1; part < parts && !op.fast; part++) {
         int64_t begin = k * part / parts, end = k * (part + 1) / parts;
         const float* x = right.data() + (tb ? begin * b.rows : begin);
@@ -327,7 +328,7 @@ inline void run(const HostMatmulDesc& op, float alpha, const void* A, const Host
             write(D, d, row, column, value);
         }
         if (op.epilogue == CUBLASLT_EPILOGUE_BGRADB) {
-            float sum = 0;  // each algorithm begins at another place
+            float sum = 0;  // in each algorithm from a different start
             for (int64_t i = 0; i < k; i++) {
                 int64_t at = (i + number) % k;
                 sum += right[tb ? at * n + column : column * k + at];
@@ -380,7 +381,7 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
     return CUBLAS_STATUS_INVALID_VALUE;
 }
 
-// Has the attributes that tests ask for.
+// Supports the attributes that tests read.
 inline cublasStatus_t cublasLtMatmulDescGetAttribute(cublasLtMatmulDesc_t desc,
                                                      cublasLtMatmulDescAttributes_t attribute, void* value,
                                                      size_t bytes, size_t*) {
@@ -464,17 +465,18 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     bool as_aligned = aligned(A, algo->align_a) && aligned(B, algo->align_b) && aligned(C, algo->align_c) &&
                       aligned(D, algo->align_d);
     bool has_workspace = workspace && aligned(workspace, 256) && workspace_bytes >= checked.workspaceSize;
-    // Left out, scales are 1; no caller here means that.
+    // Scales that are left out would be 1; no caller here means that.
     bool has_scales = !is_fp8(a->type) || (operation->a_scale && operation->b_scale);
     if (!A || !B || !C || !D || !has_scales || !as_aligned || !has_workspace)
         return CUBLAS_STATUS_INVALID_VALUE;
-    // On an H200, 13.1.0 proposes algorithms for any scales and refuses to start them here.
+    // On an H200, version 13.1.0 proposes algorithms for scales of any alignment, but refuses to launch them
+    // here.
     if (is_fp8(a->type) && !(aligned(operation->a_scale, 16) && aligned(operation->b_scale, 16)))
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    // There, such a kernel ends in "misaligned address".
+    // On an H200, such a kernel ends in "misaligned address".
     if (operation->aux && !aligned(operation->aux, 16)) return CUBLAS_STATUS_EXECUTION_FAILED;
     note_traffic(*operation, *a, *b, *d, *(const float*)beta != 0);
-    // The descriptors are read now, the matrices when the stream comes to it.
+    // The descriptors are read now, the matrices when the stream reaches this product.
     host_stream(stream).enqueue([=, op = *operation, a = *a, b = *b, d = *d, alpha = *(const float*)alpha,
                                  beta = *(const float*)beta, number = algo->number,
                                  needed = checked.workspaceSize] {

@@ -1,5 +1,5 @@
 /*
-The part of CUDA's driver API that the product uses: making tensor maps. What the driver refuses is refused.
+The part of CUDA's driver API that the program uses: making tensor maps. Rejects what the driver rejects.
 */
 #pragma once
 
@@ -29,13 +29,13 @@ struct alignas(64) CUtensorMap {
 
 namespace simt {
 
-// The content of a CUtensorMap here.
+// The contents of a CUtensorMap here.
 struct TensorMap {
-    uint32_t is_map;  // the constant below, so that memory which is none is noticed
+    uint32_t is_map;  // the constant below, so that memory which holds no map is noticed
     uint16_t rank, element;
     uint8_t* address;
     uint32_t dim[5];
-    uint64_t stride[4];  // bytes, of dimensions 1 up
+    uint64_t stride[4];  // bytes, of dimensions 1 and up
     uint16_t box[5], swizzle_bytes;
     static constexpr uint32_t magic = 0x7e5041a9;
 };

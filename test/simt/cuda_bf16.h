@@ -1,5 +1,5 @@
 /*
-bfloat16 as cuda_bf16.h has it: the upper half of a float, rounded to nearest even; every NaN becomes 0x7fff.
+bfloat16 as in cuda_bf16.h: the upper half of a float, rounded to nearest even; every NaN becomes 0x7fff.
 */
 #pragma once
 

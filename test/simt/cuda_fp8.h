@@ -1,6 +1,6 @@
 /*
-The conversion of cuda_fp8.h that kernels use: to nearest even, with what is too large cut off. It is made by
-looking for the nearest of all numbers there are.
+The conversion of cuda_fp8.h that kernels use: to nearest even, with saturation. It searches all fp8 numbers
+for the nearest.
 */
 #pragma once
 
@@ -18,7 +18,7 @@ using __nv_fp8x2_storage_t = uint16_t;
 
 namespace simt {
 
-// The finite numbers that are not negative, in the order of their bits.
+// The finite non-negative numbers, in the order of their bits.
 inline const std::array<float, 127>& fp8_numbers(__nv_fp8_interpretation_t kind) {
     static const auto make = [](int fraction_bits, int bias, int finite) {
         std::array<float, 127> numbers;

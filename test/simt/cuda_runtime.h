@@ -21,8 +21,8 @@ The part of CUDA C++ that kernels use, for g++ and the simulated device of simt.
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
-// All fibers of a block run on one thread, which runs nothing else. As in CUDA, nothing initialises the
-// variable. An alignment stands before: alignas(16) __shared__ float tile[64].
+// All fibers of a block run on one thread, which runs nothing else. As in CUDA, the variable is not
+// initialized. An alignment must precede it: alignas(16) __shared__ float tile[64].
 #define __shared__ static constinit thread_local
 
 // ----------------------------------------------------------------------------
@@ -44,7 +44,7 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 // clang-format on
 
-// Constant as long as a thread lives, which is what const tells the compiler; the scheduler sets them.
+// The scheduler sets these. They are constant during a thread's life, as const tells the compiler.
 extern const uint3 threadIdx asm("simt_thread_index"), blockIdx asm("simt_block_index");
 extern const dim3 blockDim asm("simt_block_size"), gridDim asm("simt_grid_size");
 constexpr int warpSize = 32;
@@ -63,8 +63,8 @@ struct cudaFuncAttributes {
     int ptxVersion;
 };
 
-// For tests of whole programs: SIMT_ARCHITECTURE is what the kernels were compiled for; 0: nothing that this
-// device can run.
+// For tests of whole programs: SIMT_ARCHITECTURE is the architecture that the kernels were compiled for; 0
+// means none that this device can run.
 inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
     const char* architecture = getenv("SIMT_ARCHITECTURE");
     attributes->ptxVersion = architecture ? atoi(architecture) : 90;
@@ -136,7 +136,7 @@ T shuffle_from(unsigned mask, T value, int source) {
 }
 }  // namespace simt
 
-// The lanes of a warp form segments of `width`; a lane whose source is outside of its segment keeps its own
+// The lanes of a warp form segments of `width`; a lane whose source is outside its segment keeps its own
 // value.
 template <typename T>
 T __shfl_sync(unsigned mask, T value, int source, int width = warpSize) {
@@ -202,7 +202,7 @@ template <typename T>
 __forceinline__ T atomicAdd(T* at, std::type_identity_t<T> value) {
     return simt::atomic_change(at, [=](T old) { return T(old + value); });
 }
-// Counts up to `last`, and begins again.
+// Counts up to `last`, then wraps to 0.
 __forceinline__ unsigned atomicInc(unsigned* at, unsigned last) {
     return simt::atomic_change(at, [=](unsigned old) { return old >= last ? 0 : old + 1; });
 }
@@ -259,7 +259,7 @@ inline float __uint_as_float(unsigned x) {
 inline float __int_as_float(int x) {
     return std::bit_cast<float>(x);
 }
-// Byte i of the result is the byte of (low, high) that digit i of the selector says.
+// Byte i of the result is the byte of (low, high) that digit i of the selector names.
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
     uint64_t bytes = (uint64_t)high << 32 | low;
     unsigned result = 0;
@@ -279,7 +279,7 @@ inline unsigned __umulhi(unsigned x, unsigned y) {
     return (unsigned)((uint64_t)x * y >> 32);
 }
 
-// glibc declares functions of some of these names for itself.
+// glibc declares functions with some of these names.
 #define __expf(x) expf(x)
 #define __exp2f(x) exp2f(x)
 #define __logf(x) logf(x)

@@ -1,11 +1,11 @@
 /*
-For tests of the simulated device: which errors a kernel causes.
+For tests of the simulated device: the errors that a kernel causes.
 */
 #pragma once
 
 #include "test/support/testing.h"
 
-// The errors that a kernel causes.
+// Runs a kernel and returns the errors that it causes.
 template <typename... Parameters, typename... Arguments>
 std::vector<simt::Error> errors_of(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
                                    Arguments... arguments) {
@@ -15,7 +15,7 @@ std::vector<simt::Error> errors_of(void (*kernel)(Parameters...), dim3 grid, dim
     return errors.take();
 }
 
-// One error of this kind, whose text has all of these parts.
+// Checks that there is one error of this kind, whose text contains all of these parts.
 inline void check_one(const std::vector<simt::Error>& errors, simt::Kind kind,
                       std::vector<std::string> parts) {
     REQUIRE(errors.size() == 1);

@@ -1,5 +1,5 @@
 /*
-Part of simt.cc: what the host sees of the device: its memory, and launches of kernels.
+Part of simt.cc: the device as the host sees it: its memory, and launches of kernels.
 */
 #pragma once
 
@@ -8,7 +8,7 @@ namespace {
 
 std::mutex memory_mutex;
 
-// Before main, so that all device memory is ours.
+// Runs before main, so that all device memory is allocated here.
 [[maybe_unused]] const bool installed = [] {
     host_device.allocate = [](size_t bytes) {
         std::lock_guard lock(memory_mutex);
@@ -45,7 +45,7 @@ void run_grid(const cudaLaunchConfig_t& config, const void* kernel) {
 }
 
 // For tests of whole programs, in rank SIMT_RANK of an MPI job, or in each process: SIMT_FAIL_LAUNCH=k fails
-// the k-th launch, counted from 1; SIMT_LAUNCHES=path writes at the end how many there were.
+// the k-th launch, counted from 1; at exit the number of launches is written to SIMT_LAUNCHES=path.
 class Launches {
 public:
     Launches() {
@@ -69,7 +69,7 @@ private:
 } launches;
 
 std::mutex limits_mutex;
-std::map<const void*, size_t> limits;  // dynamic shared memory that a kernel asked for
+std::map<const void*, size_t> limits;  // dynamic shared memory requested for a kernel
 
 }  // namespace
 
@@ -99,8 +99,8 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, Invoke 
         return cudaErrorInvalidConfiguration;
     }
     if (launches.next_fails()) return cudaErrorLaunchOutOfResources;
-    // One thread of the host runs all kernels, one at a time, and nothing else: its thread-local variables
-    // are the static shared memory. It is never destroyed, for streams may outlive any other object.
+    // One host thread runs all kernels, one at a time, and nothing else: its thread-local variables are the
+    // static shared memory. It is never destroyed because streams may outlive any other object.
     static HostStream& device = *new HostStream;
     static std::mutex one_grid;
     std::string copy((const char*)parameters, parameters_bytes), range = outermost_range();

@@ -1,12 +1,11 @@
 /*
-Part of simt.cc: Hopper's barriers and copy engine, the instructions of kernels/ptx_hopper.cuh but wgmma.
+Part of simt.cc: Hopper's barriers and copy engine, the instructions of kernels/ptx_hopper.cuh except wgmma.
 
-From its start on the bytes that a bulk copy writes belong to it, and they arrive when somebody waits for the
-barrier it counts at. What a bulk store reads it reads when it is waited for.
+A bulk copy owns the bytes that it writes from its start on; they arrive when a thread waits for the copy's
+barrier. A bulk store reads its source when it is waited for.
 
-What a bulk copy reads of device memory counts as read when it starts, what a bulk store writes there as
-written when it is waited for. Blocks run one after the other, so the turn that a block waits for has come, or
-never comes.
+A bulk copy's reads of device memory are recorded when it starts, a bulk store's writes when it is waited for.
+Blocks run one after another, so the turn that a block waits for has already come, or never will.
 */
 #pragma once
 
@@ -16,10 +15,10 @@ namespace simt {
 namespace {
 
 struct HopperBarrier {
-    unsigned arrivals, missing;  // arrivals that a phase needs, and that this one lacks
-    int64_t bytes = 0;           // announced and not there yet
+    unsigned arrivals, missing;  // arrivals that a phase needs, and that the current one lacks
+    int64_t bytes = 0;           // announced but not arrived
     unsigned phase = 0;
-    Clock clock = {}, done = {};  // times that the arrivals had seen: in all, and up to the last phase
+    Clock clock = {}, done = {};  // epochs that the arrivals had seen: in all, and up to the last phase
     std::vector<Thread*> waiting = {};
     std::vector<BulkCopy> copies = {};
 };
@@ -33,8 +32,8 @@ struct NamedBarrier {
 std::map<uintptr_t, HopperBarrier> mbarriers;
 std::array<NamedBarrier, 16> named_barriers;
 std::vector<Thread*> counter_waiters, register_waiters;
-constexpr unsigned all_registers = 512;                        // a thread's, in each of four warps
-std::array<unsigned, Stacks::max_threads / 128> registers_of;  // each warpgroup's threads
+constexpr unsigned all_registers = 512;                        // per thread, in each of four warps
+std::array<unsigned, Stacks::max_threads / 128> registers_of;  // per thread of a warpgroup
 unsigned registers_left;
 
 void start_warpgroups();
@@ -66,7 +65,7 @@ unsigned warp_number(const Thread& thread) {
     return thread.number / warp_size;
 }
 
-// Hands on what the running warp has done and seen. What it does from here on is not part of that.
+// Passes on what the running warp has done and seen. Its later work is not included.
 void release(Clock& clock) {
     unsigned warp = warp_number(*running);
     Clock& seen = seen_by[warp];
@@ -95,7 +94,7 @@ void end_phase(HopperBarrier& barrier) {
     wake(barrier.waiting);
 }
 
-// Lets the copies that count at a barrier arrive, in an order that the seed decides.
+// Completes the copies that count at a barrier, in an order that the seed determines.
 void deliver(HopperBarrier& barrier) {
     while (!barrier.copies.empty()) {
         std::swap(barrier.copies[random((uint32_t)barrier.copies.size())], barrier.copies.back());
@@ -134,7 +133,7 @@ void start_load(BulkCopy copy, uint64_t* at, const void* where) {
     if (!barrier.waiting.empty()) deliver(barrier);
 }
 
-// Reads what the copies of a group move, unless that has been done.
+// Reads the sources of a group's copies, unless that has been done.
 void read_sources(const Thread& thread, BulkGroup& group) {
     if (!group.read.empty()) return;
     for (BulkCopy& copy : group.copies) {
@@ -161,7 +160,7 @@ void write_results(Thread& thread, BulkGroup& group) {
     }
 }
 
-// At the end of a thread. Shared memory is gone soon after, results may still be under way.
+// At the end of a thread. Its shared memory soon ceases to exist; results may still be in flight.
 void end_stores() {
     for (BulkGroup& group : running->stores) {
         if (group.read.empty() && !group.copies.empty())
@@ -251,7 +250,7 @@ unsigned counter_now(const unsigned* counter) {
 void counter_wait(const unsigned* counter, unsigned value, unsigned seen) {
     const void* where = __builtin_return_address(0);
     check(*running, counter, 4, 4, Access::atomic, where);
-    // A device takes the caller's word for it.
+    // A real device trusts the caller here.
     if (seen == value && running->looked_at != counter)
         fail(Kind::misuse, where, "%s: counter_wait with what another counter said", name(*running).text);
     while (*counter != value) sleep("counter_wait", counter_waiters);
@@ -326,7 +325,7 @@ void bulk_commit() {
     running->stores.emplace_back();
 }
 
-// All but the `pending` youngest committed groups; the last group is the open one.
+// Waits for all but the `pending` youngest committed groups; the last group is the open one.
 void bulk_wait(int pending, bool only_read) {
     auto& groups = running->stores;
     if (only_read) {

@@ -1,6 +1,6 @@
 /*
-The address space of the simulated device: where device memory, stacks and shared memory lie, and what of it
-is alive.
+The address space of the simulated device: where device memory, stacks and shared memory lie, and which parts
+are alive.
 */
 #pragma once
 
@@ -20,7 +20,7 @@ struct Region {
     bool holds(uintptr_t at) const { return at - begin < size; }
 };
 
-// Address space without memory behind it; memory comes with mprotect, page by page, when it is first touched.
+// Reserves address space without memory. After mprotect, each page gets memory when it is first touched.
 inline Region reserve(size_t size, int protection = PROT_NONE) {
     void* at = mmap(nullptr, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) throw std::bad_alloc();
@@ -30,9 +30,8 @@ inline Region reserve(size_t size, int protection = PROT_NONE) {
 // ----------------------------------------------------------------------------
 // device memory
 
-// An allocation begins on a page, a page without access follows it, and addresses are never used twice, so
-// that almost every stray access shows. The valid bytes of each page are counted, which makes the check
-// exact.
+// Allocations begin on a page boundary and end before a page without access, and addresses are never reused,
+// so almost every stray access faults. Counting the valid bytes of each page makes the check exact.
 class DeviceMemory {
 public:
     DeviceMemory()
@@ -42,7 +41,7 @@ public:
 
     bool holds(uintptr_t at) const { return region_.holds(at); }
 
-    // Callers see to it that one thread at a time allocates or frees.
+    // Callers ensure that one thread at a time allocates or frees.
     void* allocate(size_t bytes) {
         size_t pages = (bytes + page - 1) / page;
         if (taken(pages) > (region_.begin + region_.size - next_) / page) return nullptr;
@@ -55,7 +54,7 @@ public:
         return result;
     }
 
-    // Returns what is free for ever from there on, in bytes.
+    // Returns the number of bytes from `pointer` on that are free for good.
     size_t release(void* pointer) {
         uint16_t* valid = &valid_[((uintptr_t)pointer - region_.begin) / page];
         size_t pages = 0;
@@ -65,7 +64,7 @@ public:
         return taken(pages) * page;
     }
 
-    // The places of an address in the region, and in its allocation.
+    // Offsets of an address in the region, and in its allocation.
     size_t place(uintptr_t at) const { return at - region_.begin; }
     size_t offset(uintptr_t at) const {
         size_t first = place(at) / page;
@@ -84,8 +83,8 @@ public:
     }
 
 private:
-    // The pages taken, with the page without access, in an even number: the memory about two pages is whole
-    // pages.
+    // The pages of an allocation including the one without access, rounded up to an even number: the metadata
+    // of two pages fills whole pages.
     static size_t taken(size_t pages) { return (pages + 2) / 2 * 2; }
 
     Region region_;
@@ -107,8 +106,8 @@ public:
     bool holds(uintptr_t at) const { return at - begin_ < size; }
     void* parameters() const { return (void*)begin_; }
 
-    // The upper ends differ in their lower bits, else all threads would compete for the same lines of
-    // the cache.
+    // The upper ends differ in their lower bits; otherwise all threads would compete for the same cache
+    // lines.
     void* top(size_t thread) {
         for (; ready_ <= thread; ready_++) {
             mprotect((void*)(begin_ + (ready_ + 1) * room + page), room - page, PROT_READ | PROT_WRITE);

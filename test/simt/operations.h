@@ -39,7 +39,7 @@ void sync_warp(unsigned mask) {
         "__syncwarp", mask, [](void* const*, unsigned) {}, nullptr);
 }
 
-// The value of a lane that does not take part is undefined in CUDA, and all ones here.
+// The value from a lane that does not participate is undefined in CUDA; here it is all ones.
 uint64_t shuffle(unsigned mask, uint64_t value, unsigned source_lane) {
     struct Lane {
         uint64_t value, result;
@@ -171,7 +171,7 @@ void fence_device() {
     running->fenced_device = true;
 }
 
-// Shared memory has addresses of its own on a GPU, where this access would go astray.
+// On a GPU, shared memory has its own address space, and this access would go astray.
 void need_global(const void* pointer, const char* name) {
     if (!is_shared(pointer)) return;
     fail(Kind::out_of_bounds, __builtin_return_address(0), "%s: %s needs an address in global memory",
@@ -187,7 +187,7 @@ void add_global(float* sum, float value) {
     *sum += value;
 }
 
-// The bytes belong to the copy from here to the wait: whoever else reads or writes them is reported.
+// The bytes belong to the copy from here until the wait: any other read or write of them is reported.
 void cp_async_16(void* shared, const void* global, bool valid) {
     const void* where = __builtin_return_address(0);
     need_shared(shared, "cp.async", where);
@@ -202,7 +202,7 @@ void cp_async_commit() {
     running->copies.emplace_back();
 }
 
-// All but the `pending` youngest committed groups; the last group is the open one.
+// Waits for all but the `pending` youngest committed groups; the last group is the open one.
 void cp_async_wait(int pending) {
     auto& groups = running->copies;
     while ((int)groups.size() > pending + 1) {

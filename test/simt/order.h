@@ -1,22 +1,23 @@
 /*
-Which accesses of a kernel come before which others, whatever the order in which they happen to run here.
+Determines which accesses of a kernel are ordered before others, independently of the order in which they
+happen to run here.
 
-An access is stamped with the interval between barriers (of all blocks, counted up for ever), the number of
-warp operations its warp had done, and its thread. Two accesses of a block are ordered if their intervals
-differ, or if they come from one warp and there was a warp operation between them, or if the warp of the later
-one has seen the earlier: barriers of a part of the block (mbarriers, named barriers) hand on what their warps
-did before. All of that is kept by warp, so what one lane waited for counts as waited for by the others, and
-an arrival orders the lanes of its warp as a warp operation does.
+An access is stamped with the interval between barriers (counted over all blocks), the number of warp
+operations that its warp has done, and its thread. Two accesses of a block are ordered if their intervals
+differ, if they come from one warp with a warp operation between them, or if the warp of the later one has
+seen the earlier one: barriers of a part of the block (mbarriers, named barriers) pass on what their warps
+have done. All of this is kept per warp: a wait by one lane counts for the others, and an arrival orders the
+lanes of its warp like a warp operation.
 
-An access of one block of a grid comes before an access of another only if it was handed on through memory: a
-thread leaves at an address what lies before (counter_set, or an atomic operation after __threadfence), and a
-thread that reads that there has it from then on, as have those threads of its block that come after in the
-order above. What is left includes what was taken elsewhere before.
+An access of one block is ordered before an access of another block only through memory: a thread leaves its
+past at an address (counter_set, or an atomic operation after __threadfence), and a thread that takes it there
+has it from then on, as do the threads of its block that are ordered after it. A past that is left includes
+those that were taken before.
 
-Coarse, on the side of silence: who leaves something speaks for all lanes of its warp so far; any atomic
-operation of a thread that has called __threadfence before leaves and takes; and atomic sums in an order that
-nothing fixes are no race. Fences between ordinary and asynchronous accesses (fence_async_global) are not
-looked for between blocks.
+Approximations err on the side of missing races: a thread leaves the past of all lanes of its warp; any atomic
+operation of a thread that has called __threadfence both leaves and takes; and atomic sums in an undetermined
+order are not a race. Fences between ordinary and asynchronous accesses (fence_async_global) are not required
+between blocks.
 */
 #pragma once
 
@@ -31,7 +32,7 @@ namespace simt {
 // ----------------------------------------------------------------------------
 // stamps
 
-// interval (32 bits) | warp operations (19) | by the copy engine (1) | copy under way (1) | atomic (1) |
+// interval (32 bits) | warp operations (19) | by the copy engine (1) | copy in flight (1) | atomic (1) |
 // thread (10)
 using Stamp = uint64_t;
 constexpr int interval_shift = 32, epoch_shift = 13;
@@ -63,14 +64,14 @@ inline uint32_t epoch_of(Stamp stamp) {
 // ----------------------------------------------------------------------------
 // in a block
 
-// For each warp of the block, how many of its epochs are known to lie before.
+// For each warp of the block, the number of its epochs that are known to be in the past.
 using Clock = std::array<uint32_t, 32>;
 
 inline void join(Clock& clock, const Clock& other) {
     for (size_t w = 0; w < clock.size(); w++) clock[w] = std::max(clock[w], other[w]);
 }
 
-inline std::array<Clock, 32> seen_by;  // warp of the running block
+inline std::array<Clock, 32> seen_by;  // by warp of the running block
 
 // a came first, in the same interval
 inline bool ordered_in_interval(Stamp a, Stamp b) {
@@ -82,8 +83,8 @@ inline bool ordered_in_interval(Stamp a, Stamp b) {
 // ----------------------------------------------------------------------------
 // between blocks
 
-// The past of an event: of each warp of the grid, the work stamped lower than `before`, and with the flag
-// below, what the thread of that stamp has stamped the same.
+// The past of an event: for each warp of the grid, the work with stamps below `before` and, if the flag below
+// is set, the work of that stamp's thread with an equal stamp.
 class Past {
 public:
     void add(size_t warp, Stamp before) {
@@ -105,7 +106,7 @@ public:
     static constexpr Stamp with_thread = atomic_bit;
 
 private:
-    struct Warp {  // not a bare number: see fail() in simt.cc
+    struct Warp {  // a type of our own: see fail() in simt.cc
         Stamp before = 0;
     };
     std::vector<Warp> warps_;
@@ -130,7 +131,7 @@ public:
     // The number of the block that an interval belongs to.
     uint32_t number(uint32_t interval) const { return blocks[place(interval)].number; }
 
-    // Tells whether a, of another block, lies before b, of the running one.
+    // Returns whether a, of another block, is ordered before b, of the running one.
     [[gnu::noinline]] bool handed_on(Stamp a, Stamp b) const {
         size_t warp = taken.empty() ? 0 : place(interval_of(a)) * warps_per_block + warp_of(a);
         for (const Taken& from : taken) {
@@ -140,7 +141,8 @@ public:
         return false;
     }
 
-    // Takes what was left at an address, for the thread of `me` and who comes after it; and the other way.
+    // take() gives the past left at an address to the thread of `me` and those ordered after it; leave()
+    // leaves the past of `me` there.
     void take(uintptr_t at, Stamp me) {
         if (auto found = left.find(at); found != left.end()) taken.push_back({me, found->second});
     }
@@ -152,7 +154,7 @@ public:
     }
 
 private:
-    // The past of `me`, which is now.
+    // The past of `me`, as of now.
     Past past(Stamp me) const {
         Past result;
         for (const Taken& from : taken) {
@@ -181,17 +183,17 @@ private:
     }
 
     size_t warps_per_block;
-    std::vector<Block> blocks;       // those that have run or run now, in that order
-    std::map<uintptr_t, Past> left;  // at an address of device memory
+    std::vector<Block> blocks;       // those that have run and the running one, in that order
+    std::map<uintptr_t, Past> left;  // by address in device memory
     std::vector<Taken> taken;        // by threads of the running block
 };
 
 inline GridOrder grid_order;
 inline uint32_t block_start;  // first interval of the running block
 
-enum class Scope { block, grid };  // who shares the memory
+enum class Scope { block, grid };  // which threads share the memory
 
-// Tells whether a is of another block of this grid.
+// Returns whether a is of another block of this grid.
 inline bool elsewhere(Stamp a) {
     return interval_of(a) - grid_order.first_interval < block_start - grid_order.first_interval;
 }

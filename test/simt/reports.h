@@ -1,5 +1,5 @@
 /*
-Part of simt.cc: what becomes of an error in a kernel.
+Part of simt.cc: how an error in a kernel is reported.
 */
 #pragma once
 
@@ -10,7 +10,7 @@ std::mutex errors_mutex;
 std::vector<Error> errors;
 int keepers = 0;
 
-// The output of addr2line, line by line; empty if there is none.
+// The lines that addr2line prints; empty if it prints none.
 std::vector<std::string> addr2line(const char* options, const void* address) {
     char path[page] = {};
     if (readlink("/proc/self/exe", path, sizeof path - 1) < 0) return {};
@@ -27,7 +27,8 @@ std::vector<std::string> addr2line(const char* options, const void* address) {
     return lines;
 }
 
-// "at kernels/norm.cuh:55": the innermost place in the kernel's source, then where that was inlined.
+// "at kernels/norm.cuh:55": the innermost place in the kernel's source, then the places into which it was
+// inlined.
 std::string location(const void* where) {
     if (!where) return "";
     std::string text;

@@ -1,6 +1,6 @@
 /*
-What is remembered about every byte of shared and of device memory: who wrote it last, and who read or updated
-it since. What is from before the running block, or for device memory the running grid, is forgotten.
+The records for every byte of shared and device memory: which thread wrote it last, and which have read or
+updated it since. Records from before the running block or, for device memory, the running grid are forgotten.
 */
 #pragma once
 
@@ -15,16 +15,16 @@ enum class Access { read, write, atomic };
 
 enum class Finding { none, unwritten, pending, race_with_write, race_with_use };
 
-// How much it adds to remember use `a` beside `b`, the last one: who races with the one may not race with the
-// other.
+// How much is gained by keeping use `a` beside `b`, the last one: an access that races with one may not race
+// with the other.
 template <Scope scope>
 [[gnu::always_inline]] inline int apart(Stamp a, Stamp b) {
     if (same_interval(a, b)) return !same_warp(a, b) ? 2 : (a ^ b) & thread_bits ? 1 : 0;
     return scope == Scope::grid && elsewhere(a) && !grid_order.handed_on(a, b) ? 3 : 0;
 }
 
-// Uses are reads and atomic updates. Two are enough: the last one, and another, if possible of another block
-// or warp than the last.
+// Uses are reads and atomic updates. Two suffice: the last one, and another, preferably of a different block
+// or warp.
 template <Scope scope>
 struct History {
     Stamp write = 0, use = 0, other_use = 0;
@@ -38,7 +38,7 @@ struct History {
         if (races(use, access, me) || races(other_use, access, me)) return Finding::race_with_use;
         if (access == Access::write) {
             write = me;
-            use = other_use = 0;  // whoever races with those races with this, too
+            use = other_use = 0;  // an access that races with those also races with this one
         } else {
             int worth = apart<scope>(use, me);
             if (worth && worth >= apart<scope>(other_use, me)) other_use = use;
@@ -60,7 +60,7 @@ private:
 };
 
 // The bytes of a range of addresses, in units of 16. As long as all accesses to a unit since the start of the
-// block, or of the grid, were to whole groups of 2, 4, 8 or 16 bytes, one history stands for such a group.
+// block, or of the grid, were to whole groups of 2, 4, 8 or 16 bytes, each group has a single history.
 template <Scope scope>
 class Shadow {
 public:
@@ -69,8 +69,8 @@ public:
             histories_[grain] = reserve_array<History<scope>>((bytes + unit) >> grain);
     }
 
-    // Notes an access to `bytes` bytes at a multiple of `alignment`. `culprit` becomes the history of a
-    // finding.
+    // Records an access to `bytes` bytes at a multiple of `alignment`. If there is a finding, `culprit`
+    // receives its history.
     [[gnu::always_inline]] Finding note(size_t at, size_t bytes, size_t alignment, Access access, Stamp me,
                                         History<scope>& culprit) {
         if (bytes == alignment) return note_in_unit(at, bytes, std::countr_zero(bytes), access, me, culprit);
@@ -83,15 +83,15 @@ public:
         return Finding::none;
     }
 
-    // The history of a byte that was noted in the running block; `bytes` becomes the number of bytes from
-    // there on with the same history.
+    // The last change of a byte that was recorded in the running block; `bytes` receives the number of bytes
+    // from there on with the same history.
     Stamp last_change(size_t at, size_t& bytes) const {
         int grain = units_[at / unit].grain;
         bytes = (size_t(1) << grain) - at % (size_t(1) << grain);
         return histories_[grain][at >> grain].last_change();
     }
 
-    // Gives back the memory behind what is remembered of this range, as far as it is whole pages.
+    // Releases the memory of this range's records, as far as it consists of whole pages.
     void forget(size_t at, size_t bytes) {
         discard(units_, at / unit, bytes / unit);
         for (int grain = 0; grain < grains; grain++) discard(histories_[grain], at >> grain, bytes >> grain);
@@ -103,7 +103,7 @@ private:
 
     struct Unit {
         uint32_t since;  // interval of its first access
-        int32_t grain;   // log2 of the bytes that have one history
+        int32_t grain;   // log2 of the number of bytes that share a history
     };
 
     // `at` and `count` are multiples of 2^grain.

@@ -1,5 +1,5 @@
-// The simulated device: threads, warps and blocks, and how they take turns. Its other parts are included at
-// the end.
+// The simulated device: threads, warps and blocks, and their scheduling. Its other parts are included at the
+// end.
 #include <boost/context/detail/fcontext.hpp>
 #include <algorithm>
 #include <array>
@@ -15,7 +15,7 @@
 #include "test/simt/shadow.h"
 #include "test/simt/simt.h"
 
-// The variables that kernels see as threadIdx and so on.
+// The variables that kernels see as threadIdx etc.
 struct Index {
     unsigned x, y, z;
 };
@@ -36,7 +36,8 @@ constexpr size_t dynamic_shared_without_asking = 48 * 1024;
 // ----------------------------------------------------------------------------
 // state
 
-// Computes the results of a warp operation once all of its lanes have come. lanes[i] is what lane i passed.
+// Computes the results of a warp operation once all of its lanes have arrived. lanes[i] is what lane i
+// passed.
 using Complete = void (*)(void* const* lanes, unsigned present);
 
 struct Copy {
@@ -44,7 +45,7 @@ struct Copy {
     const void* global;  // null: zeros
 };
 
-// One bulk copy between shared memory and global memory, piece by piece.
+// One bulk copy between shared memory and global memory, in pieces.
 struct BulkCopy {
     struct Piece {
         void* shared;
@@ -57,13 +58,13 @@ struct BulkCopy {
     const void* where;
 };
 
-// A group of bulk stores, each one piece.
+// A group of bulk stores of one piece each.
 struct BulkGroup {
     struct Unit {
         char bytes[16];
     };
     std::vector<BulkCopy> copies;
-    std::vector<std::vector<Unit>> read;  // the content that each copy found, once it has read its source
+    std::vector<std::vector<Unit>> read;  // the contents of each copy's source, once it has been read
 };
 
 struct Warp {
@@ -72,7 +73,7 @@ struct Warp {
         Complete complete;
         unsigned mask, present;
     };
-    unsigned ended;  // lanes, those that never were included
+    unsigned ended;  // lanes, including those that never existed
     uint32_t epoch;  // warp operations so far
     unsigned meetings;
     std::array<Meeting, warp_size> meeting;
@@ -84,12 +85,12 @@ struct Thread {
     unsigned number;  // in its block
     Index index;
     Warp* warp;
-    const char* waits_in;  // null while it can run
+    const char* waits_in;  // null if it can run
     bool ended;
     std::vector<std::vector<Copy>> copies;  // committed groups, oldest first, then the open one
     std::vector<BulkGroup> stores;          // bulk copies to global memory
     Stamp fenced;                           // when it last called fence_async
-    const unsigned* looked_at;              // by counter_now, last
+    const unsigned* looked_at;              // by its last counter_now
     bool fenced_device;                     // it has called fence_device
 
     unsigned lane() const { return number % warp_size; }
@@ -121,7 +122,7 @@ Failure failure;
 struct {
     unsigned threads, ended;
     uint32_t interval = 1;
-    const char* barrier;  // the place where the waiting threads wait
+    const char* barrier;  // the one that threads wait at
     unsigned waiting, votes, result;
 } block;
 
@@ -165,9 +166,9 @@ Name name(const Thread& thread) {
     return name(thread.index, "thread ");
 }
 
-// Ends the kernel. Fibers are left where they are; their stacks serve the next block. No std::string here and
-// in callers, and no containers but of types of our own: the linker may have chosen a copy of their functions
-// that calls our hooks.
+// Ends the kernel. Fibers are abandoned; the next block reuses their stacks. Neither this function nor its
+// callers may use std::string, or containers of any types but our own: the linker may have chosen a copy of
+// their functions that calls our hooks.
 [[noreturn, gnu::format(printf, 3, 4)]] void fail(Kind kind, const void* where, const char* pattern, ...) {
     failure.happened = true;
     failure.kind = kind;
@@ -193,7 +194,7 @@ void run_next() {
     fcontext_t to = scheduler;
     if (ready_count) {
         running = ready[--ready_count];
-        if (running == self) return;  // it was the last to come to a barrier, and is the first to leave
+        if (running == self) return;  // it reached a barrier last, and leaves it first
         thread_index = running->index;
         to = running->context;
     }
@@ -205,7 +206,7 @@ void make_ready(Thread& thread) {
     ready[ready_count++] = &thread;
 }
 
-// In an order that the seed decides.
+// In an order that the seed determines.
 void make_ready(const Warp& warp, unsigned lanes) {
     Thread* first = &threads[(&warp - &warps[0]) * warp_size];
     unsigned factor = random(warp_size) | 1, offset = random(warp_size);
@@ -225,7 +226,8 @@ void make_all_ready() {
     }
 }
 
-// Completes a meeting of a warp if nobody is missing. The running thread, if it takes part, simply goes on.
+// Completes a meeting of a warp if no lane is missing. The running thread, if it participates, simply
+// continues.
 bool complete(Warp& warp, unsigned at) {
     Warp::Meeting meeting = warp.meeting[at];
     if (meeting.mask & ~(meeting.present | warp.ended)) return false;
@@ -322,7 +324,7 @@ void start_block(uint32_t number) {
     make_all_ready();
 }
 
-// Nobody can run, and some have not ended.
+// No thread can run, and some have not ended.
 void describe_deadlock() {
     struct Group {
         unsigned count = 0;

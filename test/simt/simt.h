@@ -1,21 +1,21 @@
 /*
-A simulated GPU, so that CUDA kernels run and are checked on machines that have none.
+A simulated GPU, so that CUDA kernels run and are checked on machines without one.
 
-Every CUDA thread is a fiber. One block runs at a time; its threads run one after the other, each until it
-waits (for a barrier, for a copy, or for the other lanes of its warp) or ends. A seed decides the order of
+Every CUDA thread is a fiber. One block runs at a time; its threads run one after another, each until it waits
+(for a barrier, for a copy, or for the other lanes of its warp) or ends. A seed determines the order of
 blocks, warps and lanes.
 
-Kernels are compiled with -fsanitize=thread but not linked with its library: the hooks that the compiler calls
-at each memory access are ours, and look for
+Kernels are compiled with -fsanitize=thread but not linked with its library: this device implements the hooks
+that the compiler calls at each memory access, and looks for
   - accesses outside of live device memory and of the block's shared memory, and misaligned ones;
   - reads of shared memory that no thread of the block wrote;
   - races: accesses to the same byte of shared or device memory by two threads of a grid, at least one of them
-    writing and not both atomic, that nothing orders: no barrier, no operation of their common warp, and no
-    counter that one block sets and another waits for, whichever of the two ran first here;
-  - barriers and warp operations that some of the threads they wait for never reach;
-  - shared memory that the tensor cores or the copy engine read before what was stored there is known to them;
-  - operands of Hopper's instructions that the instruction does not take.
-The first error ends the kernel, and the process too unless the test has made an Errors object.
+    writing and not both atomic, that are unordered: no barrier, no operation of their common warp, and no
+    counter that one block sets and another waits for lies between them, whichever of the two ran first here;
+  - barriers and warp operations that some of the expected threads never reach;
+  - shared memory that the tensor cores or the copy engine read before the stores to it are visible to them;
+  - operands that Hopper's instructions do not accept.
+The first error ends the kernel, and the process too unless the test has created an Errors object.
 */
 #pragma once
 
@@ -56,10 +56,10 @@ class Errors {
 public:
     Errors();
     ~Errors();
-    std::vector<Error> take();  // errors of all kernels that have ended; the caller synchronises the stream
+    std::vector<Error> take();  // errors of all kernels that have ended; the caller synchronizes the stream
 };
 
-// Launches read and write so many bytes of device memory, each byte once a launch. FLOPs are those of
+// Bytes of device memory that launches read and write; each byte counts once per launch. FLOPs are those of
 // products.
 struct Traffic {
     long launches = 0;
@@ -72,8 +72,8 @@ struct Traffic {
     }
 };
 
-// While one of these exists, traffic is counted, of kernels and products by the name of the outermost range
-// of profiles in which they were launched. Streams are to be synchronised before and after.
+// While one of these exists, the traffic of kernels and products is counted by the name of the outermost
+// profiler range in which they were launched. The caller synchronizes streams before and after.
 class CountTraffic {
 public:
     CountTraffic();
@@ -81,20 +81,20 @@ public:
     std::map<std::string, Traffic> take();
 };
 
-// The order of threads and blocks. Starts as the environment variable SIMT_SEED, or 1.
+// Sets the seed for the order of threads and blocks. It starts as the environment variable SIMT_SEED, or 1.
 void set_seed(uint64_t seed);
 
 // ----------------------------------------------------------------------------
 // for the stand-ins of CUDA's headers
 
-constexpr size_t max_dynamic_shared = 227 * 1024;  // a block's
+constexpr size_t max_dynamic_shared = 227 * 1024;  // per block
 
 using Invoke = void (*)(const void* parameters);
 
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, Invoke invoke,
                    const void* parameters, size_t parameters_bytes);
 cudaError_t allow_dynamic_shared(const void* kernel, size_t bytes);
-int push_range(const char*name), pop_range();  // return how many ranges are around it
+int push_range(const char*name), pop_range();  // return the number of enclosing ranges
 void note_product(const Traffic& traffic);
 
 int sync_block(const char* name, bool predicate);  // returns in how many threads the predicate holds
@@ -116,7 +116,7 @@ void cp_async_16(void* shared, const void* global, bool valid);
 void cp_async_commit();
 void cp_async_wait(int pending);
 
-// Instructions of Hopper. `count` floats of D in each thread; `a` holds four registers.
+// Instructions of Hopper. Each thread has `count` floats of D; `a` holds four registers.
 uint64_t matrix_descriptor(const void* start, uint64_t swizzle, int leading, int stride);
 void wgmma(float* d, int count, uint64_t a, bool a_mn, uint64_t b, bool b_mn, bool keep);
 void wgmma(float* d, int count, const uint32_t* a, uint64_t b, bool b_mn, bool keep);

@@ -1,4 +1,4 @@
-// Tests of the simulated device: correct kernels run, do what they would do on a GPU, and are not reported.
+// Tests of the simulated device: correct kernels run, have the results of a GPU, and are not reported.
 #include "test/simt/errors.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ __global__ void block_sum_kernel(float* out, const float* inp, int n) {
     if (threadIdx.x == 0) out[0] = total, out[1] = largest;
 }
 
-// Lanes of a warp may hand values to each other through shared memory with __syncwarp alone.
+// Lanes of a warp may exchange values through shared memory with only __syncwarp.
 __global__ void rotate_warp_kernel(int* values) {
     __shared__ int copy[64];
     int t = threadIdx.x, next = t / 32 * 32 + (t + 1) % 32;
@@ -44,7 +44,7 @@ __global__ void rotate_warp_kernel(int* values) {
     }
 }
 
-// Everything that the index variables say.
+// Uses all index variables.
 __global__ void index_kernel(int* out) {
     int block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
     int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
@@ -52,14 +52,14 @@ __global__ void index_kernel(int* out) {
     out[block * threads + thread]++;
 }
 
-// Some threads leave before the warp operations of the others.
+// Some threads exit before the others' warp operations.
 __global__ void early_exit_kernel(int* out, int n) {
     int t = threadIdx.x;
     if (t >= n) return;
     out[t] = __popc(__ballot_sync(~0u, true));
 }
 
-// Adds its thread's number to a list in the order in which threads come by.
+// Appends its thread's number to a list, in the order in which threads run.
 __global__ void order_kernel(int* order, int* count) {
     order[atomicAdd(count, 1)] = blockIdx.x * 64 + threadIdx.x;
 }
@@ -291,8 +291,8 @@ TEST_CASE("what is remembered of freed memory takes no memory") {
 // ----------------------------------------------------------------------------
 // bfloat16
 
-// Rounding looks at the lower half of a float only to compare it with one half, so these lower halves stand
-// for all.
+// Rounding depends on the lower half of a float only through a comparison with one half, so these lower
+// halves represent all.
 TEST_CASE("conversion to bfloat16 rounds to nearest even") {
     for (uint32_t upper = 0; upper < 0x10000; upper++) {
         for (uint32_t lower : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
@@ -303,7 +303,7 @@ TEST_CASE("conversion to bfloat16 rounds to nearest even") {
             } else if (std::isinf(number)) {
                 want = (uint16_t)upper;
             } else {
-                // Away from zero the next bfloat16 is upper + 1; past the largest it stands for 2^128.
+                // Away from zero the next bfloat16 is upper + 1; past the largest it represents 2^128.
                 auto magnitude = [](uint32_t bits) {
                     return (bits & 0x7fff) == 0x7f80 ? 0x1p128
                                                      : std::abs((double)std::bit_cast<float>(bits << 16));

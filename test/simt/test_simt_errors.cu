@@ -55,7 +55,7 @@ __global__ void warp_sync_between_warps_kernel(int* out) {
     values[t] = 1;
 }
 
-// Bytes of one word that different threads write are no race; the same byte is.
+// Different threads may write different bytes of a word; writing the same byte is a race.
 template <bool same>
 __global__ void byte_race_kernel(int* out) {
     __shared__ uint8_t values[64];
@@ -116,7 +116,7 @@ __global__ void dynamic_store_kernel(int index) {
     dynamic_shared<int>()[index] = 1;
 }
 
-// The vector goes to the kind of memory that store() is for, or to the other.
+// The vector is stored to the kind of memory that this store() is for, or to the other kind.
 template <bool to_shared>
 __global__ void store_vector_kernel(float* out) {
     float* shared = dynamic_shared<float>();
@@ -178,7 +178,7 @@ TEST_CASE("accesses outside of dynamic shared memory are reported") {
 }
 
 // ----------------------------------------------------------------------------
-// reads of what was not written
+// reads of unwritten memory
 
 namespace {
 
@@ -189,7 +189,7 @@ __global__ void unwritten_static_kernel(int* out, int written) {
     out[threadIdx.x] = values[threadIdx.x];
 }
 
-// The first block writes what the other then finds.
+// The first block writes the value that the second one then finds.
 __global__ void unwritten_in_second_block_kernel(int* out, int* turn) {
     int* values = dynamic_shared<int>();
     if (atomicAdd(turn, 1) == 0) values[0] = 1;
@@ -222,7 +222,7 @@ __global__ void cp_async_too_early_kernel(float* out, const float* inp) {
     }
 }
 
-// The buffer holds older values, which the reader would see on a GPU, too, if it is unlucky.
+// The buffer holds older values, which a GPU may also return.
 __global__ void cp_async_over_old_values_kernel(float* out, const float* inp) {
     auto* values = dynamic_shared<Vec<float, 4>>();
     int t = threadIdx.x;

@@ -1,5 +1,5 @@
 // Tests of the simulated device: kernels whose blocks or threads race in device memory are reported,
-// whichever of them runs first; those that order what they do are not.
+// whichever of them runs first; kernels that order their accesses are not.
 // seconds: 8
 #include "kernels/ptx_hopper.cuh"
 #include "test/simt/errors.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t seeds = 4;
 
-// Calls f with seeds under which blocks and threads run in several orders.
+// Calls f with seeds that run blocks and threads in several orders.
 template <typename F>
 void each_seed(F&& f) {
     for (uint64_t seed = 1; seed <= seeds; seed++) {
@@ -28,7 +28,7 @@ bool has(const std::string& text, const char* part) {
 }
 
 // ----------------------------------------------------------------------------
-// without any order
+// unordered
 
 __global__ void one_element_kernel(int* out) {
     *out = 1;
@@ -41,13 +41,13 @@ __global__ void writer_and_reader_kernel(int* value, int* out) {
         *out = *value;
 }
 
-// All blocks read an element, and one writes there.
+// All blocks read an element, and one writes it.
 __global__ void readers_and_writer_kernel(int* value, int* out, unsigned writer) {
     out[blockIdx.x] = *value;
     if (blockIdx.x == writer) *value = 1;
 }
 
-// Block 0 writes 16 bytes, block 1 `Type` at this byte.
+// Block 0 writes 16 bytes, block 1 a `Type` at byte `at`.
 template <typename Type>
 __global__ void overlap_kernel(unsigned char* bytes, int at) {
     if (blockIdx.x == 0)
@@ -94,7 +94,7 @@ TEST_CASE("two blocks that use the same bytes are reported, whichever runs first
                       Kind::race, {});
         CHECK(errors_of(readers_and_writer_kernel, 3, 1, 0, (int*)values, (int*)out, 3).empty());
         CHECK(errors_of(one_element_kernel, 1, 1, 0, (int*)out).empty());
-        CHECK(errors_of(one_element_kernel, 1, 1, 0, (int*)out).empty());  // grids follow each other
+        CHECK(errors_of(one_element_kernel, 1, 1, 0, (int*)out).empty());  // grids run one after another
     });
     CHECK(write_first.size() == 2);
 }
@@ -138,7 +138,7 @@ namespace {
 
 enum class Slip { none, no_wait, other_counter, look_at_other, no_barrier_after_wait, no_barrier_before_set };
 
-// Blocks add to the same sums, each when it is its turn.
+// Blocks add to the same sums, each in its turn.
 template <Slip slip>
 __global__ void turns_kernel(int* sums, unsigned* counters, unsigned* ticket) {
     int t = threadIdx.x;
@@ -169,7 +169,7 @@ __global__ void warp_turns_kernel(int* sums, unsigned* counters, unsigned* ticke
     if (threadIdx.x == 0) counter_set(counters, turn + 1);
 }
 
-// Warp 1 adds; warp 0 waits for the turn, and passes it on. They meet at named barriers only.
+// Warp 1 adds; warp 0 waits for the turn and passes it on. They synchronize at named barriers only.
 template <bool meet>
 __global__ void two_warps_kernel(int* sums, unsigned* counters, unsigned* ticket) {
     int t = threadIdx.x;
@@ -185,7 +185,7 @@ __global__ void two_warps_kernel(int* sums, unsigned* counters, unsigned* ticket
     if (t == 0) counter_set(counters, turn + 1);
 }
 
-// The first block tells the second, and that one the third, which reads what the first wrote.
+// The first block signals the second, and the second the third, which reads what the first wrote.
 template <bool second_waits>
 __global__ void chain_kernel(int* sums, unsigned* counters, unsigned* ticket) {
     unsigned block = atomicAdd(ticket, 1);
@@ -304,7 +304,7 @@ __global__ void bulk_counting_kernel(float* sums) {
     bulk_wait<0>();
 }
 
-// The block that comes last adds up what all have left.
+// The block that finishes last adds up the parts of all blocks.
 template <bool fence>
 __global__ void last_block_kernel(int* parts, unsigned* count, int* total) {
     __shared__ bool last;
@@ -372,7 +372,7 @@ __global__ void copy_kernel(float* values) {
     }
 }
 
-// Another thread writes what a copy of thread 0 may still read.
+// Another thread writes to the source that a copy of thread 0 may still read.
 template <bool waits>
 __global__ void write_under_copy_kernel(float* values) {
     float* shared = dynamic_shared<float>();

@@ -1,5 +1,4 @@
-// Tests of the simulated device: kernels with a planted error in their use of Hopper's instructions are
-// reported.
+// Tests of the simulated device: reports kernels that misuse Hopper's instructions.
 #include "kernels/ptx_hopper.cuh"
 #include "test/simt/errors.h"
 
@@ -21,7 +20,7 @@ enum class Mistake {
     no_barrier_after_init
 };
 
-// Thread 0 brings 512 bytes, three times; the threads of warps 1 and 2 read them.
+// Thread 0 copies in 512 bytes, three times; the threads of warps 1 and 2 read them.
 template <Mistake mistake>
 __global__ void pipeline_kernel(float* out, const float* inp) {
     float* buffer = dynamic_shared<float>();
@@ -173,7 +172,7 @@ TEST_CASE("tensor maps that the driver refuses") {
     CHECK(encode(at + 1, 128, 32) == CUDA_ERROR_INVALID_VALUE);  // address
     CHECK(encode(at, 120, 32) == CUDA_ERROR_INVALID_VALUE);      // stride
     CHECK(encode(at, 128, 64) == CUDA_ERROR_INVALID_VALUE);      // wider than the swizzle
-    CHECK(encode(at, 128, 30) == CUDA_ERROR_INVALID_VALUE);      // no whole units
+    CHECK(encode(at, 128, 30) == CUDA_ERROR_INVALID_VALUE);      // not whole 16-byte units
 }
 
 // ----------------------------------------------------------------------------
@@ -194,7 +193,7 @@ enum class Slip {
     three_warps
 };
 
-// One warpgroup, d = A B with A from registers and B from shared memory, where the threads stored it.
+// One warpgroup computes d = A B with A from registers and B from shared memory, where the threads stored it.
 template <Slip slip>
 __global__ void product_kernel(float* out) {
     auto* b = swizzled_shared<__nv_bfloat16>();

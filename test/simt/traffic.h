@@ -1,22 +1,22 @@
 /*
-Part of simt.cc: how much of device memory is read and written, for tests that count it.
+Part of simt.cc: counts the reads and writes of device memory for tests.
 */
 #pragma once
 
 namespace simt {
 namespace {
 
-// The ranges that the calling host thread is in, the outermost first.
+// The ranges that the calling host thread is in, outermost first.
 thread_local std::vector<const char*> ranges;
 
 std::string outermost_range() {
     return ranges.empty() ? "" : ranges.front();
 }
 
-bool counts_traffic = false;  // asked at each access
+bool counts_traffic = false;  // checked at each access
 
-// Remembers of each byte of device memory the last launch that read it and the last that wrote it; so each
-// byte counts once a launch.
+// Keeps for each byte of device memory the last launch that read it and the last that wrote it, so that each
+// byte counts once per launch.
 class TrafficCounter {
 public:
     void start(bool now) {

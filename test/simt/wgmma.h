@@ -1,9 +1,9 @@
 /*
-Part of simt.cc: the products of a warpgroup, wgmma.
+Part of simt.cc: wgmma, the products of a warpgroup.
 
-They are computed when they are waited for, from what is then in shared memory. Until then the registers of D
-and of A hold a number that no result survives, so whoever reads them is found out: by the result, or by that
-number in the shared memory of a later product. That they were not written is checked.
+A product is computed when it is waited for, from the contents of shared memory at that time. Until then the
+registers of D and A hold a poison value that no correct result contains, so a kernel that reads them is
+exposed: by its result, or by the poison in a later product's shared memory. Writes to them are detected.
 */
 #pragma once
 
@@ -11,7 +11,7 @@ namespace simt {
 namespace {
 
 constexpr unsigned warpgroup_size = 128;
-constexpr uint32_t in_flight = 0x6fdeadbf;  // in registers: a large number, which arithmetic changes
+constexpr uint32_t in_flight = 0x6fdeadbf;  // poison in registers: a large number, which arithmetic changes
 
 struct Descriptor {
     uint64_t bits;
@@ -19,9 +19,9 @@ struct Descriptor {
     uintptr_t start() const { return (bits & 0x3fff) << 4; }
     uintptr_t leading() const { return (bits >> 16 & 0x3fff) << 4; }
     uintptr_t stride() const { return (bits >> 32 & 0x3fff) << 4; }
-    uintptr_t width() const { return 256u >> (bits >> 62); }  // the swizzle's, in bytes
+    uintptr_t width() const { return 256u >> (bits >> 62); }  // bytes of the swizzle
 
-    // The offset of element (i, k) in shared memory, i being m or n.
+    // The offset of element (i, k) in shared memory; i is m or n.
     uintptr_t at(bool mn_major, uintptr_t i, uintptr_t k) const {
         uintptr_t elements = width() / 2;
         uintptr_t offset = start() + (mn_major ? i / elements * leading() + i % elements * 2 +
@@ -34,14 +34,14 @@ struct Descriptor {
 // One wgmma of a warpgroup.
 struct WarpgroupProduct {
     int count;
-    float* d;  // thread 0's; tells the accumulators of a warpgroup apart
+    float* d;  // thread 0's; identifies the accumulators of a warpgroup
     Descriptor a, b;
     const uint32_t* a_registers;  // thread 0's; null: A is in shared memory
     bool a_mn, b_mn, keep;
     const void* where;
 };
 
-// Registers of A, of products that are under way.
+// Registers of A of products in flight.
 struct Fragments {
     std::array<uint32_t*, warpgroup_size> at;
     std::array<uint32_t, warpgroup_size * 4> values;
@@ -51,7 +51,7 @@ struct Fragments {
 struct Accumulator {
     std::array<float, 64 * 256> values;  // (64, N)
     std::array<float*, warpgroup_size> at;
-    int count, products;  // under way
+    int count, products;  // products: in flight
 };
 
 struct Warpgroup {
@@ -73,7 +73,7 @@ Thread* first_thread() {
     return &threads[running->number / warpgroup_size * warpgroup_size];
 }
 
-// All threads of the warpgroup call this with their own argument; the last one completes.
+// All threads of the warpgroup call this with their own argument; the last to arrive completes the operation.
 template <typename CompleteGroup>
 void meet_warpgroup(const char* name, void* argument, const void* where, CompleteGroup complete_group) {
     Warpgroup& group = my_warpgroup();
@@ -94,7 +94,7 @@ void meet_warpgroup(const char* name, void* argument, const void* where, Complet
     }
 }
 
-// Moves the accumulator's values between (64, N) and the registers of the threads.
+// Calls move() with each register and the accumulator's value for it in (64, N).
 template <typename Move>
 void each_value(Accumulator& accumulator, Move move) {
     int columns = accumulator.count * 2;
@@ -114,7 +114,7 @@ struct Operand {
     const void* where;
 };
 
-// matrix (16, size) from shared memory, read as by one warp that the seed picks.
+// Reads matrix (16, size) from shared memory, on behalf of one warp that the seed selects.
 void read_operand(float* matrix, const Operand& operand) {
     const Thread& reader = first_thread()[random(4) * warp_size];
     const Descriptor& descriptor = operand.descriptor;
@@ -191,7 +191,7 @@ struct ProductArgument {
     const uint32_t* a;
 };
 
-// Starts a product; what the threads pass in `arguments` differs by thread, the rest must not.
+// Starts a product. The threads' `arguments` differ by thread; everything else must be the same.
 void start_product(Warpgroup& group, WarpgroupProduct product) {
     auto argument = [&](unsigned t) { return static_cast<const ProductArgument*>(group.arguments[t]); };
     product.d = argument(0)->d;
@@ -211,7 +211,7 @@ void start_product(Warpgroup& group, WarpgroupProduct product) {
         auto [known, is_first] = group.fragments.try_emplace(product.a_registers);
         Fragments& fragments = known->second;
         for (unsigned t = 0; t < warpgroup_size && is_first; t++) {
-            fragments.at[t] = const_cast<uint32_t*>(argument(t)->a);  // kernels have them as variables
+            fragments.at[t] = const_cast<uint32_t*>(argument(t)->a);  // variables in the kernel
             memcpy(&fragments.values[t * 4], fragments.at[t], 16);
             std::fill_n(fragments.at[t], 4, in_flight);
         }
@@ -279,7 +279,7 @@ void wgmma_wait(int pending) {
     });
 }
 
-// The registers of a block are given out by warpgroup; who takes more waits until there are as many.
+// A block's registers are allocated per warpgroup; one that requests more waits until enough are free.
 void set_registers(int registers, bool more) {
     const void* where = __builtin_return_address(0);
     if (registers % 8 != 0 || registers < 24 || registers > 256)

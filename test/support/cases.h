@@ -1,7 +1,7 @@
 /*
-How a test case ends: passed, failed or skipped. A case that cannot show anything where it runs says so with
-SKIP; a case that ends without a single check, and does not say why, has failed: nobody would notice if it
-never did anything.
+How a test case ends: passed, failed or skipped. A case that cannot show anything in its environment says so
+with SKIP; a case that ends without a single check and without a reason has failed: otherwise it would go
+unnoticed that it never checks anything.
 */
 #pragma once
 
@@ -10,34 +10,35 @@ never did anything.
 #include <string>
 #include <vector>
 
-// One case as it ended in this process, or, after RankHooks::add_up, in all ranks of the job.
+// The outcome of one case in this process or, after RankHooks::add_up, on all ranks of the job.
 struct CaseOutcome {
     std::string name;
     int checks = 0;
     bool failed = false;
-    std::string skipped;  // why, or empty
+    std::string skipped;  // the reason; empty if not skipped
 };
 
-// The reason for which the running case is skipped.
+// Why the running case is skipped.
 extern std::string skip_reason;
 
-// Ends the case, or the lambda that it stands in. `reason` names what is missing here.
+// Ends the case, or the lambda that contains it. `reason` names what is missing here.
 #define SKIP(reason)                                                                                         \
     do {                                                                                                     \
         skip_reason = reason;                                                                                \
         return;                                                                                              \
     } while (0)
 
-// The hooks of test/support/ranks.h in the main function of the tests.
+// The hooks that test/support/ranks.h installs in the main function of the tests.
 struct RankHooks {
     void (*join)(int* argc, char*** argv);          // before the first case
     bool (*is_root)();                              // the rank that reports
-    void (*add_up)(std::vector<CaseOutcome>& all);  // outcomes of this rank in, of the whole job out
+    void (*add_up)(std::vector<CaseOutcome>& all);  // in: outcomes of this rank; out: of the whole job
     void (*leave)();
 };
 extern const RankHooks* rank_hooks;
 
-// A test program that is another program too, when it is started by that one's name (test/support/group.sh).
+// Makes a test program also act as another program when it is started under that name
+// (test/support/group.sh).
 struct OtherProgram {
     std::string name;
     int (*run)(int argc, char** argv);

@@ -1,6 +1,6 @@
 /*
-What the tests of files share: folders of their own, token shards as bytes, the form of errors, and a small
-disk.
+Shared by the tests of files: temporary folders, token shards as bytes, the form of error messages, and a
+small disk.
 */
 #pragma once
 
@@ -24,7 +24,7 @@ disk.
 
 namespace fs = std::filesystem;
 
-// A folder of its own for a test, gone at the end.
+// A temporary folder, removed at the end of its lifetime.
 struct TemporaryFolder {
     std::string path;
     TemporaryFolder() {
@@ -55,7 +55,7 @@ inline void write_file(const std::string& path, const std::string& content) {
     REQUIRE(file.good());
 }
 
-// A token shard as bytes, made here independently of ShardWriter.
+// A token shard as bytes, built independently of ShardWriter.
 template <typename Stored>
 std::string shard_bytes(int32_t magic, int32_t version, int32_t count, const std::vector<Stored>& tokens) {
     std::vector<int32_t> header(256);
@@ -77,13 +77,13 @@ inline std::string error_of(const std::function<void()>& f) {
     return "no error";
 }
 
-// The words of a command line, which stay in `line`.
+// Splits a command line into words.
 inline std::vector<std::string> words_of(const std::string& line) {
     std::istringstream stream(line);
     return {std::istream_iterator<std::string>(stream), {}};
 }
 
-// Checks that a refusal is one line that holds the words, and a remedy.
+// Checks that a refusal is one line that contains the words, and a remedy.
 inline void check_refusal(const std::string& refused_with, const std::string& words, int line) {
     CAPTURE(line);
     CAPTURE(words);
@@ -94,7 +94,7 @@ inline void check_refusal(const std::string& refused_with, const std::string& wo
 }
 #define CHECK_REFUSED(expression, words) check_refusal(error_of([&] { expression; }), words, __LINE__)
 
-// One line that begins with the thing, holds the reason and gives a remedy.
+// Checks that an error is one line that begins with the thing, contains the reason and gives a remedy.
 inline void check_error(const std::string& error, const std::string& thing, const std::string& reason) {
     CAPTURE(error);
     CHECK(error.starts_with(thing + ":"));
@@ -110,7 +110,7 @@ inline std::vector<int> all_tokens(const std::string& path, int vocab) {
     return tokens;
 }
 
-// Mounts a file system that holds little; false where that is not allowed.
+// Mounts a file system of the given size; `mounted` is false if that is not permitted.
 struct SmallDisk {
     TemporaryFolder folder;
     bool mounted;

@@ -1,4 +1,4 @@
-// A golden run of PyTorch: test/golden/make_golden.py has the format.
+// A golden run of PyTorch; test/golden/make_golden.py describes the format.
 #pragma once
 
 #include <doctest/doctest.h>

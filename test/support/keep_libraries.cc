@@ -1,4 +1,4 @@
-// Linked into programs with sanitizers: no library is unloaded, for leaks are known by their libraries.
+// Linked into sanitizer builds: libraries stay loaded, because suppressions identify leaks by their library.
 extern "C" int dlclose(void*) {
     return 0;
 }

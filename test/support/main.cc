@@ -1,7 +1,7 @@
 /*
-The main function of every test program. doctest runs the cases and describes what failed; the last lines are
-for test/run.sh: why cases were skipped, and "N passed, N failed, N skipped". With several ranks each case is
-one case of the whole job: it has failed if it failed on any rank. All ranks exit with 1 if any case failed.
+The main function of every test program. doctest runs the cases and describes failures; the last lines are for
+test/run.sh: why cases were skipped, and "N passed, N failed, N skipped". With several ranks each case counts
+once for the whole job: it has failed if it failed on any rank. All ranks exit with 1 if any case failed.
 */
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <cstdio>
@@ -16,14 +16,14 @@ namespace {
 
 std::vector<CaseOutcome> outcomes;
 
-// Notes how each case ends.
+// Records how each case ends.
 struct Outcomes : doctest::IReporter {
     explicit Outcomes(const doctest::ContextOptions&) {}
     void test_case_start(const doctest::TestCaseData& data) override {
         outcomes.emplace_back().name = data.m_name;
         skip_reason.clear();
     }
-    // The case runs again for its next subcase; the checks of all runs are one case's.
+    // A case runs again for each subcase; the checks of all its runs add up.
     void test_case_reenter(const doctest::TestCaseData&) override {}
     void test_case_end(const doctest::CurrentTestCaseStats& end) override {
         CaseOutcome& outcome = outcomes.back();
@@ -43,7 +43,7 @@ struct Outcomes : doctest::IReporter {
 };
 REGISTER_LISTENER("outcomes", 1, Outcomes);
 
-// Prints the last lines; returns how many cases failed.
+// Prints the last lines; returns the number of failed cases.
 int report(const std::vector<CaseOutcome>& cases) {
     int passed = 0, failed = 0, skipped = 0;
     for (const CaseOutcome& c : cases) {

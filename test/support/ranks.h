@@ -1,6 +1,6 @@
 /*
-The job that a unit of several ranks runs in. A test program with a unit that includes this joins the job
-before its first case; started without mpirun, it is a job of one rank.
+The job that a multi-rank unit runs in. A test program with a unit that includes this joins the job before its
+first case; started without mpirun, it is a job of one rank.
 */
 #pragma once
 
@@ -16,7 +16,7 @@ inline const World& test_world() {
     return *world_of_tests;
 }
 
-// A letter for each case goes from each rank to all: F, it failed; c, it made checks. All ranks run the same
+// Each rank sends all others one letter per case: F if it failed, c if it made checks. All ranks run the same
 // cases.
 inline void add_up_outcomes(std::vector<CaseOutcome>& all) {
     std::string mine;

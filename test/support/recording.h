@@ -1,5 +1,5 @@
 /*
-Work under the recorder, for tests and benchmarks.
+Runs work under the recorder, for tests and benchmarks.
 */
 #pragma once
 
@@ -8,11 +8,11 @@ Work under the recorder, for tests and benchmarks.
 
 #include "comm/recorder.h"
 
-// The recorder's account of work(), which is given to the compute stream as one step, when that is done.
+// The recorder's account of work(), which is put on the compute stream as one step, once that has completed.
 struct RecordedWork {
     StepTimes times;
     std::vector<FlightEntry> entries;  // in the order in which they ended on their streams
-    double origin = 0;                 // zero of their times, on the host's clock
+    double origin = 0;                 // zero point of their times, on the host's clock
 
     std::vector<FlightEntry> passes() const {
         std::vector<FlightEntry> result;

@@ -1,6 +1,6 @@
 #pragma once
 
-// A simulated device has no speed, and knows of mistakes that a real one need not notice.
+// A simulated device has no meaningful speed, and reports errors that a real one need not notice.
 #if defined(DEVICE_CPU) || defined(__CUDACC__)
 constexpr bool simulated = false;
 #else

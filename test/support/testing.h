@@ -1,5 +1,5 @@
 /*
-What the tests share: device buffers that start poisoned, reproducible random data, and comparison with a
+Shared by the tests: device buffers that start poisoned, reproducible random data, and comparison with a
 double-precision reference.
 */
 #pragma once
@@ -29,7 +29,7 @@ inline cudaStream_t test_stream() {
 }
 
 // Device memory of exactly `size` elements. It starts as NaN bit patterns (0xff bytes), so an element that a
-// kernel should have written and did not, or read and should not have, shows in the result.
+// kernel failed to write, or read and should not have, shows in the result.
 template <typename T>
 class Buffer {
 public:
@@ -83,7 +83,7 @@ std::vector<T> random_values(const char* name, size_t size, float scale = 1.0f, 
     return values;
 }
 
-// Random rows of a table of `count`.
+// Random row numbers of a table with `count` rows.
 inline std::vector<int> random_rows(const char* name, size_t size, int count) {
     std::vector<int> rows(size);
     uint64_t key = random_key(1234, name);
@@ -115,7 +115,7 @@ inline double relative_error(const std::vector<double>& got, const std::vector<d
     return std::isnan(error) ? INFINITY : error;
 }
 
-// Rounding to T alone: results stored as floatX in bf16 are right to 2^-9, fp32 sums to about 1e-6.
+// Only for rounding to T: results stored as floatX in bf16 are right to 2^-9, fp32 sums to about 1e-6.
 constexpr double tolerance_of_bf16 = 8e-3;
 template <typename T>
 constexpr double tolerance = std::is_same_v<T, float> ? 2e-5 : tolerance_of_bf16;

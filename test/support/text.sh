@@ -7,7 +7,7 @@
 write_text() {
     mkdir -p "$1"
     awk -v folder="$1" -v state="$2" '
-        # of 31 bits, exact in double precision (Park and Miller: Random number generators, 1988)
+        # 31 bits, exact in double precision (Park and Miller: Random number generators, 1988)
         function draw(n) { state = state * 16807 % 2147483647; return int(state / 2147483647 * n) }
         # 0 to n - 1, the small ones often
         function common(n,    x) { x = draw(1000000) / 1000000; return int(n * x * x * x) }

@@ -1,5 +1,5 @@
 /*
-Time for tests of how work grows: that of this thread's processor, which others at work do not lengthen.
+CPU time of this thread, for tests of how work grows: other load on the machine does not lengthen it.
 */
 #pragma once
 
@@ -13,7 +13,7 @@ inline double thread_seconds() {
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-// The least of some times that work() takes.
+// The least time of `times` runs of work().
 template <typename Work>
 double least_thread_seconds(int times, Work&& work) {
     double least = INFINITY;

@@ -1,14 +1,14 @@
 /*
-Compares a step by the ledger of a rank (kernels/ledger.h) with what the program, as nvcc makes it, gave to
-streams (NOCARD_RECORD, test/nocard/record.h): the same kernels, products with their shapes, fills, copies and
-calls of NCCL with their bytes, on each stream in the same order, and the same waits between streams; and by
-launcher the bytes of memory that kernels read and write, within 2%, as the interpreter of PTX counted them.
-Single numbers are left out, and what goes to and from the host.
+Compares a rank's step as its ledger (kernels/ledger.h) has it with the work that the program, compiled by
+nvcc, put on streams (NOCARD_RECORD, test/nocard/record.h): the same kernels, products with their shapes,
+fills, copies and NCCL calls with their bytes, on each stream in the same order, and the same waits between
+streams; and for each launcher the bytes of memory that its kernels read and write, within 2%, as the PTX
+interpreter counted them. Single numbers and transfers to and from the host are left out.
 
     compare_ledger RECORD CAPABILITY RANK RANKS OPTIONS...
 
 CAPABILITY is the compute capability of the recorded card, such as 90; RANKS and OPTIONS are those of the run.
-Prints the first difference, exit code 1; else how much is the same.
+Prints the first difference and exits with 1; otherwise prints how much is the same.
 */
 #include <fstream>
 #include <iostream>
@@ -19,7 +19,7 @@ Prints the first difference, exit code 1; else how much is the same.
 
 namespace {
 
-// What a stream does, in the order in which it does it.
+// The work of a stream, in order.
 using Lines = std::vector<std::string>;
 
 struct Bytes {
@@ -28,11 +28,12 @@ struct Bytes {
 };
 struct Step {
     std::vector<Lines> streams = {};
-    std::map<std::string, Bytes> touched = {};  // by kernels of a launcher
+    std::map<std::string, Bytes> touched = {};  // by launcher
 };
 
-// Lines of both sides become those of the second step: from one clip_scale to the next. Streams are numbered
-// in the order in which they come, and places on them are counted from there.
+// Reduces the lines of either side to those of the second step: from one clip_scale to the next. Streams are
+// numbered in the order of their first line there, and positions on a stream count from the start of the
+// step.
 class StepOfLines {
 public:
     void add(int stream, const std::string& what) {
@@ -46,12 +47,12 @@ public:
         if (what.starts_with("kernel ")) kernels_[{stream, line}] = what.substr(strlen("kernel "));
         at(stream).push_back(what);
     }
-    // Until the other stream has done so many lines. Waits for what was before the step are left out.
+    // Waits until the other stream has done `lines` lines. Waits for work from before the step are left out.
     void wait(int stream, int other, size_t lines) {
         if (steps_ == 1 && lines > before_[other])
             at(stream).push_back(text("wait %d %zu", number(other), lines - before_[other]));
     }
-    // The kernel that a launcher gave as that line of a stream, or as its last one.
+    // Counts the bytes of the kernel that is that line of a stream, or its last line if `line` is 0.
     void touch(int stream, size_t line, double read, double written) {
         auto kernel = kernels_.find({stream, line ? line : lines_[stream]});
         if (kernel == kernels_.end()) return;
@@ -101,7 +102,7 @@ Step recorded_step(const std::string& path) {
     return lines.step();
 }
 
-// The names that NCCL's calls have. ranks: of the whole group; a message is between two of them
+// Adds a call under NCCL's name for it. ranks: of the whole group; a message is between two of them
 void add_call(StepOfLines& lines, int stream, const GroupCall& call, int ranks) {
     auto whole = (size_t)call.bytes, part = whole / (size_t)ranks;
     auto add = [&](const char* name, size_t bytes) {
@@ -181,7 +182,7 @@ Step ledger_step(const Options& o, int capability, int rank) {
 }
 
 bool same_bytes(const Step& step, const Step& by_ledger) {
-    constexpr double within = 0.02, single_numbers = 512;  // bytes of a launch
+    constexpr double within = 0.02, single_numbers = 512;  // bytes per launch
     bool same = !step.touched.empty();
     if (!same) printf("the record has no kernel whose bytes were counted\n");
     for (auto& [launcher, says] : by_ledger.touched) {

@@ -1,7 +1,7 @@
 /*
-Compares two run directories (test/tools/compare_runs.h). It prints one line with the largest differences and
-where they are; the exit code is 1 if one is beyond its limit, or if the two are not runs of the same length
-and model.
+Compares two run directories (test/tools/compare_runs.h). Prints one line with the largest differences and
+their places; the exit code is 1 if one exceeds its limit, or if the two are not runs of the same length and
+model.
 
     compare_runs RUN REFERENCE [--losses LIMIT] [--weights LIMIT] [--moments LIMIT] [--bitwise]
 */

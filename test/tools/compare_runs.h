@@ -1,11 +1,11 @@
 /*
-Two run directories compared: what log.jsonl says of each step, and each tensor of the newest checkpoints,
+Compares two run directories: what log.jsonl says of each step, and each tensor of the newest checkpoints,
 with its moments.
 
 Losses, gradient norms and validation losses are compared relative to the reference; a tensor by the largest
-difference of its elements, relative to the largest element of the reference, a moment relative to the largest
-element of this moment in any tensor. How a checkpoint is cut into pieces does not matter, nor the order in
-which it has the rows of a table. With `bitwise` all limits are 0, and tensors must have the same bits.
+difference of its elements, relative to the reference's largest element; a moment relative to the largest
+element of this moment in any tensor. Neither the pieces into which a checkpoint is cut nor the order of a
+table's rows matter. With `bitwise` all limits are 0, and tensors must have the same bits.
 */
 #pragma once
 
@@ -30,7 +30,7 @@ struct RunLimits {
     bool bitwise = false;
 };
 
-// The largest difference of a kind so far. NaN counts as infinite, also where both have it: such runs prove
+// The largest difference of a kind so far. NaN counts as infinite, even if both runs have it: such runs prove
 // nothing.
 struct Largest {
     double value = 0;
@@ -49,7 +49,7 @@ inline double relative_difference(double a, double b) {
 // ----------------------------------------------------------------------------
 // logs
 
-// Fields of a log by step; a field that is null is NaN.
+// Fields of a log by step; a null field is NaN.
 using LogFields = std::map<int64_t, std::map<std::string, double>>;
 
 inline LogFields read_log(const std::string& run) {
@@ -73,7 +73,7 @@ inline LogFields read_log(const std::string& run) {
     return fields;
 }
 
-// Largest difference of each field. Both runs must have the same fields in the same steps.
+// Returns the largest difference of each field. Both runs must have the same fields in the same steps.
 inline std::map<std::string, Largest> compare_logs(const std::string& run, const std::string& reference) {
     LogFields a = read_log(run), b = read_log(reference);
     std::map<std::string, Largest> largest;
@@ -93,7 +93,7 @@ inline std::map<std::string, Largest> compare_logs(const std::string& run, const
 // ----------------------------------------------------------------------------
 // checkpoints
 
-// How much a tensor in one slot differs, and how large it is.
+// How much a tensor differs in one slot, and its largest element.
 struct TensorDifference {
     std::string name;
     double largest = 1e-30, difference = 0;
@@ -113,7 +113,7 @@ inline TensorDifference compare_tensor(const std::string& name, const std::vecto
     return result;
 }
 
-// Whole numbers of a tensor.
+// Reads a tensor of integers.
 inline std::vector<uint64_t> read_numbers(const CheckpointReader& reader, int tensor) {
     const CheckpointIndex& index = reader.index();
     std::vector<uint64_t> numbers(index.tensors[(size_t)tensor].size());
@@ -122,7 +122,7 @@ inline std::vector<uint64_t> read_numbers(const CheckpointReader& reader, int te
     return numbers;
 }
 
-// The rows of a tensor in an order that all layouts share: by their numbers, for those of a table.
+// Reads the rows of a tensor in an order that all layouts share: those of a table by row number.
 inline std::vector<float> read_in_order(CheckpointReader& reader, int tensor, Slot slot) {
     const CheckpointTensor& of = reader.index().tensors[(size_t)tensor];
     std::vector<float> values(of.size()), in_order;
@@ -140,7 +140,7 @@ inline std::vector<float> read_in_order(CheckpointReader& reader, int tensor, Sl
     return in_order;
 }
 
-// Fails unless both are of the same step and model.
+// Fails unless both checkpoints are of the same step and model.
 inline void check_comparable(const CheckpointIndex& a, const CheckpointIndex& b) {
     if (a.step() != b.step() || a.samples() != b.samples()) {
         fail("newest checkpoints of step %lld, sample %lld, and of step %lld, sample %lld; not runs of one "
@@ -157,7 +157,7 @@ inline void check_comparable(const CheckpointIndex& a, const CheckpointIndex& b)
     }
 }
 
-// Largest difference of any tensor, in each slot of the newest checkpoints.
+// Returns the largest difference of any tensor in each slot of the newest checkpoints.
 inline std::map<Slot, Largest> compare_checkpoints(const std::string& run, const std::string& reference,
                                                    bool bitwise) {
     CheckpointReader a(newest_checkpoint(run)), b(newest_checkpoint(reference));
@@ -175,7 +175,8 @@ inline std::map<Slot, Largest> compare_checkpoints(const std::string& run, const
     }
     std::map<Slot, Largest> largest;
     for (const auto& [slot, differences] : tensors) {
-        // The gradients of some tensors are zero but for rounding: their moments have no scale of their own.
+        // Some tensors have gradients that are zero except for rounding, so their moments have no scale of
+        // their own.
         bool moment = is_of_optimizer(slot);
         double scale = 1e-30;
         for (const TensorDifference& tensor : differences) scale = std::max(scale, tensor.largest);
@@ -188,7 +189,7 @@ inline std::map<Slot, Largest> compare_checkpoints(const std::string& run, const
 // ----------------------------------------------------------------------------
 // both
 
-// True if the runs agree; `line` says how well.
+// Returns true if the runs agree; `line` receives how well.
 inline bool compare_runs(const std::string& run, const std::string& reference, RunLimits limits,
                          std::string* line) {
     if (limits.bitwise) limits.losses = limits.weights = limits.moments = 0;

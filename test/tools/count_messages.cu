@@ -1,6 +1,6 @@
 /*
-Makes a call of the control plane (comm/control_plane.h) some times on all ranks, for
-test/scripts/check_scale.sh, which has Open MPI count what is sent meanwhile, below its collectives.
+Makes a call of the control plane (comm/control_plane.h) `TIMES` times on all ranks, for
+test/scripts/check_scale.sh, which has Open MPI count the messages sent meanwhile, below its collectives.
 
     count_messages CALL TIMES
 */
@@ -12,11 +12,11 @@ test/scripts/check_scale.sh, which has Open MPI count what is sent meanwhile, be
 
 namespace {
 
-// For all ranks.
+// Called on all ranks.
 void make_calls(const World& world, const std::string& name, int times) {
     int n = world.size(), me = world.rank();
     std::string text = "from " + std::to_string(me), number(sizeof(int), '\0');
-    std::vector<std::string_view> to_next((size_t)n);  // each rank writes to the one behind it
+    std::vector<std::string_view> to_next((size_t)n);  // each rank writes to the next one
     to_next[(size_t)((me + 1) % n)] = text;
     const std::map<std::string, std::function<void()>> calls = {
         {"broadcast", [&] { world.broadcast(number.data(), number.size()); }},

@@ -1,29 +1,28 @@
 /*
-A library that stands between a program and the system (LD_PRELOAD), and makes one call go wrong. Calls are
-counted that change what is in a folder `checkpoints`, or below it, and those of other sorts that are asked
-for; everything else goes through. Nothing of the program knows of it.
+A library between a program and the system (LD_PRELOAD) that makes one call fail. By default it counts calls
+that change a folder `checkpoints` or anything below it; other kinds are counted if requested. All other calls
+pass through. The program needs no change.
 
     FAULT_AT=k         the call that is struck, counted from 1; without it, none is
-    FAULT=kill         (if nothing else is said) the process is killed before the call
-          torn         before the call; of a write, after its first half
-          power        before the call, and what was written to any file and not synchronised since is lost
+    FAULT=kill         (the default) the process is killed before the call
+          torn         as kill, but half of a write is done first
+          power        as kill, and data written to any file and not synchronized since is lost
           ENOSPC, EIO  the call fails with this error
           stop         the process is stopped before the call (SIGSTOP)
           stall        the call takes FAULT_SECONDS longer, and then succeeds
-          lose         (of a message) this call and all after it send nothing, and never get done
+          lose         (of a message) this call and all after it send nothing, and never complete
           flip         (of a product) a bit of its result is wrong
-    FAULT_LASTING=1    calls after it fail as well
+    FAULT_LASTING=1    later calls fail as well
     FAULT_CALLS=...    only these are counted, of: create, write, truncate, sync, rename, link, unlink, mkdir,
-                       rmdir (all of those without it); read; init (MPI_Init_thread), dup (MPI_Comm_idup),
-                       product (dnnl_sgemm) and touch: the first access to a page of a mapped file whose name
-                       holds FAULT_MAPPED
-                       message: MPI_Isend between the ranks of a group
+                       rmdir (the default is all of those); read; init (MPI_Init_thread), dup (MPI_Comm_idup),
+                       product (dnnl_sgemm); touch: the first access to a page of a mapped file whose name
+                       contains FAULT_MAPPED; message: MPI_Isend between the ranks of a group
     FAULT_RANK=r       only in rank r of an MPI job
-    FAULT_WHEN=path    calls are counted only when there is a file of this name
-    FAULT_LIST=path    a line for each call that was counted, with its number, is appended to this file
+    FAULT_WHEN=path    calls are counted only while a file of this name exists
+    FAULT_LIST=path    appends a line with number, call and name to this file for each counted call
 
-A process that is killed leaves the system's cache of its files whole; `power` is for what a machine that goes
-down does to them. Calls that libc makes of itself (those of stdio) are not seen.
+Killing a process leaves the system's page cache of its files intact; `power` models a machine that goes down.
+Calls that libc makes internally (those of stdio) are not seen.
 */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -54,12 +53,13 @@ std::string setting(const char* name, const char* otherwise = "") {
     return value && *value ? value : otherwise;
 }
 
-// The function of this name that would have been called without us.
+// The function of this name that would be called without this library.
 #define REAL(name) ((decltype(&::name))dlsym(RTLD_NEXT, #name))
 
 class Faults {
 public:
-    // True if the call must fail; errno says why. `half` does half of it, if it can be done by halves.
+    // Returns true if the call must fail (errno is set), be lost or be flipped. `half` performs the first
+    // half of a call that can be split.
     template <typename Half>
     bool strike(const char* call, const std::string& path, Half&& half) {
         return below_checkpoints(path) && strike_any(call, path, half);
@@ -74,7 +74,7 @@ public:
         return concerned_ && calls_.find("," + std::string(call) + ",") != calls_.npos;
     }
 
-    // Strikes wherever the file is, or without one.
+    // Strikes calls on any file, or on none.
     template <typename Half>
     bool strike_any(const char* call, const std::string& path, Half&& half) {
         if (!counts(call) || (!when_.empty() && access(when_.c_str(), F_OK) != 0)) return false;
@@ -101,7 +101,8 @@ public:
         return true;
     }
 
-    // A file about to be written is kept open, under whatever name it is by then, until it is synchronised.
+    // Keeps a file that is about to be written open until it is synchronized, since it may be renamed
+    // meanwhile.
     void writes(int file) {
         std::lock_guard lock(mutex_);
         struct stat status;
@@ -158,13 +159,13 @@ private:
     std::map<std::pair<dev_t, ino_t>, Unsynchronised> unsynchronised_;
 };
 
-// Never destroyed: files are written until the process is gone.
+// Never destroyed: files are written until the process has exited.
 Faults& faults() {
     static auto* all = new Faults;
     return *all;
 }
 
-// The path of an open file, or of a name in an open folder.
+// Returns the path of an open file, or of a name in an open folder.
 std::string path_of(int file) {
     char path[PATH_MAX];
     ssize_t length = readlink(("/proc/self/fd/" + std::to_string(file)).c_str(), path, sizeof path);
@@ -203,7 +204,7 @@ int synchronise(int file, Real&& real) {
     return result;
 }
 
-// Mapped files whose pages are not to be read until they are touched.
+// Mapped files whose pages stay unreadable until they are touched.
 class UntouchedPages {
 public:
     static UntouchedPages& all() {
@@ -231,7 +232,7 @@ private:
             std::lock_guard lock(pages.mutex_);
             auto holds = [&](auto& map) { return map.first <= at && at < map.first + map.second; };
             if (std::none_of(pages.maps_.begin(), pages.maps_.end(), holds)) {
-                signal(SIGSEGV, SIG_DFL);  // another fault, which happens again
+                signal(SIGSEGV, SIG_DFL);  // a fault elsewhere, which recurs when this returns
                 return;
             }
         }
@@ -251,7 +252,7 @@ mode_t mode_of(int flags, va_list arguments) {
 }  // namespace
 
 // ----------------------------------------------------------------------------
-// functions in the place of libc's
+// replacements for libc's functions
 
 extern "C" {
 
@@ -314,7 +315,7 @@ int fdatasync(int file) {
     return synchronise(file, [&] { return REAL(fdatasync)(file); });
 }
 
-// Known by the new name.
+// Reported under the new name.
 int rename(const char* from, const char* to) noexcept {
     return faults().strike("rename", to) ? -1 : REAL(rename)(from, to);
 }
@@ -338,7 +339,7 @@ int rmdir(const char* path) noexcept {
     return faults().strike("rmdir", path) ? -1 : REAL(rmdir)(path);
 }
 
-// Declared here, for this library is not linked with MPI, nor with oneDNN.
+// Declared here because this library is not linked with MPI or oneDNN.
 int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
     faults().strike_any("init", "", [] {});
     return REAL(MPI_Init_thread)(argc, argv, required, provided);
@@ -352,8 +353,8 @@ int dnnl_sgemm(char a, char b, long m, long n, long k, float alpha, const float*
     if (struck) ((unsigned char*)C)[m / 2 * ldc * (long)sizeof *C + 2] ^= 16;
     return status;
 }
-// The watchdogs have the first communicator of their own, the control plane the second, and the groups the
-// third.
+// The first duplicate is the communicator of the watchdogs, the second that of the control plane, the third
+// that of the groups.
 static void* communicator_of_groups = nullptr;
 int MPI_Comm_idup(void* comm, void** dup, void** request) {
     static int made = 0;
@@ -362,7 +363,7 @@ int MPI_Comm_idup(void* comm, void** dup, void** request) {
     if (++made == 3) communicator_of_groups = *dup;
     return result;
 }
-// A message that is lost becomes one from nobody, which is waited for as long as it likes.
+// A lost message is replaced by a receive that nothing ever matches, so its request never completes.
 int MPI_Irecv(void* data, int count, void* type, int from, int tag, void* comm, void** request);
 int MPI_Isend(const void* data, int count, void* type, int to, int tag, void* comm, void** request) {
     if (comm != communicator_of_groups || !faults().strike_any("message", "", [] {}))

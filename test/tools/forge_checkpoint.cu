@@ -1,7 +1,7 @@
 /*
-Gives the index of a checkpoint a fault, and right checksums: what only a careful reader finds.
+Puts a fault into the index of a checkpoint, with correct checksums: only a careful reader finds it.
 
-    forge_checkpoint FOLDER FAULT    one of those below
+    forge_checkpoint FOLDER FAULT    one of the faults below
 */
 #include <cstring>
 #include <fstream>
@@ -33,7 +33,7 @@ inline RawIndex read_raw(const std::string& path) {
     return raw;
 }
 
-// `claims` changes what the first 64 bytes say of the rest.
+// `claims` changes what the first 64 bytes say about the rest.
 template <typename Claims>
 void write_raw(const std::string& path, RawIndex raw, Claims&& claims) {
     using checkpoint_format::alignment;

@@ -1,6 +1,6 @@
 /*
-Writes random tokens over some samples of a token file of llm.c, wherever the order of a run has them, for
-test/scripts/check_spikes.sh: steps that train on them are spikes.
+Overwrites some samples of an llm.c token file with random tokens, at the places that a run's order gives
+them, for test/scripts/check_spikes.sh: steps that train on them are spikes.
 
     plant_spikes FILE TOKENS_OF_A_SAMPLE SEED SAMPLE...
 */

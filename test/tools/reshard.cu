@@ -1,16 +1,16 @@
 /*
-Moves a checkpoint from one layout to another: on all ranks of mpirun, for test/scripts/check_reshard.sh; and
-for test/scripts/check_contributors.sh, with a table beside the model.
+Moves a checkpoint from one layout to another, on all ranks of mpirun, for test/scripts/check_reshard.sh; and
+continues a run with a table beside the model, for test/scripts/check_contributors.sh.
 
     reshard fill RUN LAYOUT         saves a state with known values
     reshard move LAYOUT TO FROM...  loads each checkpoint, compares every byte of the state, saves it in the
                                     folder TO, and compares the tensors of both byte for byte
 
-    reshard table RUN STEP          goes on with a run up to this step from its newest checkpoint, which it
-                                    compares byte for byte, and saves after each step
+    reshard table RUN STEP          continues a run from its newest checkpoint, which it compares byte for
+                                    byte, up to this step, and saves after each step
 
-A LAYOUT is a list as in tp=2,dp=3,shard=3,zero=3; also pp, copies and offload. move prints a line "ok ..." or
-"FAILED ..." for each FROM.
+A LAYOUT is a list such as tp=2,dp=3,shard=3,zero=3; also pp, copies and offload. move prints a line "ok ..."
+or "FAILED ..." for each FROM.
 */
 #include "comm/watchdog.h"
 #include "comm/placement.h"
@@ -67,7 +67,7 @@ void move(const World& world, const std::string& name, const std::string& to,
     for (const std::string& from : sources) {
         std::string result = "ok";
         try {
-            fill(toy.state, 1);  // so that nothing is there by chance
+            fill(toy.state, 1);  // so that no value is right by chance
             CheckpointReader reader(newest_checkpoint(from));
             load_checkpoint(toy.parts, world, reader, false);
             bool wrong = wrong_bytes(toy.state, slots_of(layout.settings)) > 0;

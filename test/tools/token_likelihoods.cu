@@ -1,5 +1,5 @@
 /*
-What a model makes of a text: for every position, the log-likelihood of each token that could come next.
+A model's view of a text: for every position, the log-likelihood of each token that could come next.
 
     token_likelihoods RUN TOKEN...    a line for each position
 */
@@ -10,7 +10,7 @@ int main(int argc, char** argv) try {
     World world(&argc, &argv, watch_ranks);
     TrainedModel model(argv[1], "");
     int V = model.options.vocab_size, T = argc - 2;
-    // every token has the same text, which is the target everywhere
+    // a row for each token of the vocabulary: the same text, with that token as the target everywhere
     std::vector<int> memory(batch_ints(V, T));
     BatchArrays<int> rows = batch_at(memory.data(), V, T);
     for (int n = 0; n < V * T; n++) {

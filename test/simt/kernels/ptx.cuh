@@ -1,6 +1,6 @@
 /*
-The functions of the product's kernels/ptx.cuh on the simulated device. Fragment layouts are described
-there. Inlined, so that reports name the line of the kernel.
+The functions of the program's kernels/ptx.cuh on the simulated device; fragment layouts are described there.
+Inlined, so that reports name the line of the kernel.
 */
 #ifndef KERNELS_PTX_CUH
 #define KERNELS_PTX_CUH

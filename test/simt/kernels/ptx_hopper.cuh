@@ -1,6 +1,6 @@
 /*
-The functions of the product's kernels/ptx_hopper.cuh on the simulated device. What they do is described
-there. Inlined, so that reports name the line of the kernel.
+The functions of the program's kernels/ptx_hopper.cuh on the simulated device; they are described there.
+Inlined, so that reports name the line of the kernel.
 */
 #ifndef KERNELS_PTX_HOPPER_CUH
 #define KERNELS_PTX_HOPPER_CUH

@@ -1,5 +1,5 @@
 /*
-Ranges of a host thread's time, as profilers show them: here, names for what is launched in them (simt.h).
+Ranges of a host thread's time, as profilers show them; here they name the launches within them (simt.h).
 */
 #pragma once
 
