@@ -1,6 +1,5 @@
 /*
-Calls of the C library that go wrong when a test wants it, in place of those that everything in its program
-makes.
+Calls of the C library that fail when a test wants it, in place of those that its whole program makes.
 */
 #pragma once
 
@@ -12,7 +11,7 @@ makes.
 #include <vector>
 
 inline std::string fail_next_rename_to, fail_next_sync_of;
-inline int interrupted_syncs = 0;        // so many of the next fail with EINTR
+inline int interrupted_syncs = 0;        // how many of the next calls fail with EINTR
 inline std::vector<std::string> synced;  // paths
 
 extern "C" int rename(const char* from, const char* to) noexcept {

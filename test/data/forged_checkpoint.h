@@ -1,4 +1,4 @@
-// The files of a checkpoint with any content, and right checksums: damage that only a careful reader finds.
+// Checkpoint files with any content and correct checksums: damage that only a careful reader finds.
 #pragma once
 
 #include <string>

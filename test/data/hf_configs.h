@@ -1,4 +1,4 @@
-// The config.json of published models, as Hugging Face has them.
+// The config.json files of published models, as on Hugging Face.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -8,7 +8,7 @@
 
 #include "data/exchange/hf_config.h"
 
-// The model of the text of a config.json.
+// Returns the model that the text of a config.json describes.
 inline ModelConfig parse_hf_config(std::string_view source, const std::string& file) {
     std::vector<std::string> notes;
     return hf_model(parse_json(source, file), file, notes);

@@ -1,4 +1,4 @@
-// Micro-batches: what they hold, that they are read ahead, and what becomes of errors.
+// Micro-batches: their content, reading ahead, and how errors are reported.
 #include "test/support/file_testing.h"
 
 #include <chrono>
@@ -14,7 +14,7 @@ static std::vector<uint16_t> random_tokens(size_t count, uint32_t vocab) {
     return tokens;
 }
 
-// Compares with what the batch should hold, worked out from its definition.
+// Compares a batch with its expected content, computed from the definition.
 static void check_batch(const HostBatch& batch, const TokenLoader& loader, const BatchShape& shape,
                         uint64_t first, int count) {
     auto [B, T, document_end, reset_positions] = shape;
@@ -73,9 +73,9 @@ TEST_CASE("batches: any request, guessed or not") {
             for (uint64_t i = 0; i < 20; i++) check(7 + i * stride, shape.B);
             check(1ull << 40, shape.B);  // elsewhere
             check((1ull << 40) + stride, shape.B);
-            check((1ull << 40) + 2 * stride, shape.B - 1);  // there, but not whole
+            check((1ull << 40) + 2 * stride, shape.B - 1);  // in order, but not whole
             check((1ull << 40) + 3 * stride, 0);
-            check((1ull << 40) + 3 * stride, shape.B);  // again
+            check((1ull << 40) + 3 * stride, shape.B);  // now whole
             check(0, shape.B);
         }
     }
@@ -95,7 +95,7 @@ TEST_CASE("batches: one is valid until the next call") {
     }
 }
 
-// The tokens of a file are changed while it is in use: a batch that was read before has the old ones.
+// The tokens of a file change while it is in use: a batch that was read ahead has the old ones.
 TEST_CASE("batches: the next one is read before it is asked for, and no other") {
     TemporaryFolder folder;
     std::string path = folder / "a.bin";
@@ -119,7 +119,7 @@ TEST_CASE("batches: the next one is read before it is asked for, and no other") 
     }
     CHECK(ahead);
     ahead = false;
-    for (int attempt = 0; attempt < 12 && !ahead; attempt++) {  // one that is not at the stride
+    for (int attempt = 0; attempt < 12 && !ahead; attempt++) {  // not at the stride
         fill(1);
         BatchReader reader(loader, {B, T, -1, false}, 2 * B);
         CHECK(reader.load(0, B, 3 * B).tokens[0] == 1);
@@ -143,7 +143,7 @@ TEST_CASE("batches: what cannot be read is said when it is asked for, and the ne
     std::string path = folder / "a.bin";
     const int B = 2, T = 8;
     std::vector<uint16_t> tokens(40 * T + 1, 3);
-    tokens[9 * T + 2] = 77;  // is in sample 9, in batch 4
+    tokens[9 * T + 2] = 77;  // in sample 9, of batch 4
     write_file(path, shard_bytes(tokens));
     TokenLoader loader(path, 50, T, SampleOrder::sequential);
     auto check_failure = [&](BatchReader& reader) {

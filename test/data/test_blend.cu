@@ -1,4 +1,4 @@
-// Blends: how they are written, which source each sample is drawn from, and which of its samples.
+// Blends: their syntax, which source each sample is drawn from, and which of its samples it is.
 #include "test/support/file_testing.h"
 
 #include <cmath>
@@ -48,7 +48,7 @@ TEST_CASE("blend: how it is written") {
     CHECK_REFUSED(parse_blend("18446744073709551615:a,1:b"), "too many digits");
 }
 
-// Follows a blend from its first sample on. Returns the largest distance of a source from its share.
+// Follows a blend from its first sample on. Returns the largest deviation of a source from its share.
 static double check_prefixes(const Blend& blend, const std::vector<double>& weights, uint64_t samples) {
     double sum = std::accumulate(weights.begin(), weights.end(), 0.0), largest = 0;
     std::vector<uint64_t> drawn(weights.size());
@@ -129,7 +129,7 @@ TEST_CASE("blend: weights of many digits") {
     for (size_t i = 0; i < 3; i++) shares.push_back((double)rounded.draws_in_round(i));
     CHECK(check_prefixes(rounded, shares, 100000) < 1);
     CHECK(Blend({300, 100}).round() == 4);
-    // the largest weights there are
+    // the largest possible weights
     Blend largest({UINT64_MAX, UINT64_MAX - 1, UINT64_MAX - 2});
     CHECK(largest.round() == 1 << 20);
     CHECK(std::abs((double)largest.draws_in_round(2) - 0x1p20 / 3) < 1);

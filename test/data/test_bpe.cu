@@ -1,5 +1,4 @@
-// Byte-pair encoding of words, against the plainest way to do it: look for the lowest merge, join, start
-// again.
+// Byte-pair encoding of words, compared with the simplest algorithm: find the lowest merge, join, repeat.
 #include "test/support/file_testing.h"
 
 #include <map>
@@ -8,7 +7,7 @@
 #include "data/tokenizer/bpe.h"
 #include "kernels/random.cuh"
 
-// A vocabulary of all bytes and random merges of what is there, the tokens in an order of their own.
+// A vocabulary of all bytes and random merges of existing tokens, in a shuffled order.
 struct RandomVocabulary {
     std::vector<std::string> tokens;
     std::vector<Merge> merges;
@@ -98,7 +97,7 @@ static void compare(uint64_t seed, std::string_view letters, BpeOptions options)
         if (round % 7 == 0) word = vocabulary.tokens[draw(vocabulary.tokens.size())];
         CAPTURE(word);
         std::vector<int> tokens = {-7};
-        for (int time = 0; time < 2; time++) bpe.encode_word(word, tokens);  // computed, then remembered
+        for (int time = 0; time < 2; time++) bpe.encode_word(word, tokens);  // computed, then cached
         std::vector<int> expected = vocabulary.encode(word, options), twice = {-7};
         for (int time = 0; time < 2; time++) twice.insert(twice.end(), expected.begin(), expected.end());
         REQUIRE(tokens == twice);
@@ -161,7 +160,7 @@ TEST_CASE("bpe: many threads share one") {
 }
 
 TEST_CASE("bpe: a word of millions of letters") {
-    // aa, aaaa, ... : each merge joins two of the last
+    // aa, aaaa, ...: each merge joins two of the previous token
     std::vector<std::string> tokens;
     std::vector<Merge> merges;
     for (int byte = 0; byte < 256; byte++) tokens.push_back(std::string(1, (char)byte));

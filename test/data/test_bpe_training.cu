@@ -32,7 +32,7 @@ static TrainedBpe train(const Words& words, int vocab_size, uint64_t min_count =
     return train_bpe(as_counts(words), options);
 }
 
-// Numbers below `bound`, one after the other.
+// Random numbers below `bound`.
 struct Draws {
     uint64_t key, at = 0;
     size_t operator()(size_t bound) { return philox(key, at++).at[0] % bound; }
@@ -41,7 +41,7 @@ struct Draws {
 // ----------------------------------------------------------------------------
 // merges
 
-// By the definition: count all pairs, merge the best, begin again.
+// By definition: count all pairs, merge the best, repeat.
 static TrainedBpe train_naively(const Words& words, int vocab_size, uint64_t min_count) {
     TrainedBpe result;
     std::map<unsigned char, int> id_of;
@@ -91,7 +91,7 @@ TEST_CASE("bpe training: the same as by the definition") {
         Words words;
         for (size_t i = 0; i < 60; i++) {
             std::string word(1 + draw(longest), '\0');
-            // runs of one letter are where pairs overlap
+            // pairs overlap in runs of one letter
             for (size_t c = 0; c < word.size(); c++)
                 word[c] = c > 0 && draw(3) == 0 ? word[c - 1] : (char)('a' + draw(letters));
             words[word] += 1 + draw(5);
@@ -113,7 +113,7 @@ static std::string from_hexadecimal(const std::string& digits) {
     return bytes;
 }
 
-// test/golden/make_bpe_training.py makes them.
+// Made by test/golden/make_bpe_training.py.
 TEST_CASE("bpe training: the same as the BpeTrainer of Hugging Face tokenizers") {
     std::ifstream file("test/golden/bpe_training.json", std::ios::binary);
     std::string source(std::istreambuf_iterator<char>(file), {});
@@ -203,7 +203,7 @@ TEST_CASE("words: a table of counts") {
     }
     CHECK(reference.size() > 8000);
     CHECK(as_map(counts) == reference);
-    // some of so many words have the same hash of 32 bits
+    // among this many words, some have the same 32-bit hash
     WordCounts numbers;
     for (int i = 0; i < 400000; i++) numbers.add(std::to_string(i));
     CHECK(numbers.size() == 400000);
@@ -214,9 +214,10 @@ TEST_CASE("words: a table of counts") {
     CHECK(as_map(sum) == reference);
 }
 
-// The patterns of GPT-2 and GPT-4o, less their finer points, as a small state machine. What makes cuts hard:
-// white space leaves its last character to what follows, and in GPT-4o letters take one character before
-// them, punctuation takes line feeds and slashes after it, and white space goes up to its last line feed.
+// The patterns of GPT-2 and GPT-4o, without their finer points, as a small state machine. Cuts are hard
+// because white space leaves its last character to what follows, and because in GPT-4o letters take one
+// character before them, punctuation takes line feeds and slashes after it, and white space extends to its
+// last line feed.
 template <bool gpt2>
 static void split_like(std::string_view text, const std::function<void(std::string_view)>& word) {
     struct Character {
@@ -339,10 +340,10 @@ TEST_CASE("words: chunks are small where the text allows it") {
         CHECK(chunks.largest < 2000);
         CHECK(chunks.count < 150);
     }
-    std::string spaces(100000, ' ');  // there is no place
+    std::string spaces(100000, ' ');  // there is no place to cut
     CHECK(chunks_of(spaces).largest == 100000);
     CHECK(chunks_of(spaces.substr(0, 5000) + repeated("word ")).largest < 12000);
-    spaces[999] = '1';  // the only place is at the end of the first look
+    spaces[999] = '1';  // the only place is at the end of the first part that is searched
     CHECK(chunks_of(spaces).largest == 99000);
 }
 

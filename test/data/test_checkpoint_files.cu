@@ -1,4 +1,5 @@
-// Checkpoints on disk: what is written is read back, whole or not at all, and damage of any kind is one line.
+// Checkpoints on disk: what is written is read back, completely or not at all, and any damage gives a
+// one-line error.
 #include <cmath>
 #include <csignal>
 #include <thread>
@@ -16,7 +17,7 @@ static nlohmann::ordered_json about(int64_t step) {
     return {{"program", "train_gpt 0"}, {"step", step}, {"samples", 96}, {"options", {{"layers", 2}}}};
 }
 
-// A number for each element of each tensor and slot, which bf16 holds too.
+// A number for each element of each tensor and slot that is exact in bf16, too.
 static float element(int tensor, Slot slot, uint64_t at) {
     return (float)((at * 7 + (uint64_t)tensor * 31 + (uint64_t)slot * 57) % 251) - 125;
 }
@@ -43,8 +44,8 @@ static void build_example(const std::string& run_dir, int64_t step) {
     builder.commit();
 }
 
-// By several ranks: tensors cut into boxes and small pieces, which are dealt to `files` files. Nothing is
-// left if `work` throws, which comes before the commit.
+// Saves as several ranks do: tensors are cut into boxes and small pieces, which are dealt to `files` files.
+// If `work`, which runs before the commit, throws, nothing is left.
 template <typename Work>
 void save_example(const std::string& run_dir, int64_t step, std::vector<CheckpointTensor> tensors, int files,
                   uint64_t piece, Work&& work) {
@@ -91,7 +92,7 @@ static void save_example(const std::string& run_dir, int64_t step, int files = 3
     save_example(run_dir, step, example_tensors(), files, 4, [](const std::string&) {});
 }
 
-// Reads all of a checkpoint, through read() and read_floats().
+// Reads a whole checkpoint, through read() and read_floats().
 static void check_all(const std::string& folder, uint64_t at_once = 1000) {
     CheckpointReader reader(folder);
     std::vector<char> bytes(1 << 20);
@@ -133,7 +134,7 @@ TEST_CASE("bf16 is rounded to the nearest, ties to even") {
         }
         CHECK(float_to_bf16(value) == bits);
         if (std::isinf(value)) continue;
-        uint32_t next = bits + 1;  // away from 0; behind the largest comes infinity
+        uint32_t next = bits + 1;  // away from 0; infinity comes after the largest
         auto between = [&](uint32_t low) { return float_to_bf16(std::bit_cast<float>(bits << 16 | low)); };
         CHECK(between(0x7fff) == bits);
         CHECK(between(0x8000) == (bits % 2 ? next : bits));
@@ -163,7 +164,7 @@ TEST_CASE("what one process builds is read back") {
     CHECK(names(checkpoint_folder(run.path, 3)) == Names{"data_00000.bin", "index.bin"});
     CheckpointReader reader(newest_checkpoint(run.path));
     CHECK(reader.index().step() == 3);
-    CHECK(reader.index().pieces.size() == 5);  // pieces that follow each other are one
+    CHECK(reader.index().pieces.size() == 5);  // adjacent pieces are merged
     for (uint64_t at_once : {1, 3, 35}) check_all(reader.folder(), at_once);
     float got[6];
     CHECK_REFUSED(reader.read_floats(0, Slot::v, 0, 1, got),
@@ -214,7 +215,7 @@ TEST_CASE("reading on and on reads each piece once") {
     std::string folder = newest_checkpoint(run.path);
     CheckpointReader reader(folder);
     std::vector<float> got(5);
-    reader.read_floats(0, Slot::m, 0, 5, got.data());  // one row is in every box
+    reader.read_floats(0, Slot::m, 0, 5, got.data());  // row 0 is in every box, so all pieces are read
     fs::resize_file(folder + "/data_00000.bin", 64);
     for (uint64_t row = 1; row < 7; row++) {
         reader.read_floats(0, Slot::m, row * 5, 5, got.data());
@@ -363,7 +364,7 @@ TEST_CASE("files that belong elsewhere") {
     write_file(folder + "/data_00000.bin", first);
     write_file(folder + "/data_00001.bin", second);
     check_all(folder);
-    write_file(folder + "/data_00002.bin", second);  // one too many is not looked at
+    write_file(folder + "/data_00002.bin", second);  // an extra file is ignored
     check_all(folder);
     write_file(folder + "/index.bin", contents(another + "/index.bin"));
     CHECK_REFUSED(check_all(folder), mixed_up);
@@ -424,7 +425,7 @@ TEST_CASE("checkpoints of a run") {
     check_all(newest_checkpoint(run.path));
     fs::remove(checkpoint_folder(run.path, 20) + ".aside/index.bin");
     build_example(run.path, 20);
-    CHECK(set_aside_newer(run.path, 5) == std::vector<int64_t>{20});  // in place of the one before
+    CHECK(set_aside_newer(run.path, 5) == std::vector<int64_t>{20});  // replaces the one before
     CHECK(fs::exists(checkpoint_folder(run.path, 20) + ".aside/index.bin"));
     CHECK(set_aside_newer(run.path, 5).empty());
     CHECK_REFUSED(remove_checkpoint(run.path, 6), "step_00000006: cannot rename it: No such file");
@@ -467,7 +468,7 @@ TEST_CASE("the best checkpoints are those of the lowest losses, the earliest of 
     CHECK(best_checkpoints(header, "here").losses == best.losses);
     CHECK(best_checkpoints(nlohmann::json::object(), "here").losses.empty());
     CHECK_REFUSED(best_checkpoints({{best_key, {1, 2}}}, "here"), "here: best is not as it is written");
-    // a run that went back has not been there; and another set has other losses
+    // a run that went back has not reached the later steps; and another set has other losses
     CHECK(best.add(20, 4.7, 2));
     CHECK(best.losses == Losses{{20, 4.7}});
     CHECK_FALSE(best.begin("", "1f"));
@@ -489,14 +490,14 @@ TEST_CASE("a checkpoint is there when it is whole") {
     CHECK(names(run / "checkpoints") == Names{"step_00000003"});
     std::string before = contents(checkpoint_folder(run.path, 3) + "/index.bin");
 
-    // one that is given up leaves the older of its step alone
+    // a save that is given up leaves the older checkpoint of its step alone
     CHECK_REFUSED(save_example(run.path, 3, example_tensors(), 2, 4,
                                [&](const std::string&) { fail("save: stopped; try again"); }),
                   "save: stopped; ");
     CHECK(names(run / "checkpoints") == Names{"step_00000003"});
     CHECK(contents(checkpoint_folder(run.path, 3) + "/index.bin") == before);
 
-    // leftovers of a killed one are in nobody's way
+    // leftovers of a killed save do no harm
     fs::create_directories(checkpoint_folder(run.path, 3) + ".partial/data_00000.bin");
     fs::create_directories(checkpoint_folder(run.path, 3) + ".aside");
     save_example(run.path, 3);
@@ -504,7 +505,7 @@ TEST_CASE("a checkpoint is there when it is whole") {
     CHECK(contents(checkpoint_folder(run.path, 3) + "/index.bin") != before);
     check_all(newest_checkpoint(run.path));
 
-    // neither is an older one ever under a name that is removed
+    // nor is an older one ever under a name that is removed
     std::string final = checkpoint_folder(run.path, 3);
     fail_next_rename_to = final;
     CHECK_REFUSED(save_example(run.path, 3), "step_00000003.partial: cannot rename it: Input/output error; ");
@@ -514,7 +515,7 @@ TEST_CASE("a checkpoint is there when it is whole") {
     fail_next_sync_of = run / "checkpoints";
     CHECK_REFUSED(save_example(run.path, 3), "/checkpoints: cannot write it: Input/output error; ");
     CHECK(names(run / "checkpoints") == Names{"step_00000003", "step_00000003.aside"});
-    CHECK(contents(final + "/index.bin") != before);  // the new one is there, if not safely
+    CHECK(contents(final + "/index.bin") != before);  // the new one is in place, if not safely
     CHECK(contents(final + ".aside/index.bin") == before);
     save_example(run.path, 3);
     CHECK(names(run / "checkpoints") == Names{"step_00000003"});
@@ -570,7 +571,7 @@ TEST_CASE("full disk") {
     std::vector<float> values(32 * 1024);
     {
         CheckpointBuilder builder(disk.folder.path, 3, about(3), tensors);
-        write_file(disk.folder / "other", std::string(160 * 1024, 'x'));  // fills up after the check
+        write_file(disk.folder / "other", std::string(160 * 1024, 'x'));  // fills the disk after the check
         builder.append(0, Slot::weight, 0, values.size(), values.data());
         CHECK_REFUSED(builder.commit(), "data_00000.bin: cannot write it: No space left on device; ");
     }
@@ -578,7 +579,7 @@ TEST_CASE("full disk") {
     CHECK_REFUSED(CheckpointBuilder(disk.folder.path, 3, about(3), tensors), "needs 0.1 MB, and ");
     CHECK(names(disk.folder / "checkpoints").empty());
 
-    // one of several that write to it
+    // one of several processes that write to it
     fs::remove(disk.folder / "other");
     CheckpointPiece piece = {};
     auto write_all = [&] {

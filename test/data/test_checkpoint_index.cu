@@ -15,7 +15,7 @@ static CheckpointIndex parse(const std::string& bytes) {
     return parse_checkpoint_index(bytes, "index.bin");
 }
 
-// Tensors cut into boxes and pieces of all sizes, which lie in several files in any order.
+// Tensors cut into boxes and pieces of all sizes, which are placed in several files in random order.
 static CheckpointIndex random_index(uint32_t seed, int tensors = 5, uint64_t most_rows = 20, int files = 3) {
     std::mt19937 random(seed);
     auto draw = [&](uint64_t low, uint64_t high) { return low + random() % (high - low + 1); };
@@ -171,7 +171,7 @@ TEST_CASE("runs of a piece") {
                     CHECK(at == next);
                     CHECK((runs == 0 || first > end));
                     for (uint64_t i = 0; i < n; i++) {
-                        uint64_t element = piece.begin + at + i;  // counts the box's elements
+                        uint64_t element = piece.begin + at + i;  // index within the box
                         visits[first + i]++;
                         CHECK(first + i ==
                               element / piece.columns * width + piece.column + element % piece.columns);
@@ -286,9 +286,9 @@ TEST_CASE("pieces that overlap or leave holes, or do not fill the files") {
     check({at(0, 6, 1, 23, 64)}, hole, "156");
     check({at(0, 6, 0, 12, 64), at(0, 6, 11, 13, 112)}, hole, "164");
     check({at(0, 6, 0, 24, 64), at(0, 6, 0, 24, 160)}, hole, "256");
-    check({at(0, 4, 0, 16, 64)}, hole, "128");                        // columns 4 and 5
+    check({at(0, 4, 0, 16, 64)}, hole, "128");                        // columns 4 and 5 are missing
     check({at(0, 4, 0, 16, 64), at(3, 3, 0, 12, 128)}, hole, "176");  // column 3 twice
-    check({at(0, 4, 0, 16, 64), at(0, 6, 0, 24, 128)}, hole, "224");  // a box in another
+    check({at(0, 4, 0, 16, 64), at(0, 6, 0, 24, 128)}, hole, "224");  // a box within another
     check({at(0, 6, 0, 12, 64), at(0, 3, 6, 6, 112)}, hole, "136");   // half as rows, half as columns
     check({at(0, 6, 0, 24, 64)}, file_hole, "161");
     check({at(0, 6, 0, 24, 68)}, file_hole, "164");
@@ -404,7 +404,7 @@ TEST_CASE("an index that would be refused is not written") {
     CHECK_REFUSED(checkpoint_index_bytes(index), "samples is missing; ");
 }
 
-// To read an index of this many tensors, in 120 pieces each.
+// Returns the seconds to parse an index of this many tensors, in about 120 pieces each.
 static double seconds_to_parse(int tensors) {
     CheckpointIndex index = random_index(4, tensors, 120, 64);
     std::string bytes = checkpoint_index_bytes(index);

@@ -1,5 +1,5 @@
 // Multiple-choice questions: both kinds of files, every way in which they can be wrong, the rows of a batch,
-// the score.
+// and the score.
 #include "test/support/file_testing.h"
 
 #include "data/commands/multiple_choice.h"
@@ -54,14 +54,14 @@ TEST_CASE("choices: with a vocabulary, and without a token that ends a text") {
     CHECK(example.choices == Choices{gpt2.encode(" the end"), gpt2.encode(" of")});
     CHECK(gpt2.encode(" the end") != gpt2.encode("the end"));
 
-    // One that puts the space itself gets no second one.
+    // A tokenizer that adds the space itself gets no second one.
     Tokenizer llama2 = Tokenizer::load("test/golden/tokenizers/llama2.json");
     REQUIRE(llama2.dropped_spaces() > 0);
     example = read_choices(path, &llama2, llama2.vocab_size())[0];
     CHECK(example.choices == Choices{llama2.encode("the end"), llama2.encode("of")});
     CHECK(llama2.encode(" of") != llama2.encode("of"));
 
-    // Encoding decides, not the decoder, which strips a space here too.
+    // The encoder decides, not the decoder, which strips a space here, too.
     nlohmann::json never = nlohmann::json::parse(contents("test/golden/tokenizers/metaspace.json"));
     never["pre_tokenizer"]["prepend_scheme"] = "never";
     never["pre_tokenizer"].erase("add_prefix_space");
@@ -126,7 +126,7 @@ TEST_CASE("choices: JSON lines that are refused") {
         write_file(path, good + "\n\n" + line + "\n" + good);
         check_error(error_of([&] { read_choices(path, &bytes, 257); }), path + ":3", reason);
     }
-    // A file cut short in a line.
+    // A file that ends within a line.
     write_file(path, good + "\n" + good.substr(0, 30));
     check_error(error_of([&] { read_choices(path, &bytes, 257); }), path + ":2", "cut short");
     for (const char* empty : {"", "\n \r\n\t\n"}) {
@@ -139,7 +139,7 @@ TEST_CASE("choices: JSON lines that are refused") {
 // ----------------------------------------------------------------------------
 // llm.c
 
-// A file as llm.c writes it; what is not given follows from the rest.
+// A file as llm.c writes it; fields that are not given follow from the rest.
 struct ChoiceFile {
     int32_t magic = 20240522, version = 1, count = -1, longest = -1;
     std::vector<std::vector<uint16_t>> examples;
@@ -238,7 +238,7 @@ TEST_CASE("choices: evaluation files that are refused") {
     broken(12, 4, "has 4 tokens in choice 2 by its count");
     broken(15, 65535, "has the mark 65535 among the tokens of choice 2");
 
-    // Cut short anywhere, it is refused.
+    // A file that is cut short anywhere is refused.
     std::string whole = ChoiceFile{.examples = {first, second}}.bytes();
     Tokenizer bytes;
     for (size_t size = 0; size < whole.size(); size++) {
@@ -264,7 +264,7 @@ TEST_CASE("choices: the rows of a batch") {
     CHECK(rows(0, 6) == Choices{{1, 2, 3, 4, 5, 0}, {-1, -1, 4, 5, -1, -1}});
     CHECK(rows(1, 6) == Choices{{1, 2, 3, 6, 0, 0}, {-1, -1, 6, -1, -1, -1}});
     CHECK(rows(0, 5) == Choices{{1, 2, 3, 4, 5}, {-1, -1, 4, 5, -1}});
-    // The last token is no input that is needed.
+    // The last token is not needed as an input.
     CHECK(rows(0, 4) == Choices{{1, 2, 3, 4}, {-1, -1, 4, 5}});
     // The context loses its beginning, down to one token.
     CHECK(rows(0, 3) == Choices{{2, 3, 4}, {-1, 4, 5}});
@@ -278,7 +278,7 @@ TEST_CASE("choices: the score") {
     CHECK(score.accuracy() == 0);
     CHECK(score.accuracy_by_mean() == 0);
     CHECK(score.standard_error(0) == 0);
-    // The sum favours the short one, the mean the long one.
+    // The sum favors the short choice, the mean the long one.
     ChoiceExample example = {{1}, {{1}, {1, 2}, {1, 2, 3, 4}}, 0, "a.jsonl:7"};
     score.add(example, {-2, -3.5, -4});
     CHECK((score.examples == 1 && score.right_by_sum == 1 && score.right_by_mean == 0));
@@ -293,7 +293,7 @@ TEST_CASE("choices: the score") {
     CHECK(score.accuracy_by_mean() == doctest::Approx(1.0 / 3));
     CHECK(score.standard_error(0.5) == doctest::Approx(std::sqrt(0.25 / 2)));
 
-    // The first of equals is chosen, by the sum and by the mean; impossible ones are no trouble.
+    // The first of equals is chosen, by the sum and by the mean; choices of probability 0 do no harm.
     score = {};
     example.answer = 1;
     score.add(example, {-8, -6, -6});

@@ -1,5 +1,5 @@
-// compare_runs: what the proofs of layouts rest on sees a planted difference of each kind, just beyond the
-// limit.
+// compare_runs, on which the proofs of layouts rest, detects a planted difference of each kind, just beyond
+// its limit.
 #include "data/checkpoint/builder.h"
 #include "test/support/file_testing.h"
 #include "test/tools/compare_runs.h"

@@ -1,5 +1,5 @@
-// Who is to blame, on made-up states of ranks in every kind of layout: a small world in which ranks get on by
-// the rules of groups until nobody can, with a fault in it.
+// Which rank is to blame for a hang, on made-up states of ranks in every kind of layout: a small world in
+// which ranks advance by the rules of groups, with a fault in it, until none can.
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -16,11 +16,11 @@ struct Shape {
     int ranks() const { return tp * shard * replicas * pp; }
 };
 
-// The work of a rank in a step, one thing after another: passes of its device, and calls of its groups.
+// The work of a rank in a step, in order: passes of its device, and calls of its groups.
 struct Doing {
     std::string what;          // "forward", "backward", "optimizer", or a call
-    std::string group;         // the call's
-    std::vector<int> members;  // the group's
+    std::string group;         // group of a call
+    std::vector<int> members;  // ranks of that group
     int micro_batch = -1, unit = -1;
 };
 
@@ -69,14 +69,14 @@ std::vector<Doing> step_of(const Shape& shape, int rank) {
     return doings;
 }
 
-// At which of its doings a rank gets no further, from one on.
+// A rank that makes no progress from one of its doings on.
 struct Broken {
     int rank;
     size_t doing;
-    bool link = false;  // its messages never come, and it computes on
+    bool link = false;  // its messages never arrive, but it computes on
 };
 
-// The states when nobody gets on any more.
+// Returns the states when no rank can make progress any more.
 std::vector<RankState> stuck(const Shape& shape, const std::vector<Broken>& broken) {
     const int n = shape.ranks();
     std::vector<std::vector<Doing>> doings;
@@ -160,7 +160,7 @@ size_t random_below(size_t bound) {
     return (size_t)(state >> 33) % bound;
 }
 
-// A moment at which the rank computes.
+// Returns a random moment at which the rank computes.
 size_t moment_of(const Shape& shape, int rank) {
     std::vector<Doing> doings = step_of(shape, rank);
     for (;;) {
@@ -249,7 +249,7 @@ TEST_CASE("nobody is accused while anybody gets on, or where no rank is") {
         CHECK(diagnose_hang(states, 5, true, true).kind == Fault::nobody);
         states.front().work = "writing b.bin", states.front().work_seconds = 6;
         CHECK(diagnose_hang(states, 5).kind == Fault::nobody);
-        CHECK(diagnose_hang(states, 5, true, true).kind == Fault::disk);  // somebody has waited for it
+        CHECK(diagnose_hang(states, 5, true, true).kind == Fault::disk);  // a rank has waited for it
         CHECK(diagnose_hang(states, 5, true, true).ranks == std::vector<int>{0});
         states.front().work = "";
         for (RankState& state : states) state.alive = false;

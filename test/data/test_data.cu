@@ -173,7 +173,7 @@ TEST_CASE("shards: a writer that does not end well leaves nothing") {
     first.close();
     CHECK(all_tokens(path, 257) == std::vector<int>{3});
 
-    // Files that a killed run left are written over.
+    // Leftover files of a killed run are overwritten.
     write_file(folder / "next.bin.partial", std::string(5000, 'x'));
     ShardWriter next(folder / "next.bin", 257);
     next.write(&token, 1);

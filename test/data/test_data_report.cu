@@ -1,4 +1,5 @@
-// The data subcommand: histograms, foreign text on a terminal, what is counted, damaged files among others.
+// The data subcommand: histograms, foreign text on a terminal, what is counted, and damaged files among
+// others.
 #include "test/support/file_testing.h"
 
 #include "data/commands/data_report.h"
@@ -117,7 +118,7 @@ TEST_CASE("data report: a token that fills a stretch") {
     CHECK(scan.longest_run.start == 5120);
     CHECK(scan.longest_run.length == 5120);
 
-    // One that the file ends with.
+    // A run of tokens that lasts to the end of the file.
     TokenScan last(-1);
     std::fill(tokens.begin() + 14336, tokens.end(), 9);
     last.add(tokens.data(), 20000);
@@ -146,7 +147,7 @@ static std::vector<uint16_t> stored(std::string_view text) {
     return tokens;
 }
 
-// The function's output, and its error.
+// Returns the function's output, and its error.
 template <typename F>
 static std::pair<std::string, std::string> printed_by(F&& f) {
     TemporaryFolder folder;
@@ -198,7 +199,7 @@ TEST_CASE("data report: a token shard") {
                  "  documents   not told apart; name the tokenizer\n"
                  "  begins\n"
                  "      | 128000 1 2 3 128000 0 1 2 3 4 5 6 7 8 9 10 ...\n");
-    // An end in front, as llm.c's own scripts write them.
+    // The end token in front, as llm.c's own scripts write it.
     std::string lines = DataReport(nullptr, 128000).file(path);
     CHECK(lines.find("documents   2 of 3 .. 100 tokens, 51.5 on average, parted by token 128000\n") !=
           std::string::npos);
@@ -252,7 +253,8 @@ TEST_CASE("data report: a data set of Megatron-LM") {
     CHECK(DataReport(nullptr, -1).file(path).find("documents   3 of 0 .. 7 tokens, 3.3 on average\n") !=
           std::string::npos);
 
-    // The tokens by name, without a header; a real shard beside an index is a shard.
+    // The token file's name finds the index if it has no shard header; a real shard beside an index is a
+    // shard.
     CHECK(index_or_shard(folder / "a.bin") == path);
     CHECK(index_or_shard(path) == path);
     CHECK(index_or_shard(folder / "b.bin") == folder / "b.bin");
@@ -261,7 +263,7 @@ TEST_CASE("data report: a data set of Megatron-LM") {
     write_file(folder / "a.bin", "");
     CHECK(index_or_shard(folder / "a.bin") == path);
 
-    // Negative tokens are found by the scan, and what is known before is told.
+    // The scan finds negative tokens, and what is known before that is still reported.
     std::vector<int32_t> wide = {1, 2, -3, 4};
     write_file(folder / "a.bin", {(const char*)wide.data(), 16});
     write_file(path, index_bytes(4, {4}, {0, 1}));
@@ -310,7 +312,7 @@ TEST_CASE("data report: a damaged file does not hide the others") {
     write_file(folder / "other.bin", std::string(2000, 'x'));
     Tokenizer bytes;
 
-    // All is well: everything once, in order, and together.
+    // All is well: every file once, in order, and then all together.
     auto [out, error] = printed_by([&] {
         report_data({"2:" + good + ",0.5:" + (folder / "mor*.bin"), good}, &bytes, -1);
     });
@@ -326,13 +328,13 @@ TEST_CASE("data report: a damaged file does not hide the others") {
     std::tie(out, error) = printed_by([&] { report_data({good}, &bytes, -1); });
     CHECK(out.find("together") == std::string::npos);
 
-    // One is damaged, and its message is the last word.
+    // One file is damaged, and its message comes last.
     std::tie(out, error) = printed_by([&] { report_data({cut, good, more}, &bytes, -1); });
     check_error(error, cut, "is truncated: 1030 bytes");
     CHECK(out.find("  DAMAGED     " + error + "\n") != std::string::npos);
     CHECK(out.find("together, 2 files\n  tokens      15\n") != std::string::npos);
 
-    // Several, of which one is not there and one is a folder.
+    // Several are damaged; one of them is missing, and one is a folder.
     std::tie(out, error) = printed_by([&] {
         report_data({"," + (folder / "*.bin") + "," + (folder / "no*thing") + "," + folder.path}, &bytes, -1);
     });

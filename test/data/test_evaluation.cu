@@ -1,4 +1,4 @@
-// Evaluations: which losses are added up, over which samples and choices, and how they are told.
+// Evaluations: which losses are added up, over which samples and choices, and how they are reported.
 #include "test/support/file_testing.h"
 
 #include <cmath>
@@ -14,19 +14,19 @@ static Options small_options(int B, int T, int document_end) {
     return o;
 }
 
-// Stands for a model: a loss that depends on the token, its target, where its document begins and its
-// position. Tokens without a target have one too, which must not count.
+// Stands in for a model: the loss depends on the token, its target, the beginning of its document and its
+// position. Tokens without a target have a loss, too, which must not count.
 static double fake_loss(int token, int target, int doc_start, int position) {
     return target < 0 ? 1e6 : 0.25 * token + 0.5 * target + doc_start + 3 * position;
 }
 
-// A data rank of several takes its batches; what all of them have is for the test to add up.
+// Takes the batches of one data rank of several; the test itself adds up what all of them have.
 class FakeLosses : public LossSource {
 public:
     FakeLosses(int B, int T, int ranks = 1, int rank = 0)
         : N_((size_t)B * (size_t)T), T_(T), ranks_(ranks), rank_(rank) {}
 
-    bool documents = true;  // whether batches say where they begin
+    bool documents = true;  // batches contain the beginnings of documents
 
     int ranks() const override { return ranks_; }
     void each(uint64_t count, const Load& load, const Take& take) override {
@@ -83,7 +83,7 @@ TEST_CASE("evaluation: the samples of a token file, up to a limit") {
                 CAPTURE(document_end);
                 CAPTURE(B);
                 CAPTURE(limit);
-                // positions are reset where they are learned only
+                // positions are reset only where they are learned
                 bool asked = B == 3, learned = limit != 5, reset = asked && learned && document_end >= 0;
                 int T = 5, samples = limit == 0 || limit > 7 ? 7 : limit, texts = 0;
                 double loss = 0;
@@ -97,7 +97,7 @@ TEST_CASE("evaluation: the samples of a token file, up to a limit") {
                 Options o = small_options(B, T, document_end);
                 o.reset_positions = asked;
                 o.position = learned ? PositionKind::learned : PositionKind::rope;
-                if (document_end < 0) texts = samples * T;  // the end is a token as others
+                if (document_end < 0) texts = samples * T;  // the end is a token like others
                 DataScore score = evaluate(path, limit, o, nullptr, 1 + limit % 4);
                 CHECK(score.samples == (uint64_t)samples);
                 CHECK(score.targets == (uint64_t)(samples * T));
@@ -127,7 +127,7 @@ TEST_CASE("evaluation: tokens that are not the tokenizer's, and files that are n
 TEST_CASE("evaluation: the likeliest choice of each question") {
     TemporaryFolder folder;
     std::string path = folder / "a.jsonl";
-    // The fake model finds lower bytes likelier; by the sum short choices are.
+    // The fake model prefers lower bytes; by the sum, it prefers short choices.
     write_file(path, R"({"context": "x", "choices": [" b", " a", " c"], "answer": 1})"
                      "\n"
                      R"({"context": "xyz", "choices": [" zz", " aaaa"], "answer": 1})"

@@ -1,4 +1,4 @@
-// Text from a model: what it is shown of the texts, how they go on and end, and what ranks tell each other.
+// Text from a model: how much of a text it is shown, how texts continue and end, and what ranks exchange.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -11,23 +11,23 @@
 constexpr int vocab = 11;
 using Texts = std::vector<std::vector<int>>;
 
-// Stands for a model whose logits depend on all that it sees.
+// Stands in for a model whose logits depend on everything that it sees.
 class FakeGenerator : public TextGenerator {
 public:
-    // cache_length 0: there is no cache, and the model sees `without_cache` tokens at once.
+    // cache_length 0: no cache, and the model sees `without_cache` tokens at once.
     FakeGenerator(const Texts& prompts, int cache_length, int without_cache, DataRanks ranks = {1, 0, false})
         : TextGenerator(prompts, cache_length ? cache_length : without_cache, cache_length > 0, 1, ranks),
           cache_(prompts.size()) {}
     FakeGenerator(const std::vector<int>& prompt, int texts, int cache_length, int without_cache)
         : FakeGenerator(Texts((size_t)texts, prompt), cache_length, without_cache) {}
 
-    std::vector<std::vector<int>> seen;     // by each row of logits, in this order
+    std::vector<std::vector<int>> seen;     // the tokens behind each row of logits, in order
     std::vector<size_t> lengths_read;       // lengths of everything read from the beginning
     std::vector<std::vector<int>> decided;  // the tokens that were to be shared
     int passes = 0;
     bool damaged = false;
     bool chooses = true;
-    std::vector<int> from_elsewhere;  // tokens another rank chose
+    std::vector<int> from_elsewhere;  // tokens that another rank chose
 
 private:
     Rows logits_after(const std::vector<std::vector<int>>& contexts) {
@@ -93,7 +93,7 @@ TEST_CASE("generation: the older half is left out when the model sees no more") 
                 std::vector<int> text;
                 for (int i = 0; i < prompt_length; i++) text.push_back(i % vocab);
                 FakeGenerator generator(text, 1, cached ? limit : 0, cached ? 99 : limit);
-                std::vector<int> shown = text;  // worked out from the definition
+                std::vector<int> shown = text;  // computed from the definition
                 for (int i = 0; i < 20; i++) {
                     if ((int)shown.size() > limit)
                         shown.erase(shown.begin(), shown.end() - std::max(limit / 2, 1));
@@ -139,7 +139,7 @@ TEST_CASE("generation: a prompt is read once for all texts") {
     }
 }
 
-// The new tokens of each text.
+// Returns the new tokens of each text.
 static std::vector<std::vector<int>> write(const std::vector<uint64_t>& keys, bool cached = true,
                                            std::vector<int> ends = {}, size_t most = 99) {
     FakeGenerator generator({1, 2, 3}, (int)keys.size(), cached ? 9 : 0, 9);
@@ -220,7 +220,7 @@ TEST_CASE("generation: texts of several lengths are those that each would be alo
     }
 }
 
-// The ranks' turns are taken by hand: each chooses for its own texts, and all are told of all.
+// The test takes the ranks' turns: each chooses for its own texts, and all learn all choices.
 TEST_CASE("generation: data ranks share texts, and all make the same number of passes") {
     const Texts prompts = {{1, 2, 3}, {4}, {5, 6, 7, 8, 9}, {1, 2}, {4}};
     for (bool cached : {false, true}) {

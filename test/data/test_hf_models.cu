@@ -1,5 +1,6 @@
-// Models of Hugging Face, in and out: what config.json says of them, which tensors they have, and a
-// checkpoint that goes out and comes back. test/scripts/check_transformers.sh asks transformers itself.
+// Models of Hugging Face, imported and exported: what config.json says about them, which tensors they have,
+// and a checkpoint that is exported and imported again. test/scripts/check_transformers.sh compares with
+// transformers itself.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -16,7 +17,7 @@
 
 namespace {
 
-// Small models with every switch that their family has.
+// Small models that use every switch of their family.
 ModelConfig gpt2_model() {
     return {.layers = 2, .channels = 24, .heads = 4, .mlp_width = 40, .vocab_size = 61, .context = 16};
 }
@@ -126,7 +127,7 @@ ModelConfig completed(ModelConfig config) {
     return config;
 }
 
-// All of a model, as text.
+// Returns all options of a model, as text.
 std::string description(const ModelConfig& config) {
     Options options;
     static_cast<ModelConfig&>(options) = completed(config);
@@ -180,7 +181,7 @@ std::vector<CheckpointTensor> tensors_of(const ModelConfig& c) {
     return tensors;
 }
 
-// Element i of tensor t: a different number for each, which bf16 holds too.
+// Element i of tensor t: values that differ and are exact in bf16, too.
 float value_of(size_t t, uint64_t i) {
     return (float)((t * 31 + i * 7) % 251) - 125;
 }
@@ -220,7 +221,7 @@ std::vector<std::string> import_run(const std::string& folder, const std::string
     return import_hf(folder, run_dir, false, [](const Options& options) { return tensors_of(options); });
 }
 
-// One tensor of a folder.
+// Reads one tensor of a folder.
 std::vector<float> read_tensor(const std::string& folder, const std::string& name) {
     SafetensorsFolder files(folder);
     const SafeTensor* tensor = files.find(name);
@@ -230,7 +231,7 @@ std::vector<float> read_tensor(const std::string& folder, const std::string& nam
     return values;
 }
 
-// Writes the weights again, with a change of one tensor: of its values, or of the tensor itself.
+// Rewrites the weights with a change of one tensor: of its values, or of the tensor itself.
 struct Rewritten {
     std::string name;
     std::vector<uint64_t> shape;
@@ -274,7 +275,7 @@ TEST_CASE("published configs of GPT-NeoX and GPT-J") {
     CHECK(neox.bias);
     CHECK(neox.mlp == MlpKind::gelu_exact);
     CHECK(neox.rope_dims == 16);
-    CHECK(parameter_count(neox) == 70426624 - 6 * 2 * 512);  // pythia-70m, less a norm of each layer
+    CHECK(parameter_count(neox) == 70426624 - 6 * 2 * 512);  // pythia-70m, without one norm of each layer
     ModelConfig gptj = completed(parse_hf_config(hf_gptj().dump(), "config.json"));
     CHECK(gptj.block == BlockKind::parallel);
     CHECK(!gptj.bias);
@@ -282,7 +283,7 @@ TEST_CASE("published configs of GPT-NeoX and GPT-J") {
     CHECK(gptj.rope_dims == 64);
     CHECK(gptj.mlp_width == 16384);
     CHECK(parameter_count(gptj) ==
-          6050882784 - 50400 - 28 * (16384 + 2 * 4096) - 4096);  // gpt-j-6b, unbiased
+          6050882784 - 50400 - 28 * (16384 + 2 * 4096) - 4096);  // gpt-j-6b, without its biases
 }
 
 TEST_CASE("published configs of Yuan 2.0") {
@@ -306,7 +307,7 @@ TEST_CASE("published configs of Yuan 2.0") {
 TEST_CASE("a config that is written is the same model when it is read") {
     std::vector<NamedModel> all = models();
     for (const Preset& preset : preset_table()) all.push_back({nullptr, preset.config});
-    // 2 / 49 * 49 is less than 2
+    // in floating point, 2 / 49 * 49 is less than 2
     for (int width : {45, 47, 49, 250}) {
         for (int dims = 2; dims <= width; dims += 2) {
             auto share = [&](ModelConfig& c) { c.heads = 3, c.channels = 3 * width, c.rope_dims = dims; };
@@ -343,7 +344,7 @@ TEST_CASE("models that no family expresses are refused by the option") {
     auto pattern = [](ModelConfig& c) { c.window = 4, c.window_pattern = "1:1"; };
     refuse(with(llama_model(), pattern),
            "--window-pattern 1:1: Hugging Face's mistral, the nearest family, has only none; ");
-    // two layers, one of them full, or none
+    // two layers, of which one or none has full attention
     auto patterned = [](ModelConfig model, const char* windows) {
         model.window = 4, model.window_pattern = windows;
         return std::string(hf_family(completed(model)).name);
@@ -426,7 +427,7 @@ TEST_CASE("linear RoPE goes out as that") {
 // ----------------------------------------------------------------------------
 // tensors
 
-// Every element of ours is in one place of theirs.
+// Each element of ours is in exactly one place of theirs.
 TEST_CASE("a table covers a model") {
     for (const NamedModel& model : models()) {
         ModelConfig config = completed(model.config);
@@ -472,12 +473,12 @@ TEST_CASE("orders") {
     for (size_t i : {0, 5, 23})
         for (size_t j : {0, 1, 50, 71}) CHECK(conv1d[i * 3 * C + j] == value_of(t, j * C + i));
 
-    // heads of queries, keys and values of six
+    // query, key and value heads of six elements
     auto fused = exported(neox_model(), "neox", "gpt_neox.layers.0.attention.query_key_value.bias");
     t = number(neox_model(), "layers.0.qkv.bias");
     CHECK(fused[0] == value_of(t, 0));
     CHECK(fused[HS] == value_of(t, C));                          // the first key of the first head
-    CHECK(fused[2 * HS + 1] == value_of(t, 2 * C + 1));          // a value of it
+    CHECK(fused[2 * HS + 1] == value_of(t, 2 * C + 1));          // a value of that head
     CHECK(fused[3 * HS] == value_of(t, HS));                     // the first query of the second head
     CHECK(fused[(3 * NH - 1) * HS] == value_of(t, 3 * C - HS));  // the first value of the last
     CHECK(exported(neox_model(), "neox", "gpt_neox.layers.1.post_attention_layernorm.weight") ==
@@ -486,9 +487,9 @@ TEST_CASE("orders") {
     auto values = exported(qwen2_model(), "qwen2", "model.layers.1.self_attn.v_proj.bias");
     t = number(qwen2_model(), "layers.1.qkv.bias");
     CHECK(values.size() == 16);
-    CHECK(values[5] == value_of(t, 32 + 16 + 5));  // behind the queries and the keys
+    CHECK(values[5] == value_of(t, 32 + 16 + 5));  // after the queries and the keys
 
-    // four of six elements are turned: 0 and 2, 1 and 3 are the pairs of ours
+    // RoPE turns four of the six elements; ours pairs 0 with 2 and 1 with 3
     auto keys = exported(gptj_model(), "gptj", "transformer.h.1.attn.k_proj.weight");
     t = number(gptj_model(), "layers.1.qkv.weight");
     int ours[HS] = {0, 2, 1, 3, 4, 5};
@@ -501,7 +502,7 @@ TEST_CASE("orders") {
     CHECK(exported(gptj_model(), "gptj", "lm_head.bias") == std::vector<float>(61));
 }
 
-// The weights of the golden run under their published names, and under ours, as PyTorch's model has them.
+// The weights of the golden run under their published names and under ours, from PyTorch's model.
 TEST_CASE("a model with a local filter, in its published order") {
     Golden golden("yuan");
     ModelConfig config = yuan_model();
@@ -585,7 +586,7 @@ TEST_CASE("a folder that was exported") {
     CHECK(json("generation_config.json")["eos_token_id"] == 60);
     CHECK(json("tokenizer_config.json")["eos_token"] == "<|endoftext|>");
     CHECK(read_text(out + "/tokenizer.json") == tokenizer);
-    // none of its files is written over, and none is written if one is there
+    // none of its files is overwritten, and none is written if one of them exists
     for (const auto& entry : fs::directory_iterator(out)) {
         std::string name = entry.path().filename(), other = folder / ("other " + name);
         fs::create_directory(other);
@@ -632,7 +633,7 @@ TEST_CASE("an import replaces a run when all of it is there") {
     auto import_model = [&] {
         import_hf(out, run, true, [](const Options& model) { return tensors_of(model); });
     };
-    make_run(run, llama_model());  // has step 7
+    make_run(run, llama_model());  // its checkpoint has step 7
     write_file(run + "/tokenizer.json", "older");
     auto old_run_is_whole = [&] {
         CHECK(checkpoint_steps(run)[0] == 7);
@@ -651,7 +652,7 @@ TEST_CASE("an import replaces a run when all of it is there") {
         CHECK(read_text(run + "/tokenizer.json") == "older");
         CHECK(checkpoint_steps(run) == std::vector<int64_t>{7});
     }
-    // killed in the midst of it
+    // killed in the middle
     fail_next_rename_to = checkpoint_folder(run, 7) + ".partial";
     CHECK_REFUSED(import_model(), "cannot rename it: Input/output error; ");
     old_run_is_whole();
@@ -686,7 +687,7 @@ TEST_CASE("a run whose tokens are bytes goes out with a tokenizer, and comes bac
     CHECK(Tokenizer::load(folder / "back/tokenizer.json").vocab_size() == 257);
 }
 
-// A folder as others publish them, with what no option of ours stands for.
+// A folder as others publish them, with settings that no option of ours stands for.
 struct PublishedModel {
     TemporaryFolder folder;
     std::string out = folder / "out", run = folder / "run", again = folder / "again";
@@ -707,7 +708,7 @@ struct PublishedModel {
     nlohmann::json json(const std::string& place, const std::string& name) const {
         return nlohmann::json::parse(read_text(place + "/" + name));
     }
-    // Imports it, and exports it again with another end of documents, or -1: that of the import.
+    // Imports it, and exports it again with another end-of-document token, or with the imported one (-1).
     void go_through(int document_end = -1, Dtype dtype = Dtype::fp32, bool as_stored = true) {
         for (const std::string& place : {run, again}) fs::remove_all(place);
         import_run(out, run);
@@ -743,18 +744,18 @@ TEST_CASE("what a model was published with goes out as it came in") {
     for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"})
         CHECK(read_text(model.again + "/" + name) == read_text(model.out + "/" + name));
 
-    // A change that a run made is told.
+    // A change that a run made is exported.
     model.go_through(11, Dtype::bf16);
     nlohmann::json config = model.json(model.again, "config.json");
     CHECK(config["eos_token_id"] == 11);
     CHECK(config["bos_token_id"] == 7);
     CHECK(config["torch_dtype"] == "bfloat16");
     CHECK(model.json(model.again, "generation_config.json") ==
-          nlohmann::json::parse(generation));  // it has 11
+          nlohmann::json::parse(generation));  // it has 11 already
     model.go_through(-1, Dtype::fp32, false);
     CHECK(model.json(model.again, "config.json")["torch_dtype"] == "float32");
 
-    // settings of another tokenizer than the run has are left out
+    // settings of a tokenizer other than the run's are left out
     std::string tokenizer = read_text(model.run + "/tokenizer.json");
     write_file(model.run + "/tokenizer.json", tokenizer + "\n");
     CheckpointReader reader(newest_checkpoint(model.run));
@@ -840,7 +841,7 @@ TEST_CASE("a weight that is not finite is told, and imported") {
           std::vector<std::string>{
               "not finite: 3 of the numbers, the first in tensor layers.1.fc.weight: element 5 is nan; "
               "whatever the model computes will be nan, so get it again from where it was good"});
-    // One that is put in another order is looked at, too.
+    // A tensor that is reordered is checked, too.
     rewrite(folder / "out", [](std::vector<Rewritten>& tensors) {
         find(tensors, "transformer.h.0.attn.q_proj.weight").values[0] = NAN;
     });

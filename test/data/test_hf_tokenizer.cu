@@ -1,5 +1,5 @@
-// Tokenizer files: against the ids of Hugging Face's `tokenizers` (test/golden/tokenizers), any bytes there
-// and back, what is refused, and the parts one by one.
+// Tokenizer files: the ids of Hugging Face's `tokenizers` (test/golden/tokenizers), round trips of any bytes,
+// what is refused, and the parts one by one.
 #include "test/support/thread_time.h"
 #include "test/support/file_testing.h"
 
@@ -49,7 +49,7 @@ TEST_CASE("hf tokenizer: the library's ids, both ways") {
             std::vector<int> expected = result["ids"];
             CHECK(tokenizer.encode(text, SpecialTokens::recognized) == expected);
             std::string decoded = result.value("decoded", text);
-            // The library writes U+FFFD for bytes that are no text; in these texts there are none.
+            // The library writes U+FFFD for invalid bytes; these texts have none.
             CHECK(tokenizer.decode(expected) == decoded);
             std::vector<int> plain = result.value("as_text", expected);
             CHECK(tokenizer.encode(text) == plain);
@@ -124,7 +124,7 @@ TEST_CASE("hf tokenizer: any bytes come back") {
             texts.push_back(text.get<std::string>().substr(0, damaged.size() / 2 + 1));
         }
         for (const std::string& text : texts) {
-            // Such files write spaces as U+2581, and read that as a space.
+            // Such files write spaces as U+2581, and decode that as a space.
             if (std::string_view(name) == "llama2" && text.find(metaspace) != text.npos) continue;
             CAPTURE(text.substr(0, 60));
             CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
@@ -145,7 +145,7 @@ TEST_CASE("hf tokenizer: a byte that is no text is neither letter, digit nor spa
     CHECK(tokenizer.encode("the \xff\xff"
                            "12") == together({"the", " \xff\xff", "12"}));
     CHECK(tokenizer.encode("\xff") == std::vector<int>{tokenizer.id_of("ÿ").value()});
-    // Form C stops at it.
+    // NFC stops at the invalid byte.
     HfTokenizer qwen = HfTokenizer::read(golden_path("qwen"));
     CHECK(qwen.decode(qwen.encode("e\xff\u0301 e\u0301")) == "e\xff\u0301 é");
 }
@@ -358,7 +358,7 @@ TEST_CASE("pattern: what it cuts") {
     CHECK(cut("[:a:]+|[.b.]|[=c=]", "a:bd=") == "[a:][b](d)[=]");
     CHECK(cut(Pattern::quoted("a.é\n▁"), "a.é\n▁axé") == "[a.é\n▁](axé)");
     CHECK(cut("a", "") == "");
-    std::string every;  // each character of ASCII
+    std::string every;  // each character of ASCII except NUL
     for (int c = 1; c < 128; c++) every += (char)c;
     CHECK(cut(Pattern::quoted(every), every) == "[" + every + "]");
 }
@@ -375,7 +375,7 @@ TEST_CASE("pattern: what is refused") {
         CAPTURE(pattern);
         check_error(error_of([&] { cut(pattern, "aaa"); }), "here", "not supported");
     }
-    // The messages show the pattern up to what is refused.
+    // The messages show the pattern up to the refused part.
     std::string letters;
     for (int i = 0; i < 19; i++) letters += "é";
     using Case = std::pair<std::string, std::string>;
@@ -388,7 +388,7 @@ TEST_CASE("pattern: what is refused") {
 TEST_CASE("pattern: going back without end is stopped") {
     check_error(error_of([] { cut("(a+)+[bc]", std::string(60, 'a')); }), "here", "takes too long");
     CHECK(cut("\\s*[\\r\\n]+|\\s+", std::string(20'000'000, ' ')).size() == 20'000'002);
-    // The limit is one for all matches of a text, whether they are found or not.
+    // All matches of a text share one limit, whether they are found or not.
     std::string twice = "(?:a|a)", often;
     for (int i = 0; i < 16; i++) often += twice;
     for (const std::string& pattern : {often + "b|a", often + "[bc]"})
@@ -429,7 +429,7 @@ TEST_CASE("normal forms: the library's, and bytes that are no text stay") {
     }
     CHECK(NormalForm("NFC").apply("e\u0301\xcc e\xff\u0301\u0301\u0323") ==
           "\u00e9\xcc e\xff\u0323\u0301\u0301");
-    std::string marks;  // utf8proc alone would take hours to put them in order
+    std::string marks;  // utf8proc by itself would take hours to put them in order
     for (int i = 0; i < 1'000'000; i++) marks += "\u0301\u0323";
     std::string ordered = NormalForm("NFD").apply(marks);
     CHECK(ordered.size() == marks.size());
@@ -493,7 +493,7 @@ TEST_CASE("tiktoken: rank files") {
     std::string ranks;
     const std::vector<std::string>& tokens = llama3.parts().vocabulary;
     for (size_t id = 0; id < tokens.size(); id++) {
-        // One is written outside of the byte alphabet; nothing is encoded to it.
+        // One token is outside of the byte alphabet; no text is encoded to it.
         std::optional<std::string> bytes = from_byte_alphabet(tokens[id]);
         if (bytes) ranks += base64(*bytes) + text(" %zu\n", id);
     }
@@ -533,7 +533,7 @@ TEST_CASE("tiktoken: rank files") {
     check_error(refuse(ranks + "IiIiIg== 50256\n"), "ranks", "token 50256 is no special token");
     check_error(refuse("IQ== 0\n"), "ranks", "no token for byte 0x00");
     check_error(refuse(ranks + "IiIiIg== 4194303\n"), "ranks", "line 705 is not a token");
-    // The parts of a token are looked up once, and again only where two were joined: four times as many
+    // The parts of a token are looked up once, and again only where two were joined. So four times as many
     // tokens, of up to four times the length, take 16 times as long, and not 64 times.
     auto seconds_for = [&](size_t longest) {
         std::string alike = ranks;

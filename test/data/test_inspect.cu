@@ -1,9 +1,9 @@
-// The inspect subcommand: what it says of a checkpoint, and the damage it finds.
+// The inspect subcommand: what it says about a checkpoint, and the damage that it finds.
 #include "data/checkpoint/builder.h"
 #include "data/commands/inspect.h"
 #include "test/support/file_testing.h"
 
-// Two tensors in 6 pieces, in two data files; a third one holds none.
+// Two tensors in 6 pieces, in two data files; a third file holds none.
 static void save_example(const std::string& run_dir, int64_t step) {
     Options options;
     options.model = "gpt2-124M";
@@ -37,7 +37,7 @@ static void save_example(const std::string& run_dir, int64_t step) {
     folder.commit(index);
 }
 
-// The lines about what is damaged, and the error.
+// Returns the lines about damage, and then the error.
 static std::vector<std::string> damage_of(const std::string& folder) {
     std::vector<std::string> lines;
     std::string error = error_of([&] {
@@ -105,7 +105,7 @@ TEST_CASE("every damaged piece is named") {
     CHECK_REFUSED(inspect_checkpoint({.run = run.path, .verify = false}),
                   "1000 bytes, and the index says 48064; ");
 
-    // files that are not of it
+    // files that do not belong to it
     write_file(path, good);
     write_file(folder + "/data_00007.bin", good);
     write_file(folder + "/notes\n.txt", "");

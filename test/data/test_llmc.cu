@@ -1,5 +1,5 @@
-// Models of llm.c: export and import are inverse, and the state of any number of ranks is put together. The
-// files are forged here the way llm.c lays out its memory, so that nothing is compared with itself.
+// Models of llm.c: export and import are inverse, and the state of any number of ranks is assembled. The
+// files are forged here from llm.c's memory layout, so that nothing is compared with itself.
 #include <cmath>
 
 #include "data/exchange/llmc_import.h"
@@ -42,7 +42,7 @@ static std::vector<CheckpointTensor> tensors_of(const Options& c) {
 
 enum Kind { weight, master, first_moment, second_moment };
 
-// An element of one of our tensors; weights are the masters rounded to bf16, up or down.
+// An element of one of our tensors. Weights are the masters rounded to bf16, up or down.
 static float value_of(Kind kind, const std::string& name, uint64_t element, Dtype dtype) {
     uint32_t seed = XXH32(name.data(), name.size(), (uint32_t)element);
     float moment = (float)(seed >> 8) * 0x1p-24f;
@@ -53,7 +53,7 @@ static float value_of(Kind kind, const std::string& name, uint64_t element, Dtyp
     return std::bit_cast<float>((bits >> 16 << 16) + (seed & 1 && bits & 0xffff ? 0x10000u : 0));
 }
 
-// The 16 tensors of llm.c: their names here, whether they are of all layers, and elements of one layer.
+// The 16 tensors of llm.c: their names here, whether they span all layers, and the elements of one layer.
 struct Param {
     const char* name;
     bool layered;
@@ -79,7 +79,7 @@ static std::vector<Param> params(uint64_t C, uint64_t T, uint64_t Vp) {
             {"normf.bias", false, C}};
 }
 
-// The memory of a rank for one kind: all of it, or with ZeRO 1 the shares that llm.c's update works on.
+// The memory of a rank for one kind: all of it, or with ZeRO 1 the shards that llm.c's update works on.
 static std::vector<float> memory_of(Kind kind, Dtype dtype, int ranks = 1, int rank = 0) {
     ModelConfig c = gpt2();
     uint64_t total = 0, P = (uint64_t)ranks, r = (uint64_t)rank, C = (uint64_t)c.channels;
@@ -418,7 +418,7 @@ TEST_CASE_FIXTURE(Folder, "ranks that are missing, too many or exchanged") {
     std::string one = contents(state(1)), two = contents(state(2));
     write_file(state(1), two);
     check_refused(state(1), "of rank 2 of 4, and its name is of rank 1; ");
-    // headers may hide it
+    // headers may hide the swap
     write_file(state(1), one.substr(0, 1024) + two.substr(1024));
     check_refused(model, "tensor wpe: element 8 is ");  // rank 1 has padding of wte only
     write_file(state(1), one);
@@ -459,7 +459,7 @@ TEST_CASE_FIXTURE(Folder, "state that is damaged, or not of the model") {
     }
     check(1, State{.ranks = 2}.bytes(1), "not of the size of ");
 
-    // a run that shuffles appends this, with counts that lie
+    // a run that shuffles appends this data; here its counts are wrong
     State shuffling = {.ranks = 2, .zero = true, .shuffles = true};
     write(shuffling);
     std::string bytes = shuffling.bytes(0);

@@ -1,10 +1,10 @@
-// Data sets of Megatron-LM: reading, and every way in which the two files can be wrong.
+// Data sets of Megatron-LM: reading them, and every way in which the two files can be wrong.
 #include "test/support/file_testing.h"
 
 #include "data/tokens/megatron_shards.h"
 #include "kernels/random.cuh"
 
-// An index as bytes. The pointers follow from the lengths, unless given.
+// An index as bytes. Pointers follow from the lengths unless given.
 struct IndexFile {
     std::string magic = std::string("MMIDIDX\0\0", 9);
     uint64_t version = 1;
@@ -12,7 +12,7 @@ struct IndexFile {
     std::vector<int32_t> lengths;
     std::vector<int64_t> documents = {};
     std::vector<int64_t> pointers = {};
-    uint64_t sequence_count = UINT64_MAX, document_count = UINT64_MAX;  // the default takes the real counts
+    uint64_t sequence_count = UINT64_MAX, document_count = UINT64_MAX;  // by default, the real counts
     std::string tail = "";
 
     std::string bytes() const {

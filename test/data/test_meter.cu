@@ -1,5 +1,6 @@
-// Tests of data/run/meter.h and data/run/time_limit.h. Values by hand, from the published formula: a GPT with
-// an MLP of 4 h costs 72 B s l h^2 (1 + s / (6 h) + V / (12 l h)) FLOPs a step (Korthikanti et al. 2022).
+// Tests of data/run/meter.h and data/run/time_limit.h. The expected values follow from the published formula:
+// a GPT with an MLP of 4 h costs 72 B s l h^2 (1 + s / (6 h) + V / (12 l h)) FLOPs a step (Korthikanti et al.
+// 2022).
 #include <doctest/doctest.h>
 
 #include "data/base/figures.h"
@@ -61,9 +62,9 @@ TEST_CASE("a window counts the positions it holds") {
     // positions 0 .. 4 see 1, 2, 3, 3, 3
     CHECK(flops_per_token(config, 5, true) == doctest::Approx(products + 12 * 8 * (12 / 5.0)));
     CHECK(flops_per_token(config, 5, false) == flops_per_token(config, 5, true));
-    config.window = 5;  // a window as long as the sequence is none
+    config.window = 5;  // a window as long as the sequence is no window
     CHECK(flops_per_token(config, 5, false) == products + 12 * 8 * 5);
-    // layers 0, 1, 3 and 4 of five, of which the others see 1 .. 5 positions
+    // layers 0, 1, 3 and 4 of five have a window; layer 2 counts half of the 5 positions
     config = completed({.layers = 5, .channels = 8, .heads = 1, .vocab_size = 1, .window = 3});
     config.window_pattern = "2:1";
     products = 6 * (5 * 12 * 8 * 8 + 8.0);
@@ -79,7 +80,7 @@ TEST_CASE("shares are of one device") {
     CHECK(meter.has_peak());
     CHECK(meter.mfu(rate) == doctest::Approx(138 / 312.0).epsilon(1e-12));
     CHECK(meter.gemm_share(rate) == doctest::Approx(0.5).epsilon(1e-12));
-    meter.add_measurement(1);  // lower ones are those of a device that others used
+    meter.add_measurement(1);  // a lower measurement comes from a device that others used
     CHECK(meter.gemm_share(rate) == doctest::Approx(0.5).epsilon(1e-12));
     CHECK(meter.gemm_share_causal(rate) == doctest::Approx(0.5 * causal / full).epsilon(1e-12));
 
@@ -128,7 +129,7 @@ TEST_CASE("no share is above one") {
     ModelConfig gpt2 = completed({});
     Meter meter(gpt2, 1024, 0, 1e12, 1);
     double rate = 2.5e12 / flops_per_token(gpt2, 1024, false);
-    meter.add_step(rate);  // faster than the products that were measured while others used the device
+    meter.add_step(rate);  // faster than the products, which were measured while others used the device
     CHECK(meter.gemm_share(rate) == doctest::Approx(1).epsilon(1e-12));
     CHECK(meter.gemm_share(rate / 2) == doctest::Approx(0.5).epsilon(1e-12));
     meter.add_measurement(5e12);
@@ -142,7 +143,7 @@ TEST_CASE("a run ends before its time is over, by the times that things have tak
     CHECK(limit.is_over(10, begun + 89.5));
     CHECK(limit.is_over(0, begun + 101));
     CHECK(!none.is_over(1e9, begun + 1e9));
-    // The longest counts, but what was long once does so less and less.
+    // The longest save counts, but an old one counts less and less.
     CHECK(limit.save.seconds(3) == 3);
     limit.save.add(2);
     CHECK(limit.save.seconds(3) == 2);

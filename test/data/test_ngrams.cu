@@ -1,4 +1,4 @@
-// The rows of tables that the n-grams of a text look up, and the options of n-gram memory.
+// The table rows that the n-grams of a text look up, and the options of n-gram memory.
 #include "test/support/file_testing.h"
 
 #include <cmath>
@@ -12,7 +12,7 @@ using Looked = std::vector<uint64_t>;  // rows (count, heads)
 constexpr uint64_t seed = 5;
 constexpr int vocab = 300;
 
-// n-grams of 2 and 3 tokens with two heads each, whose rows are so many that none is shared by chance.
+// 2-grams and 3-grams with two heads each, and enough rows that none is shared by chance.
 static ModelConfig model_with_ngrams(long long rows = 1'000'000'000) {
     ModelConfig c;
     c.vocab_size = vocab;
@@ -88,11 +88,11 @@ TEST_CASE("ngrams: documents do not see each other, and a text sees the tokens b
         int count = 30 - first;
         CHECK(look_up(hash, {at, count, first}) == part(whole, first, 30));
         CHECK(look_up(hash, {at, count}) == look_up(hash, Tokens(text.begin() + first, text.end())));
-        // only as many as may be seen
+        // sees no more tokens before it than it may
         Looked one_before = look_up(hash, {at, count, 1});
         CHECK(one_before == part(look_up(hash, {at - 1, count + 1}), 1, count + 1));
 
-        // a document that began before the text
+        // a document that began one token before the text
         std::vector<int> began((size_t)count, -1);
         CHECK(look_up(hash, {at, count, first, began.data()}) == one_before);
     }
@@ -129,7 +129,7 @@ TEST_CASE("ngrams: rows are uniform, and what two share in one head they do not 
         for (double count : of_head) chi_square += std::pow(count - expected, 2) / expected;
         CHECK(chi_square / (double)(of_head.size() - 1) == doctest::Approx(1).epsilon(0.6));
     }
-    for (size_t head = 0; head < all_heads; head += 2) {  // this one and the next are of the same n-grams
+    for (size_t head = 0; head < all_heads; head += 2) {  // this head and the next look up the same n-grams
         double shared = 0, both = 0;
         for (size_t s = 0; s < 1000; s++) {
             for (size_t t = 0; t < s; t++) {
@@ -143,7 +143,7 @@ TEST_CASE("ngrams: rows are uniform, and what two share in one head they do not 
     }
 }
 
-// The head of ngrams.h has it.
+// The formula is at the top of ngrams.h.
 TEST_CASE("ngrams: the numbers of rows are those of the formula") {
     ModelConfig c = model_with_ngrams(5000);
     std::vector<NgramHead> heads = ngram_heads(c);
@@ -189,7 +189,7 @@ TEST_CASE("ngrams: heads have different prime numbers of rows, one after another
             CHECK(head.rows <= most);
             uint64_t divisor = 2;
             while (head.rows % divisor != 0) divisor++;
-            CHECK(divisor == head.rows);  // a prime number
+            CHECK(divisor == head.rows);  // prime
             end += head.rows;
             sizes.insert(head.rows);
             tokens.push_back(head.tokens);
@@ -229,7 +229,7 @@ TEST_CASE("ngrams: tokens that differ by a space before them are one") {
     CHECK(of("A") == of(" a"));
     CHECK(of("A") != of("b"));
     CHECK(of(" ") != of(" a"));
-    for (int token = 0; token < padded; token++) {  // the first of its kind, which is itself
+    for (int token = 0; token < padded; token++) {  // the first of its kind, which stands for itself
         uint64_t first = folded[(size_t)token];
         CHECK((first <= (uint64_t)token && folded[first] == first));
         if (token >= size) CHECK(first == (uint64_t)token);
@@ -264,7 +264,7 @@ TEST_CASE("ngrams: what is no n-gram memory is refused") {
         c.ngram = row.ngram, c.ngram_layers = row.layers, c.ngram_width = row.width, c.ngram_rows = row.rows;
         check_error(error_of([&] { complete(c); }), row.thing, row.reason);
     }
-    ModelConfig c = model_with_ngrams();  // the second layer has a table if none is named
+    ModelConfig c = model_with_ngrams();  // the second layer has a table if no layer is named
     CHECK(c.ngram_layers == "1");
     CHECK((!has_table(c, 0) && has_table(c, 1) && !has_table(c, 2)));
     ModelConfig one;

@@ -1,4 +1,4 @@
-// Options, presets and Hugging Face configs: what is read, and the one line that bad input gets.
+// Options, presets and Hugging Face configs: what is read, and the one-line errors for bad input.
 #include <set>
 #include <sstream>
 #include <string_view>
@@ -31,20 +31,20 @@ static Options train(std::vector<std::string> arguments, int processes = 1) {
     return std::get<TrainingLine>(parse(command_train, arguments, processes)).options;
 }
 
-// The options of `train`, as a line.
+// Parses a line of options of `train`.
 static Options train_line(std::string_view line, int processes = 1) {
     std::string copy(line);
     return train(words_of(copy), processes);
 }
 
-// A whole command line, which begins with the command.
+// Parses a whole command line, which begins with the command.
 static CommandLine typed(std::string_view line) {
     std::string copy(line);
     std::vector<std::string> words = words_of(copy);
     return parse(parse_command(words[0]), {words.begin() + 1, words.end()});
 }
 
-// A file with such options.
+// A config file with this content.
 struct ConfigFile {
     TemporaryFolder folder;
     std::string path = folder / "run.conf";
@@ -318,7 +318,7 @@ TEST_CASE("bad options") {
         {"--save-every 9999999h", "--save-every 9999999h: out of range; "},
         {"--save-every 99999999999", "--save-every 99999999999: out of range; "},
         {"--failure-rate -1", "--failure-rate -1: out of range; "},
-        // values that are missing, or belong to nothing
+        // values that are missing, or that belong to no option
         {"--steps", "--steps: value missing; "},
         {"--steps --seed 3", "--steps: value missing before --seed; "},
         {"--train-data y.bin", "--train-data: given twice; name all files in one list, as in x.bin,y.bin"},
@@ -467,7 +467,7 @@ TEST_CASE("a batch that rises") {
         tokens += tokens_of_step(o, step);
     }
     CHECK(tokens_until(o, 14) == tokens);
-    // twice as many at once is the same ramp
+    // twice the sequences at once give the same ramp
     CHECK(tokens_of_step(train({"--batch-ramp", "1k:4k:10", "--micro-batch", "2"}), 4) == 2048);
     CHECK(tokens_until(train({"--steps", "14"}), 14) == 14 * 1024);
     o = train({"--batch-ramp", "1k:2k:1", "--global-batch", "2k"});
@@ -596,7 +596,7 @@ TEST_CASE("records of options") {
     CHECK_REFUSED(options_from_json(nlohmann::json::array(), "index.bin"), "index.bin: ");
 }
 
-// The error that a training run gets from a file, without the path of that.
+// Returns the error that a training run gets from a file, without the file's path.
 static std::string config_error(const std::string& content) {
     ConfigFile file(content);
     std::string error = error_of([&] { train({"--config", file.path}); });
@@ -623,7 +623,7 @@ TEST_CASE("a file has the options that the command line does not say itself") {
     CHECK(o.global_batch == 512 << 10);
     CHECK(o.prompt == "a # \"b\"\n");
     CHECK(o.run_dir == "runs/a#b");
-    CHECK(o.val_tokens == 3 * (512 << 10));  // in other words on the command line
+    CHECK(o.val_tokens == 3 * (512 << 10));  // set by --val-batches on the command line
     CHECK(train({"--config", file.path}).val_tokens == 4096);
 }
 
@@ -777,7 +777,7 @@ TEST_CASE("the help of a command is about that command alone") {
     CHECK(help_text(command_tokenize, 110).find("PREFIX_train_000000.bin") != std::string::npos);
 }
 
-// A shell takes an example apart into the words that the table has.
+// A shell splits an example into the words that the table has.
 TEST_CASE("examples in the help are command lines that can be copied") {
     for (const CommandHelp& command : command_table()) {
         for (const char* example : command.examples) {
@@ -803,7 +803,7 @@ TEST_CASE("a section of the help has the options of one group, and there is no o
             REQUIRE(at != std::string::npos);
             rest.erase(at, help_section(command.command, section, 80).size());
         }
-        CHECK(rest.find("\n  --") == std::string::npos);  // no option is in no section
+        CHECK(rest.find("\n  --") == std::string::npos);  // every option is in a section
     }
     CHECK_REFUSED(
         help_section(command_train, "dat", 80),
@@ -815,7 +815,8 @@ TEST_CASE("the header has the options that are not as usual, and says where all 
     auto summary = [](std::vector<std::string> words) { return options_summary(train(words), 1000); };
     std::string all = "other options have their defaults; all are in runs/";
     CHECK(summary({"--model", "tiny"}) == "Data         train-data=x.bin\n" + all + "tiny/options.json\n");
-    // Options that follow from others are not said again; given ones are, in the table's order and groups.
+    // Options that follow from others are not repeated; given ones are listed, in the table's order and
+    // groups.
     std::string several = summary({"--model", "tiny", "--channels", "64", "--heads", "4", "--steps", "400",
                                    "--learning-rate", "0.001", "--run-dir", "runs/a", "--norm", "layernorm",
                                    "--warmup-steps", "20", "--micro-batch", "3"});
@@ -894,7 +895,7 @@ TEST_CASE("what is left out of a layout follows from the number of processes") {
         {3, "--global-batch 8k", 3, 1, 8 * k},
         {6, "--zero 3 --shard-group 3 --global-batch 7k", 6, 3, 7 * k},
         {4, "--batch-ramp 5k:10k:9", 4, 1, 10 * k},
-        // an interleaved pipeline takes a micro-batch for each stage, or what is given
+        // an interleaved pipeline gets a micro-batch for each stage, or as given
         {4, "--pp 2 --pp-schedule interleaved", 2, 1, 4 * k},
         {4, "--pp 2 --pp-schedule interleaved --global-batch 11k", 2, 1, 11 * k},
         {4, "--pp 4 --pp-schedule interleaved --pp-chunks 1 --global-batch 1k", 1, 1, k},
@@ -1119,7 +1120,7 @@ TEST_CASE("layouts that do not fit, and the nearest that do") {
     }
 }
 
-// The layouts that a refusal offers: "give --tp 2 --dp 4 or --pp 2, or start ..."
+// Returns the layouts that a refusal offers: "give --tp 2 --dp 4 or --pp 2, or start ..."
 static std::vector<std::string> offered_layouts(const std::string& refusal) {
     std::vector<std::string> offers;
     size_t give = refusal.find("; give --");
@@ -1211,7 +1212,7 @@ static nlohmann::json without(nlohmann::json json, const char* key) {
     return json;
 }
 
-// All of a config, as text.
+// Returns all of a config, as text.
 static std::string description(ModelConfig config) {
     complete(config);
     Options options;
@@ -1246,7 +1247,7 @@ TEST_CASE("variants of the families that are the same arithmetic") {
     auto qwen2 = with(with(hf_qwen2(), "use_sliding_window", true), "sliding_window", 512);
     CHECK(read_hf(qwen2).window == 0);
     CHECK(read_hf(with(qwen2, "max_window_layers", 0)).window == 512);
-    CHECK(read_hf(with(hf_qwen2(), "attention_bias", false)).qkv_bias);  // which transformers does not read
+    CHECK(read_hf(with(hf_qwen2(), "attention_bias", false)).qkv_bias);  // transformers does not read this
     CHECK(parameter_count(read_hf(hf_seed_oss())) == 36151104512);
     CHECK(read_hf(hf_seed_oss()).qkv_bias);
     CHECK_FALSE(read_hf(with(hf_seed_oss(), "attention_bias", false)).qkv_bias);
@@ -1292,7 +1293,7 @@ TEST_CASE("a missing key means what transformers takes it for") {
     CHECK(usual(hf_qwen3(), {"head_dim"}).head_size == 128);
     auto windowed = with(with(hf_qwen3(), "use_sliding_window", true), "max_window_layers", 0);
     CHECK(usual(windowed, {"sliding_window"}).window == 4096);
-    CHECK(read_hf(windowed).window == 0);  // it says null
+    CHECK(read_hf(windowed).window == 0);  // the config says null
     CHECK(usual(with(windowed, "sliding_window", 5), {"max_window_layers"}).window ==
           0);  // there are 28 layers
 }
@@ -1346,7 +1347,7 @@ TEST_CASE("activations by all their names") {
     CHECK_REFUSED(read_hf(with(hf_llama(), "hidden_act", 3)), "hidden_act is 3; it must be a text");
 }
 
-// Transformers 5 takes these configs so: frequencies of pairs 0, 8 and 31 of 32, divided by those without.
+// The ratios of scaled to unscaled frequencies in Transformers 5, for pairs 0, 8 and 31 of 32.
 TEST_CASE("scaled RoPE, wherever a config has it") {
     auto base = without(without(hf_llama(), "rope_scaling"), "rope_theta");
     auto read = [&](const char* changes) {
@@ -1368,7 +1369,7 @@ TEST_CASE("scaled RoPE, wherever a config has it") {
     const char* linear = R"({"rope_theta": 7000.0, "rope_scaling": {"type": "linear", "factor": 2.0}})";
     CHECK(read(linear).rope_theta == 7000);
     CHECK(factors(read(linear)) == Ratios{0.5, 0.5, 0.5});
-    // rope_scaling, which people add, goes before rope_parameters, with the base that stands there
+    // rope_scaling, which people add, takes precedence over rope_parameters, including its base
     ModelConfig both = read(R"({"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
                                 "rope_scaling": {"rope_type": "linear", "factor": 2.0}})");
     CHECK(factors(both) == Ratios{0.5, 0.5, 0.5});
@@ -1377,7 +1378,7 @@ TEST_CASE("scaled RoPE, wherever a config has it") {
     CHECK(read(R"({"rope_parameters": {"rope_theta": 500000.0}, "rope_scaling": null})").rope_theta ==
           500000);
     CHECK(factors(read(R"({"rope_scaling": {"factor": 4.0}})")) == Ratios{1, 1, 1});  // default
-    // the original context beside it, in it, or left out; that beside it goes before
+    // the original context beside rope_scaling, in it, or left out; the one beside it takes precedence
     const std::string llama3 =
         R"("rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0)";
     auto original = [&](const std::string& inner, const std::string& outer) {

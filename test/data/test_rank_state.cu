@@ -1,4 +1,4 @@
-// A rank's flight record, as others read it, and the same state as JSON.
+// A rank's flight record as other processes read it, and the same state as JSON.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,7 +18,7 @@ AgentOptions agent_options(const std::vector<std::string>& words) {
     return parse_options_of<AgentOptions>(read_arguments(command_agent, words));
 }
 
-// A record with one group of four, in which two calls are issued, and the second has begun and is not done.
+// A record with one group of four and two issued calls; the second has begun and is not done.
 void fill(FlightRecord& record, const std::string& run_dir, int rank) {
     record.process = getpid(), record.rank = rank, record.ranks = 4;
     record.sizes[Axis::shard] = 4;
@@ -71,7 +71,7 @@ TEST_CASE("a record tells what its rank is at, and what it waits for") {
     nlohmann::json json = rank;
     CHECK(nlohmann::json::parse(json.dump()).get<RankState>() == rank);
 
-    // The folder of the run finds it, whichever way it is written.
+    // The run's folder finds it, however its path is written.
     std::string other_name = run.path + "/../" + run.path.substr(run.path.rfind('/') + 1) + "/";
     auto found = read_rank_states(other_name);
     REQUIRE(found.size() == 1);
@@ -111,7 +111,7 @@ TEST_CASE("a process that was stopped or killed is seen to be, and one that has 
     waitpid(stopped, nullptr, 0);
     CHECK(!read_rank_states(run.path).at(0).alive);
 
-    // Its place is taken by one that lives.
+    // A live process takes its place.
     SharedFlightRecord record;
     fill(*record, run.path, 1);
     CHECK(read_rank_states(run.path).at(0).alive);
@@ -124,7 +124,7 @@ TEST_CASE("an agent tells what the ranks of its run are at, until nobody listens
     nlohmann::json line = nlohmann::json::parse(agent_line("node5", run.path));
     CHECK(line["agent"] == "node5");
     CHECK(line["ranks"].at(0).get<RankState>().groups.size() == 1);
-    record->sign_of_life = INT64_MAX / 2;  // it gets on
+    record->sign_of_life = INT64_MAX / 2;  // it makes progress
     record->groups[0].done = 2;
     CHECK(nlohmann::json::parse(agent_line("node5", run.path))["ranks"].at(0)["groups"].empty());
     CHECK(nlohmann::json::parse(agent_line("node5", run.path + "2"))["ranks"].empty());

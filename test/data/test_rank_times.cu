@@ -1,4 +1,4 @@
-// The first rank's view of all: the spread of a step, and who is slow.
+// The first rank's view of all ranks: the spread of a step's times, and which ranks are slow.
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -13,10 +13,10 @@ using enum StepPhase;
 
 constexpr int steps = 20;
 
-// Times that differ by a few percent at random.
+// Times with random noise of a few percent.
 struct Run {
     std::vector<RankPlace> places;
-    std::vector<double> stretched;  // by rank: how long its passes are
+    std::vector<double> stretched;  // by rank: a factor on the duration of its passes
     uint64_t state = 1;
 
     double noise() {
@@ -97,7 +97,7 @@ TEST_CASE("a step is told when all ranks have told theirs, with the slowest rank
     CHECK((*line)["timings"]["ms"]["forward"] == nlohmann::json::array({20, 30, 50, 1}));
     CHECK((*line)["timings"]["ms"]["wait_gradients"] == nlohmann::json::array({30, 50, 60, 0}));
     CHECK((*line)["timings"]["waited"] == nlohmann::json::array({0.3, 0.5, 0.6, 0}));
-    CHECK(!(*line)["timings"]["ms"].contains("backward"));  // nobody was at it
+    CHECK(!(*line)["timings"]["ms"].contains("backward"));  // no rank ran it
 }
 
 TEST_CASE("a rank that computes long while its peers wait is named, with the phase") {
@@ -132,13 +132,13 @@ TEST_CASE("a rank a tenth slower than its peers is named when it has been that f
 
 TEST_CASE("stages of one rank are compared by the layer, but for the ends") {
     Run run = run_of(6, 1);
-    run.places[2].layers = 8;  // twice the layers take twice the time, and that is as it should be
+    run.places[2].layers = 8;  // twice the layers take twice the time, as they should
     CHECK(slow_ranks_of(run).empty());
     run.stretched[3] = 2.5;
     std::vector<SlowRank> found = slow_ranks_of(run);
     REQUIRE(found.size() == 1);
     CHECK(found[0].rank == 3);
-    run.stretched[3] = 1, run.stretched[0] = 2.5;  // the embedding is there
+    run.stretched[3] = 1, run.stretched[0] = 2.5;  // it has the embedding
     CHECK(slow_ranks_of(run).empty());
 }
 
@@ -155,7 +155,7 @@ TEST_CASE("a healthy run names nobody, nor does one freeze, nor a rank for which
             StepTimes times = run.times(step, rank);
             StepTimes freezes = times, alone = times;
             if (rank == 2 && step == 9) freezes[forward] += 0.5f;
-            if (rank == 2) alone[forward] *= 2;  // all the same, nobody waited longer
+            if (rank == 2) alone[forward] *= 2;  // yet no rank waited longer
             frozen.add((int)rank, freezes);
             unhurried.add((int)rank, alone);
         }

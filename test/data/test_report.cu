@@ -1,5 +1,5 @@
-// The report of runs: curves that are thinned, logs in any state, the page, CSV, event files of TensorBoard.
-// The page in a browser is checked in test/scripts/check_report.sh.
+// The report of runs: thinned curves, logs in any state, the page, CSV, and event files of TensorBoard.
+// test/scripts/check_report.sh checks the page in a browser.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -32,7 +32,7 @@ bool holds_text(const std::string& all, const std::string& words) {
     return all.find(words) != std::string::npos;
 }
 
-// The data of a page, as a browser takes it out of the first script.
+// Returns the data of a page, as a browser takes it from the first script.
 nlohmann::json data_of(const std::string& page) {
     const std::string begin = "<script id=\"data\" type=\"application/json\">";
     size_t from = page.find(begin);
@@ -98,7 +98,7 @@ TEST_CASE("few points stay as they are; those that are no number are counted, an
     CHECK(twice.who == 9);
     CHECK(twice.mean() == 40);
 
-    Series far;  // a damaged log may tell of any step
+    Series far;  // a damaged log may name any step
     for (int64_t step = 1; step < (int64_t)1 << 52; step *= 2) far.add(step, 1);
     for (int i = 0; i < 5000; i++) far.add(i * 900000000000, i);
     CHECK(far.buckets().size() <= Series::most_buckets);
@@ -142,9 +142,9 @@ TEST_CASE("a log that is damaged is read as far as it goes, and the notes say wh
     CHECK(holds_text(notes_of(run), "loss is not a finite number at 2 steps, first at step 2\n"));
     CHECK(run.series("loss").points() == 2);
     CHECK(run.series("loss").last() == 4.5);
-    CHECK(run.series("mfu").not_finite() == 0);  // null where no rate is known to measure by
+    CHECK(run.series("mfu").not_finite() == 0);  // null if no peak rate is known
 
-    // cut at any byte, it still is a run
+    // cut at any byte, it is still a run
     for (size_t bytes = 0; bytes < log.size(); bytes += 13) {
         std::string cut = run_with(folder, "cut", log.substr(0, bytes));
         CHECK(data_of(page_with(report_json({RunHistory(cut)}, "2026-02-01T00:00:00.000Z")))["runs"].size() ==
@@ -313,7 +313,7 @@ TEST_CASE("texts of a run cannot end the script that they are in") {
     };
     CHECK(count("<script") == 2);
     CHECK(count("</script") == 2);
-    CHECK(count("http:") + count("https:") == 1);  // the name of SVG, which nobody looks up
+    CHECK(count("http:") + count("https:") == 1);  // the namespace of SVG, which is never fetched
 }
 
 TEST_CASE("several runs go into one page, with the options that tell them apart") {
@@ -354,7 +354,7 @@ TEST_CASE("validation losses of other tokens are not laid over each other withou
             lines += R"({"step":1,"start":{"validation":{"tokens":64,"content":")" + content + "\"}}}\n";
         std::string run = run_with(folder, name, lines + step_line(1, 5) + val_loss);
         nlohmann::ordered_json options = options_to_json(Options());
-        options.erase("val_tokens");  // earlier programs had batches
+        options.erase("val_tokens");  // older records have val_batches instead
         options["val_batches"] = 2, options["global_batch"] = batch;
         write_run_options(run, options);
         return run;
@@ -419,7 +419,7 @@ TEST_CASE("of thousands of ranks the slowest of each cell stays, and those the r
         start["places"].push_back({rank % 8, rank / 8, 0, 0});
         times["forward"].push_back(rank == slow ? 131.0 : 100.0 + rank * 1e-4);
     }
-    times["forward"][slow + 1] = nullptr;  // a rank that did not tell
+    times["forward"][slow + 1] = nullptr;  // a rank that did not report
     nlohmann::json record = {{"step", 20}, {"steps", 20}, {"ms", times}, {"step_ms", times["forward"]}};
     record["slow"] = {{{"rank", slow}, {"phase", "forward"}, {"ratio", 1.31}}};
     nlohmann::json next = record;
@@ -485,7 +485,8 @@ TEST_CASE("checksums of records are CRC-32C, masked as TensorFlow has them") {
     CHECK(crc32c("123456789") == 0xe3069283);
     CHECK(crc32c(std::string(32, '\0')) == 0x8a9136aa);  // RFC 3720, B.4
     CHECK(crc32c(std::string(32, '\xff')) == 0x62a8ab43);
-    // Every event file of TensorFlow begins so: the length of its first record, 24, and the checksum of that.
+    // Every event file of TensorFlow begins so: the length of its first record, 24, and that length's
+    // checksum.
     const char head[] = "\x18\0\0\0\0\0\0\0\xa3\x7f\x4b\x22";
     TemporaryFolder folder;
     std::string run = run_with(folder, "run", step_line(1, 5));
@@ -518,7 +519,7 @@ TEST_CASE("events hold every number of a step, at its time") {
     CHECK(time == 1769903999.5);
     CHECK(records[1].substr(9, 3) == "\x10\xac\x02");  // step 300 in base 128
     auto value = [&](const std::string& record, const std::string& tag) {
-        // Summary.Value: tag is field 1, the float behind it field 2
+        // Summary.Value: tag is field 1, and the float after it is field 2
         size_t at = record.find("\x0a" + std::string(1, (char)tag.size()) + tag + "\x15");
         REQUIRE(at != record.npos);
         float result;

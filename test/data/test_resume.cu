@@ -1,5 +1,5 @@
-// A run that goes on from a checkpoint, or begins with the weights of one: the options that it takes over,
-// those that are refused or told, and how the checkpoint is found.
+// A run that resumes from a checkpoint, or begins with the weights of one: the options that it takes over,
+// those that are refused or reported, and how the checkpoint is found.
 #include <map>
 
 #include "data/checkpoint/builder.h"
@@ -41,7 +41,7 @@ static Checkpoints at_runs_a(std::vector<std::string> arguments, int processes =
     return {{"runs/a", run_with(std::move(arguments), processes)}};
 }
 
-// The record of a run but for what belongs to one start alone.
+// Returns the record of a run, without what belongs to a single start.
 static nlohmann::json lasting(const Options& options) {
     nlohmann::json json = options_to_json(options);
     for (const OptionRow& row : option_table()) {
@@ -71,7 +71,7 @@ TEST_CASE("what is not given is as it was") {
     CHECK(!line.weights_only);
     CHECK(line.notes.empty());
     CHECK(train({"--resume", "auto", "--run-dir", "runs/a"}, checkpoints, 8).options.layers == 3);
-    // these belong to one start
+    // these belong to a single start
     CHECK(line.options.resume == "runs/a");
     CHECK(train({"--resume", "runs/a", "--data-reader", "node"}, checkpoints, 8).options.data_reader ==
           DataReader::node);
@@ -109,7 +109,7 @@ TEST_CASE("a learning rate that jumps is told, with what goes on from the last o
                                  "--learning-rate 6e-05 --warmup-steps 0 goes on from the last step's");
     CHECK(jump("--steps 200 --schedule constant --learning-rate 6e-05 --warmup-steps 0") == "");
     CHECK(jump("--steps 102") == "");
-    // between steps of a warm-up, or while wsd stays at the peak, the rate is what it would have been
+    // between steps of a warm-up, or while wsd stays at the peak, the learning rate does not jump
     Checkpoints others = {{"runs/b", run_with({"--steps", "1000", "--warmup-steps", "1000"})},
                           {"runs/c", run_with({"--steps", "1000", "--schedule", "wsd"})}};
     for (const char* line : {"--resume runs/b", "--resume runs/c --steps 2000 --run-dir x"}) {
@@ -150,7 +150,7 @@ TEST_CASE("a run that goes on validates on the tokens that it has validated on")
     CHECK(train_line("--train-data x.bin --global-batch 4k").options.val_tokens == 128 << 10);
     CHECK(error_of([&] { train_line("--train-data x.bin --val-batches 4 --val-tokens 1k"); }) ==
           "--val-batches 4: --val-tokens says it already; leave one of them out");
-    // the record of a program that knew batches alone
+    // the record of a program that knew only batches
     nlohmann::json& record = checkpoints.at("runs/a").options;
     record.erase("val_tokens");
     record["val_batches"] = 3;
@@ -190,7 +190,7 @@ TEST_CASE("another value is used and told, or used without a word, or refused") 
     // 0 stands for what follows from the model
     CHECK(notes({"--kv-heads", "4", "--head-size", "0", "--sequence-length", "0"}) == Lines{});
 
-    // the layout that the checkpoint was made for
+    // options that the checkpoint fixes
     const struct {
         std::string line;
         const char* stored;
@@ -221,7 +221,7 @@ TEST_CASE("another value is used and told, or used without a word, or refused") 
 }
 
 TEST_CASE("every option of train has been given a thought") {
-    // Those that shape the state or the data can be told from those that do not.
+    // Options that shape the state or the data can be told from the others by their group.
     auto policy = [](const char* name) { return find_option(name, command_train)->resume; };
     for (const OptionRow& row : option_table()) {
         INFO(row.field);
@@ -261,7 +261,7 @@ TEST_CASE("on another number of processes the run is cut anew") {
     CHECK(train({"--resume", "runs/a", "--zero", "3"}, of_4, 4).options.shard_group == 4);
     CHECK(train({"--resume", "runs/a", "--shard-group", "1"}, of_4, 4).options.shard_group == 1);
     CHECK(train({"--resume", "runs/a", "--zero", "0"}, of_4, 4).options.shard_group == 1);
-    // the batch is what it was, on any number of data ranks that have a micro-batch each
+    // the batch stays the same on any number of data ranks that have a micro-batch each
     CHECK(train({"--resume", "runs/a"}, of_4, 5).options.global_batch == 12288);
     CHECK_REFUSED(
         train({"--resume", "runs/a"}, of_4, 13),
@@ -305,7 +305,7 @@ TEST_CASE("--tp and --pp of a checkpoint are kept where they fit, and else lower
                         "1");
     CHECK(cut({}, 3).starts_with(
         "1 1 3; the checkpoint's --tp 2 --pp 2 need 4 processes: now --tp 1 --pp 1; "));
-    // given values stand
+    // given values stay
     CHECK(cut({"--pp", "2"}, 2)
               .starts_with("1 2 1; the checkpoint's --tp 2 with --pp 2 need 4 processes: now --tp 1 --pp 2"));
     CHECK(cut({"--tp", "1"}, 3)
@@ -318,7 +318,7 @@ TEST_CASE("--tp and --pp of a checkpoint are kept where they fit, and else lower
     CHECK_REFUSED(cut({"--dp", "3"}, 4), "--dp 3: with --tp 2 and --pp 2 a layout of 12 processes");
     CHECK_REFUSED(cut({}, 1000),
                   "was made by 4, and its options do not fit 1000; start 4, or: --global-batch 12288");
-    // weights alone are cut as the new run is
+    // --init: only the new run's options decide the layout
     TrainingLine line = train({"--init", "runs/a", "--train-data", "x"}, of_4, 3);
     CHECK(line.options.dp == 3);
     CHECK(line.notes.empty());
@@ -356,7 +356,7 @@ TEST_CASE("the run directory follows from the checkpoint, or from the model") {
     named.begin()->second.run_dir = "";
     CHECK(train({"--resume", "elsewhere/step_00000100"}, named).options.run_dir == "runs/tiny");
 
-    // a model that was moved since
+    // a model that has been moved since
     TemporaryFolder folder;
     StoredRun moved = run_with({});
     moved.options["model"] = folder / "gone/My-Model/config.json";
@@ -413,13 +413,13 @@ TEST_CASE("the last checkpoint of a run may be in --fallback-dir") {
     CHECK(train(words, {{spare, at(20)}}).origin->step == 20);
     CHECK(train(words, {{"runs/a", at(30)}, {spare, at(20)}}).origin->step == 30);
 
-    // a run has a folder of its own there, from wherever it is named
+    // a run has its own folder there, however its path is written
     CHECK(spare == shared_run_dir("spare", fs::current_path() / "runs/./b/../a/"));
     CHECK(spare != shared_run_dir("spare", "runs/b"));
     CHECK(spare != shared_run_dir("spare", "other/a"));
     CHECK(spare.starts_with("spare/a-"));
 
-    // an option that cannot be used in one place is no reason to give up the other
+    // a place that cannot be used is no reason to give up the other
     auto parse = [&](const char* broken, const char* whole) {
         std::vector<std::string> arguments = words;
         arguments.insert(arguments.begin(), "train");
@@ -506,7 +506,7 @@ TEST_CASE("weights alone: the model and its text, and nothing else") {
     CHECK_REFUSED(with({"--layers", "3"}), "--layers 3: the checkpoint ");
     CHECK_REFUSED(with({"--model", "tiny"}), "--model tiny: the checkpoint ");
 
-    // a model from elsewhere, of which nothing else is known
+    // a model from elsewhere, without other options
     base.options = model_options_to_json(line.options);
     CHECK(!base.options.contains("seed"));
     CHECK(train(words, {{"runs/base", base}}).options.layers == 2);
@@ -548,7 +548,7 @@ TEST_CASE("weights of a model with RoPE may get another context, and other wavel
     CHECK_REFUSED(train_line("--resume runs/a --rope-theta 9", checkpoints),
                   "--rope-theta 9: the checkpoint ");
 
-    // weights that were stretched are stretched further from where that began
+    // weights whose context was stretched are stretched further from the original context
     checkpoints.at("runs/a").options = options_to_json(line.options);
     CHECK(init("--context 1024 --rope-scaling 4").options.rope_original_context == 256);
     CHECK(
@@ -583,7 +583,7 @@ TEST_CASE("the tokenizer is the copy in the run, unless another is given") {
         CHECK_REFUSED(train({"--resume", "runs/a", "--tokenizer", other}, checkpoints),
                       "the run has another, " + llama3);
     }
-    // a checkpoint whose weights alone are taken brings its end-of-document token along, unless one is given
+    // if only the weights are used, a new tokenizer brings its own end-of-document token, unless one is given
     int llama3_end = Tokenizer::load(llama3).end_of_text(), bytes_end = Tokenizer::byte_end_of_text;
     line = train({"--init", "runs/a", "--tokenizer", "bytes", "--train-data", "y.bin"}, checkpoints);
     CHECK(line.options.tokenizer == "bytes");
@@ -597,7 +597,7 @@ TEST_CASE("the tokenizer is the copy in the run, unless another is given") {
     CHECK(line.options.document_end == 7);
 
     Checkpoints bytes = at_runs_a({"--run-dir", "runs/a"});
-    bytes.at("runs/a").tokenizer = llama3;  // is of no use to a run that has none
+    bytes.at("runs/a").tokenizer = llama3;  // ignored: the run uses bytes
     CHECK(train({"--resume", "runs/a"}, bytes).options.tokenizer == "bytes");
     CHECK_REFUSED(train({"--resume", "runs/a", "--tokenizer", llama3.c_str()}, bytes),
                   "the run has another, bytes");
@@ -674,7 +674,7 @@ TEST_CASE("the newest checkpoint that can be used is found") {
     CHECK(find_checkpoint(checkpoint_folder(run, 10))->older.empty());
     CHECK(find_checkpoint(checkpoint_folder(run, 10) + "/")->run_dir == run);
 
-    // the way from the command line to the disk
+    // the whole way from the command line to the disk
     auto parse = [](std::vector<std::string> arguments) {
         arguments.insert(arguments.begin(), "train");
         return parse_training(read_arguments(command_train, arguments));
@@ -724,7 +724,7 @@ TEST_CASE("a checkpoint that lacks only its name gets it") {
     CHECK(!fs::exists(partial));
     fs::remove_all(checkpoint_folder(run, 20));
 
-    interrupt();  // but a byte of it is another
+    interrupt();  // but one byte of it differs
     std::string data = contents(partial + "/data_00000.bin");
     data.back() ^= 1;
     write_file(partial + "/data_00000.bin", data);
@@ -734,7 +734,7 @@ TEST_CASE("a checkpoint that lacks only its name gets it") {
     REQUIRE(found->notes.size() == 1);
     CHECK(found->notes[0].starts_with("passed over: " + partial + ": 1 of "));
 
-    interrupt();  // but the run that saves it goes on
+    interrupt();  // but the run that saves it is still alive
     {
         RunLog in_use(run, RunFolder::continued);
         CHECK(find_checkpoint(run)->step == 10);

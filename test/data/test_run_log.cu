@@ -1,4 +1,4 @@
-// The run directory: runs that begin, replace others or go on, and the log of their steps as one curve.
+// The run directory: runs that begin, replace others or resume, and the log of their steps as one curve.
 #include <fcntl.h>
 
 #include <fstream>
@@ -40,7 +40,7 @@ TEST_CASE("a run directory is not overwritten by accident") {
         RunLog log(run, RunFolder::fresh);
         CHECK(log.begin(some_options, 0).empty());
         log.write({{"step", 0}, {"loss", 5.5}, {"text", "\xff"}});
-        CHECK(lines_of(run).size() == 1);  // there before the log is closed
+        CHECK(lines_of(run).size() == 1);  // written before the log is closed
         log.write({{"step", 1}, {"loss", 5.25}});
         for (RunFolder use : {RunFolder::replaced, RunFolder::continued})
             CHECK_REFUSED(RunLog(run, use), run + ": another process is training there; ");
@@ -59,7 +59,7 @@ TEST_CASE("a run directory is not overwritten by accident") {
     CHECK(lines_of(run).empty());
     CHECK(checkpoint_steps(run).empty());
     CHECK(nlohmann::json::parse(contents(run + "/options.json"))["layers"] == 5);
-    RunLog(run, RunFolder::fresh).begin(some_options, 0);  // nothing came of the run before
+    RunLog(run, RunFolder::fresh).begin(some_options, 0);  // the run before produced nothing
 
     make_checkpoint(run, 7);
     CHECK_REFUSED(RunLog(run, RunFolder::fresh), run + ": already holds a run; ");
@@ -68,7 +68,7 @@ TEST_CASE("a run directory is not overwritten by accident") {
     CHECK_REFUSED(RunLog(folder / "file", RunFolder::fresh), "/file: cannot make the folder: ");
     CHECK_REFUSED(RunLog("/proc/run", RunFolder::fresh), "/proc/run: cannot make the folder: ");
 
-    // options of the command that makes it
+    // the message names the options of the command that makes it
     std::string refused = error_of([&] { RunLog(run, RunFolder::fresh, "--output"); });
     CHECK(refused == run + ": already holds a run; replace it with --overwrite, or name another directory "
                            "with --output");
@@ -96,7 +96,7 @@ TEST_CASE("a run that is there takes the place of another") {
     RunLog log(run, RunFolder::replaced);
     log.write(step_line(1));
     for (int step : {5, 100, 200}) make_checkpoint(run, step);
-    // whatever cannot be removed, the older run has its newest checkpoint until the last
+    // the older run's newest checkpoint is removed last: if a removal fails, the run still has it
     fail_next_rename_to = checkpoint_folder(run, 200) + ".partial";
     CHECK_REFUSED(log.begin_as({{"layers", 3}}, 5), "step_00000200: cannot rename it: ");
     CHECK(checkpoint_steps(run) == std::vector<int64_t>{200, 5});
@@ -124,7 +124,7 @@ TEST_CASE("a run that goes on has one curve") {
     {
         RunLog log(run, RunFolder::fresh);
         log.begin(some_options, 0);
-        // each line with whether it is of the past when the run goes on after step 100
+        // each line, and whether it stays when the run resumes after step 100
         auto write = [&](const nlohmann::ordered_json& line, bool stays) {
             log.write(line);
             if (stays) expected.push_back(line);
@@ -133,7 +133,7 @@ TEST_CASE("a run that goes on has one curve") {
         write(step_line(99), true);
         write(step_line(99, "val_loss"), true);
         write(step_line(100), true);
-        write(step_line(100, "val_loss"), false);  // it is measured again
+        write(step_line(100, "val_loss"), false);  // measured again
         write(step_line(100, "sample"), false);
         write(step_line(101), false);
         write({{"step", 100}, {"checkpoint", "step_00000100"}, {"bytes", 5}}, true);  // came late
@@ -156,7 +156,7 @@ TEST_CASE("a run that goes on has one curve") {
     CHECK(nlohmann::json(lines_of(run)) == nlohmann::json(expected));
     CHECK(nlohmann::json::parse(contents(run + "/options.json"))["layers"] == 9);
 
-    // once more from the same step gives the same
+    // resuming once more from the same step gives the same
     expected.pop_back();
     CHECK(RunLog(run, RunFolder::continued).begin(some_options, 100).empty());
     CHECK(nlohmann::json(lines_of(run)) == nlohmann::json(expected));
@@ -188,7 +188,7 @@ TEST_CASE("a run that goes on says what its libraries have become") {
           "communication was by MPI 4, NCCL 2.28.3, NCCL_ALGO=Ring and is by MPI 4, NCCL 2.29.1: sums may be "
           "made "
           "in another order, and differ in their last bits");
-    // Earlier programs did not tell.
+    // Older records do not say.
     last.erase("communication");
     CHECK(communication_note(last, "MPI 4") == "");
 }
@@ -208,7 +208,7 @@ TEST_CASE("a log that was torn anywhere is cut to whole lines") {
         log.write(step_line(5));
         CHECK(contents(path).ends_with("{\"step\":5,\"loss\":1.5}\n"));
     }
-    // other than our program writes
+    // lines that our program does not write
     for (const char* odd : {"\n", "[]\n", "{}\n", "{\"step\":\"3\"}\n", "{\"step\":3.5}\n",
                             "{\"step\":1e99}\n", "x\n", "\xff\n", "{\"step\":18446744073709551615}\n"}) {
         write_file(path, whole.substr(0, line) + odd + whole.substr(line));
@@ -243,7 +243,7 @@ TEST_CASE("a log on a full disk") {
     log.begin(some_options, 0);
     CHECK(log.write(step_line(1)) == "");
     fill("filler");
-    // one warning, however many lines; those that do not fit in memory either are counted
+    // one warning for any number of lines; lines that do not fit in memory either are counted
     std::vector<std::string> told;
     int last = 1, lines = (int)LogFile::most_waiting + 300;
     for (int i = 0; i < lines; i++) {
@@ -252,7 +252,7 @@ TEST_CASE("a log on a full disk") {
     }
     REQUIRE(told.size() == 1);
     CHECK(told[0].starts_with(run + "/log.jsonl: cannot write it: No space left on device; "));
-    CHECK(contents(run + "/log.jsonl").back() == '\n');  // the half of a line is gone
+    CHECK(contents(run + "/log.jsonl").back() == '\n');  // the half line is gone
     auto begin = [&] { RunLog(disk.folder / "other", RunFolder::fresh).begin(some_options, 0); };
     CHECK_REFUSED(begin(), "No space left on device; ");
 
@@ -286,7 +286,7 @@ TEST_CASE("the median of the first steps is compared with the planned time, once
     Meter meter(options, 16, 0, 1e9, 1);
     StepLog steps(options, meter, &log);
     steps.expect(0.1);
-    for (int step = 1; step <= 30; step++)  // the first is slow, and one of the others
+    for (int step = 1; step <= 30; step++)  // the first is slow, and so is one of the others
         steps.step(step, 16, 1, 1, 1e-3f, step == 1 ? 9 : step == 5 ? 7 : 0.12, 0);
     int compared = 0;
     for (const nlohmann::json& line : lines_of(run)) {

@@ -1,5 +1,5 @@
-// safetensors: files of the reference packages are read and written byte for byte, and whatever the format
-// forbids is refused with its reason.
+// safetensors: files of the reference packages are read and written byte for byte, and everything that the
+// format forbids is refused with its reason.
 #include <cmath>
 #include <iterator>
 #include <limits>
@@ -32,7 +32,7 @@ static std::vector<float> floats(SafetensorsFolder& folder, const std::string& n
     return values;
 }
 
-// A file with this header and `data_bytes` behind it.
+// A file with this header and `data_bytes` bytes after it.
 static std::string file_of(const std::string& header, size_t data_bytes) {
     uint64_t length = header.size();
     return std::string((const char*)&length, sizeof length) + header + std::string(data_bytes, 'd');
@@ -66,7 +66,7 @@ TEST_CASE("a file of the safetensors package is read") {
                   "tensor half has 9 elements, more ");
     CHECK_REFUSED(reader.read_floats(*reader.find("half"), UINT64_MAX, 2, values),
                   "half has 9 elements, more ");
-    reader.close();  // and it opens again
+    reader.close();  // and it reopens
     CHECK(floats(reader, "brain") == ramp(7));
 }
 
@@ -152,7 +152,7 @@ TEST_CASE("what is written is what the reference packages write") {
 
 TEST_CASE("many elements, odd shapes and any name come back") {
     TemporaryFolder folder;
-    std::vector<float> values(700'000);  // more than is read or written at once
+    std::vector<float> values(700'000);  // more than one read or write covers
     for (size_t i = 0; i < values.size(); i++) values[i] = (float)(i % 251) / 4;
     const std::string odd = "quote \" slash \\ \n and \xc3\xa9";
     std::vector<NamedShape> tensors = {{"long", {7, 100'000}}, {odd, {2}}, {"scalar", {}}, {"none", {3, 0}}};
@@ -226,7 +226,7 @@ TEST_CASE("full disk") {
     CHECK_REFUSED(SafetensorsWriter(disk.folder / "m", {{"a", {1 << 16}}}, Dtype::fp32), "needs 0.3 MB");
     {
         SafetensorsWriter writer(disk.folder / "m", {{"a", {values.size()}}}, Dtype::fp32);
-        write_file(disk.folder / "other", std::string(48 * 1024, 'x'));  // fills up after the check
+        write_file(disk.folder / "other", std::string(48 * 1024, 'x'));  // fills the disk after the check
         CHECK_REFUSED(writer.append("a", 0, values.size(), values.data()), "cannot write it: No space left");
     }
     CHECK(disk.folder.files() == std::vector<std::string>{"other"});
@@ -387,7 +387,7 @@ TEST_CASE_FIXTURE(Refusals, "holes, overlaps and runs backwards") {
     two("[0,8]", "[12,20]", 20, "b");   // a hole
     two("[0,8]", "[4,12]", 12, "b");    // an overlap
     two("[0,8]", "[0,8]", 8, "b");      // both have the same bytes
-    two("[0,8]", "[0,8]", 16, "b");     // and with the size right
+    two("[0,8]", "[0,8]", 16, "b");     // and with the right size
     two("[0,8]", "[8,0]", 16, "b");     // backwards
     two("[0,8]", "[8,18446744073709551608]", 16, "b");
     two("[0,8]", "[18446744073709551608,18446744073709551615]", 16, "b");
@@ -481,7 +481,7 @@ TEST_CASE_FIXTURE(Shards, "an index and its shards agree") {
     CHECK(names("{\"metadata\":{},\"weight_map\":{" + map + "}}") == all);
     CHECK(names("{\"metadata\":{\"total_size\":20,\"total_parameters\":5},\"weight_map\":{" + map + "}}") ==
           all);
-    // a wrong one, as tools leave it that convert a model
+    // a wrong total, as tools leave it that convert a model
     for (const char* total : {"21", "\"20\"", "0.5"}) {
         CHECK(names("{\"metadata\":{\"total_size\":" + std::string(total) + "},\"weight_map\":{" + map +
                     "}}") == all);

@@ -1,4 +1,4 @@
-// The order of samples: permutations, epochs, blends of sources, and what a sample is made of.
+// The order of samples: permutations, epochs, blends of sources, and what a sample consists of.
 #include "test/support/file_testing.h"
 
 #include <cmath>
@@ -62,7 +62,7 @@ TEST_CASE("order: permutations are uniform") {
     for (const auto& [images, count] : counts) chi_square += std::pow(count - expected, 2) / expected;
     CHECK(chi_square / (possible - 1) == doctest::Approx(1).epsilon(0.5));
 
-    // Each element goes to each place equally often, and its successor does not follow it.
+    // Each element goes to each place equally often, and its successor follows it only by chance.
     const size_t n = 100;
     std::vector<int> places(n * n);
     int followed = 0;
@@ -145,7 +145,7 @@ TEST_CASE("order: depends on the seed and the sample index alone") {
     CHECK(first_tokens(5, SampleOrder::shuffled, by_rank) == reference);
     CHECK(first_tokens(6, SampleOrder::shuffled, forwards) != reference);
 
-    // Sequential order ignores the seed and starts again with each epoch.
+    // Sequential order ignores the seed and restarts with each epoch.
     auto sequential = first_tokens(5, SampleOrder::sequential, forwards);
     CHECK(first_tokens(6, SampleOrder::sequential, forwards) == sequential);
     uint64_t S = TokenLoader(list, 65536, T, SampleOrder::sequential).samples_per_epoch();
@@ -215,7 +215,7 @@ TEST_CASE("order: shards too short for a sample") {
 // ----------------------------------------------------------------------------
 // sources
 
-// The index of one Megatron data set of these tokens, in sequences of 7.
+// The index of a Megatron data set of `count` tokens, in sequences of 7 by default.
 static std::string megatron_index(const std::string& prefix, size_t width, uint64_t count,
                                   uint64_t sequence = 7) {
     std::string bytes("MMIDIDX\0\0\1\0\0\0\0\0\0\0", 17);
@@ -280,7 +280,7 @@ TEST_CASE("sources: shards and Megatron data sets, in the order of their names")
     megatron_files(folder / "wide", counting<int32_t>(0, 30));
     check_error(error_of([&] { TokenSource(folder / "*.idx", 65536); }), folder / "wide.idx",
                 "has 4-byte tokens and " + (folder / "a.idx") + " has 2-byte ones");
-    // another kind of damage is told as it is
+    // other kinds of damage are reported as they are
     write_file(folder / "bad.bin", shard_bytes<uint16_t>(20240520, 1, 5, {1, 2}));
     check_error(error_of([&] { TokenSource(folder / "bad.bin", 257); }), folder / "bad.bin", "is truncated");
     TokenSource small(folder / "c.idx", 239);
@@ -335,7 +335,7 @@ TEST_CASE("sources: in a blend, each gives each of its samples once per epoch of
             CHECK(std::set<int>(order.begin(), order.end()) == expected[source]);
             orders.insert(order);
         }
-        CHECK(orders.size() > epochs / 2);  // five samples have but 120 orders
+        CHECK(orders.size() > epochs / 2);  // five samples have only 120 orders
     }
 
     std::vector<std::string> lines = loader.summary();
@@ -401,7 +401,7 @@ TEST_CASE("sources: what is wrong with one of a blend is named") {
     CHECK(error(a) == "no error");
 }
 
-// Every sample of one epoch, by its place; some are read, with marks at both ends of the file.
+// Checks the place of every sample of an epoch, and reads some; both ends of the file are marked.
 static void check_large(const std::string& list, const std::vector<uint64_t>& counts, int T) {
     TokenLoader loader(list, 65536, T, SampleOrder::shuffled, 3);
     std::vector<uint64_t> begin = {0};
@@ -426,7 +426,7 @@ static void check_large(const std::string& list, const std::vector<uint64_t>& co
     CHECK(targets[(size_t)T - 1] == 4321);
 }
 
-// Writes a token at this place of a file that becomes `bytes` long; false if the file system refuses.
+// Writes a token at this place of a file of `bytes` bytes; returns false if the file system refuses.
 template <typename Stored>
 static bool make_sparse(const std::string& path, uint64_t bytes, uint64_t at, Stored token) {
     if (truncate(path.c_str(), (off_t)bytes) != 0) return false;
@@ -483,5 +483,5 @@ TEST_CASE("validation on what is trained on is noticed") {
     REQUIRE(warnings(a + "," + b, part + "," + copy).size() == 2);
     CHECK(
         warnings(a, part)[0].starts_with("warning: " + part + " begins as " + a + " of --train-data does: "));
-    CHECK(warnings(shard("few.bin", 0, 20), shard("same.bin", 0, 20)).empty());  // by chance
+    CHECK(warnings(shard("few.bin", 0, 20), shard("same.bin", 0, 20)).empty());  // may be by chance
 }

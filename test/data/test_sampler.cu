@@ -1,5 +1,4 @@
-// Choosing tokens: golden probabilities of Hugging Face transformers, the documented edges, and counted
-// choices.
+// Choosing tokens: golden probabilities of Hugging Face transformers, documented edge cases, counted choices.
 #include "test/support/file_testing.h"
 
 #include <cmath>
@@ -33,7 +32,7 @@ static Logits logs(const std::vector<double>& probabilities) {
     return logits;
 }
 
-// test/golden/make_sampler_golden.py makes them.
+// Made by test/golden/make_sampler_golden.py.
 TEST_CASE("sampler: the probabilities of transformers") {
     std::ifstream file("test/golden/sampler.json");
     REQUIRE(file.good());
@@ -70,7 +69,7 @@ TEST_CASE("sampler: temperature 0 takes the likeliest, the lowest of equals") {
     }
     Tokens seen{1, 3};
     CHECK(choose_token({1, 3, 2, 3}, {.temperature = 0, .repetition_penalty = 2}, seen, 0.5f) == 2);
-    // A tiny temperature is nearly 0, and no number overflows.
+    // A tiny temperature acts like 0, and no number overflows.
     for (float temperature : {1e-3f, 1e-38f, 1e-45f}) {
         CHECK(choose_token({-100, 3, 2.9f, -INFINITY}, {.temperature = temperature}, {}, 0.999f) == 1);
     }
@@ -94,14 +93,14 @@ TEST_CASE("sampler: top-p keeps the fewest that reach it") {
     CHECK(kept(logits, {.top_p = 0.66f}) == Tokens{1, 2, 4});
     CHECK(kept(logits, {.top_p = 0.96f}) == Tokens{0, 1, 2, 3, 4});
     CHECK(kept(logits, {.top_p = 1}) == Tokens{0, 1, 2, 3, 4});
-    CHECK(kept({2, 2, 2, 2}, {.top_p = 0.5f}) == Tokens{0, 1});  // the lowest of equals is kept
+    CHECK(kept({2, 2, 2, 2}, {.top_p = 0.5f}) == Tokens{0, 1});  // the lowest of equals are kept
     CHECK(kept({2, 2, 2, 2}, {.top_p = 0.51f}) == Tokens{0, 1, 2});
     CHECK(kept({-INFINITY, 2, -INFINITY}, {.top_p = 0.99f}) == Tokens{1});
 }
 
 TEST_CASE("sampler: each filter acts on what the others left") {
     Logits logits = logs({0.1, 0.4, 0.2, 0.05, 0.25});
-    // the first has 0.615 of 0.4 and 0.25, and 0.4 of all
+    // token 1 has 0.615 of the two that are left, and 0.4 of all
     CHECK(kept(logits, {.top_k = 2, .top_p = 0.6f}) == Tokens{1});
     CHECK(kept(logits, {.top_k = 2, .top_p = 0.63f}) == Tokens{1, 4});
     // temperature 0.5 makes shares of 1, 16, 4, 0.25 and 6.25 of 27.5
@@ -110,7 +109,7 @@ TEST_CASE("sampler: each filter acts on what the others left") {
     CHECK(kept(logits, {.min_p = 0.3f}) == Tokens{1, 2, 4});
     CHECK(kept(logits, {.min_p = 1}) == Tokens{1});
     CHECK(kept({2, 2, 1}, {.min_p = 1}) == Tokens{0, 1});
-    // the penalty comes before the others: token 1 falls from first to second place
+    // the penalty is applied first: token 1 falls from first to second place
     CHECK(kept({3, 4, 0}, {.top_k = 1, .repetition_penalty = 2}, {1}) == Tokens{0});
 }
 
@@ -147,7 +146,7 @@ TEST_CASE("sampler: what is no number is refused") {
                   "logits: that of token 0 is nan");
 }
 
-// Draws many tokens, and returns Pearson's chi-square of their counts. If they are drawn from `probabilities`
+// Draws many tokens and returns Pearson's chi-square of their counts. If they are drawn from `probabilities`,
 // it is about the number of possible tokens less one, and above 30 in one of 200,000 runs.
 static double chi_square(const Logits& logits, const Sampling& sampling,
                          const std::vector<double>& probabilities) {
@@ -180,7 +179,7 @@ TEST_CASE("sampler: tokens are as frequent as they are likely") {
     for (double x : p) total += x * x;
     for (double x : p) cold.push_back(x * x / total);
     CHECK(chi_square(logits, {.temperature = 0.5f}, cold) < 30);
-    CHECK(chi_square(logits, {}, cold) > 1000);  // the measure sees a wrong temperature
+    CHECK(chi_square(logits, {}, cold) > 1000);  // the measure detects a wrong temperature
 }
 
 TEST_CASE("sampler: a large vocabulary, with top-p by complete sorting") {

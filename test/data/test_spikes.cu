@@ -1,11 +1,11 @@
-// Spikes: the running means against sums written out, what is a spike and what is none, and what a checkpoint
-// keeps of it.
+// Spikes: the running means compared with sums written out, what is a spike and what is not, and what a
+// checkpoint keeps.
 #include <random>
 
 #include "data/run/spike_rule.h"
 #include "test/support/file_testing.h"
 
-// The weight of the step that was seen `age` steps before the last of n.
+// The weight, after n steps, of the step that was seen `age` steps before the last.
 static double weight(int64_t n, int64_t age) {
     double w = 1;
     for (int64_t step = n; step > n - age; step--) w *= 1 - 1 / (double)std::min<int64_t>(step, 100);
@@ -30,7 +30,7 @@ TEST_CASE("running mean and variance are those of weighted steps") {
         CHECK(running.mean == doctest::Approx(mean));
         CHECK(running.variance + 1e-9 == doctest::Approx(squares - mean * mean + 1e-9).epsilon(1e-6));
     }
-    // a hundred steps, and as many times one of n
+    // mean + 2 * max(deviation, second argument)
     CHECK(running.limit(2, 0) == doctest::Approx(running.mean + 2 * std::sqrt(running.variance)));
     CHECK(running.limit(2, 10) == doctest::Approx(running.mean + 20));
 }

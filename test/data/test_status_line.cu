@@ -1,4 +1,4 @@
-// The screen of a run: the line that stays, fitted to the columns there are; whose terminal it is.
+// The screen of a run: the line that stays, fitted to the terminal's width, and whose terminal it is.
 #include <fcntl.h>
 #include <sys/wait.h>
 
@@ -8,7 +8,7 @@
 #include "data/run/status_line.h"
 #include "test/support/file_testing.h"
 
-// A terminal of a process, which shows its output: a pair of descriptors, and all that came.
+// The terminal of a process that shows its output: a pair of descriptors, and all output that arrived.
 class PseudoTerminal {
 public:
     PseudoTerminal() : master_(posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK)) {
@@ -30,7 +30,7 @@ public:
         REQUIRE(ioctl(master_, TIOCSWINSZ, &size) == 0);
     }
 
-    // The output since the last call.
+    // Returns the output since the last call.
     std::string written() {
         char buffer[4096];
         std::string all;
@@ -45,7 +45,8 @@ private:
     int master_;
 };
 
-// Standard output, or another descriptor, is the terminal while it lives, and the environment is that of one.
+// Redirects standard output, or another descriptor, to the terminal while it lives, with a terminal's
+// environment.
 class OnTerminal {
 public:
     explicit OnTerminal(const PseudoTerminal& terminal, const char* kind = "xterm",
@@ -185,7 +186,7 @@ TEST_CASE("the status follows the width, the pass and the clock") {
     OnTerminal on(terminal);
     Screen screen;
     screen.open(false, false);
-    CHECK(screen.width() == 80);  // a new terminal does not know
+    CHECK(screen.width() == 80);  // a new terminal has no size
     for (int columns : {50, 120, 80}) {
         terminal.resize(columns);
         CHECK(screen.width() == columns);
@@ -240,7 +241,7 @@ TEST_CASE("no status and no colour where nobody would see them") {
     {
         OnTerminal on(terminal);
         Screen screen;
-        screen.open(true, false);  // by a launcher, and this process's parent is none
+        screen.open(true, false);  // claims a launcher, but this process's parent is none
         CHECK(shown(screen) == "warned\r\n");
     }
     {

@@ -1,5 +1,5 @@
-// The decisions and the memory of a supervisor: which failures are tried again, on which hosts, and what it
-// knows when it takes a job up again.
+// A supervisor's decisions and memory: which failures are retried, on which hosts, and what it knows when it
+// takes over a job.
 #include <csignal>
 #include <sys/wait.h>
 
@@ -15,7 +15,7 @@
 // ----------------------------------------------------------------------------
 // policy
 
-// An attempt that came to a step and ended so, a minute after the one before it.
+// An attempt that reached a step and ended like this, a minute after the one before it.
 static Attempt ended(JobEnd end, int64_t last_step, int code = 75, bool exchanged = false) {
     static double time = 1e9;
     Attempt attempt;
@@ -91,7 +91,7 @@ TEST_CASE("two restarts without progress end it") {
     CHECK(kind_after({ended(failed_part, -1), ended(failed_part, -1)}) == Restart::from_newest);
     CHECK(kind_after({ended(failed_part, -1), ended(failed_part, -1), ended(failed_part, -1)}) ==
           Restart::give_up);
-    // hosts that were exchanged are reason for another try
+    // exchanged hosts are a reason for another try
     CHECK(kind_after({ended(failed_part, -1), ended(failed_part, -1, 75, true), ended(failed_part, -1)}) ==
           Restart::from_newest);
 }
@@ -108,7 +108,7 @@ TEST_CASE("restarts are counted in a window, and wait the longer the less they b
     attempts.push_back(ended(killed, 20, 137));
     CHECK(decide(attempts, limits, false).kind == Restart::give_up);
     CHECK(decide(attempts, limits, false).reason.find("3 times") != std::string::npos);
-    // those of long ago do not count
+    // restarts of long ago do not count
     for (Attempt& attempt : attempts) attempt.ended -= 3600;
     attempts.push_back(ended(killed, 21, 137));
     CHECK(decide(attempts, limits, false).kind == Restart::from_newest);
@@ -405,7 +405,7 @@ TEST_CASE("progress is that of the log as it stands, also when it was cut and gr
     CHECK(progress.update());
     CHECK(progress.trained_since(0) == doctest::Approx(0.5));
     CHECK(progress.trained_since(1) == doctest::Approx(0.4));
-    // back to step 1, and within the same moment longer than it was
+    // back to step 1, and already longer than it was
     write_file(log_path(folder.path), "{\"step\":0,\"start\":{}}\n" + step(1, 100) +
                                           "{\"step\":1,\"start\":{}}\n" + step(2, 200) + step(3, 200) +
                                           step(4, 200));
@@ -418,7 +418,7 @@ TEST_CASE("progress is that of the log as it stands, also when it was cut and gr
 // ----------------------------------------------------------------------------
 // processes
 
-// Follows a job to its end.
+// Waits for the end of a job and returns its exit code.
 static int code_of(Job& job) {
     for (int i = 0; i < 500 && job.code() < 0; i++) usleep(20000);
     return job.code();
@@ -454,7 +454,7 @@ TEST_CASE("a job outlives its supervisor, and the next one takes it up") {
     }
     waitpid(supervisor, nullptr, 0);
     CHECK(is_locked(job_lock_path(folder.path)));
-    CHECK_THROWS_AS(Job(folder.path, 2, {"/bin/true"}), Error);  // not beside it
+    CHECK_THROWS_AS(Job(folder.path, 2, {"/bin/true"}), Error);  // no second job beside it
     std::optional<JobRecord> record;
     for (int i = 0; i < 100 && !record; i++, usleep(20000)) record = JobRecord::read(folder.path);
     REQUIRE(record);
@@ -567,7 +567,7 @@ TEST_CASE("commands that do not end are ended") {
 TEST_CASE("a host that answers is used, one that does not is put aside, and one without the run's directory "
           "is named") {
     TemporaryFolder folder;
-    // ssh for three hosts: one is down, and one sees another file system.
+    // Stands in for ssh: one host is down, and one sees another file system.
     std::string script = folder / "rsh";
     write_file(script, "#!/bin/sh\nhost=$1; shift 2\ncase $host in down) exit 255;; esac\n"
                        "[ $host != apart ] || { echo 'has its own'; exit; }\nexec \"$@\"\n");
@@ -603,7 +603,7 @@ TEST_CASE("what agents say makes the newest state of each rank, and the one that
         return nlohmann::json({{"agent", "here"}, {"time", 1.0}, {"ranks", ranks}}).dump() + "\n";
     };
     TemporaryFolder folder;
-    // words of a launcher go by, and so do the rests of an earlier start
+    // output of the launcher is ignored, and so is what an earlier start left
     write_file(folder / "said", "mpirun: hello\n" + line({rank(0, 6, "S", 0), rank(1, 6, "S", 0)}) +
                                     line({rank(0, 7, "S", 30), rank(1, 7, "T", 30), rank(2, 9, "", 1e6)}));
     Agents agents;

@@ -1,4 +1,4 @@
-// Documents of files: the search for them, gzip, JSON lines, batches; and work that keeps its order.
+// Documents in files: finding them, gzip, JSON lines, batches; and work that keeps its order.
 #include "test/support/thread_time.h"
 #include "test/support/file_testing.h"
 
@@ -12,7 +12,7 @@
 #include "kernels/random.cuh"
 #include "test/data/gzip_testing.h"
 
-// Numbers below `bound`, one after the other.
+// Random numbers below `bound`.
 struct Draws {
     uint64_t key, at = 0;
     size_t operator()(size_t bound) { return philox(key, at++).at[0] % bound; }
@@ -103,7 +103,7 @@ TEST_CASE("text files: what is skipped or strange is told by kind") {
         {"a.txt", "plain text \xc3\xa9", "", ""},
         {"b.txt", "in Latin-1, caf\xe9", "", "neither UTF-8 nor UTF-16"},
         {"b1.txt", std::string(8191, 'x') + "\xc3\xa9", "",
-         ""},  // a character that is cut where the look ends
+         ""},  // a character that is cut at the end of the part that is checked
         {"b2.txt", std::string(8190, 'x') + "\xe9 ", "", "neither UTF-8 nor UTF-16"},
         {"b3.txt.gz", gzip("caf\xe9 au lait"), "", "neither UTF-8 nor UTF-16"},
         {"b4.txt.gz", gzip("\xc3\xa9"), "", ""},
@@ -196,7 +196,7 @@ TEST_CASE("gzip: cut short anywhere, or damaged, it is refused") {
     for (size_t at = 0; at < good.size(); at++) {
         std::string damaged = good;
         damaged[at] = (char)(damaged[at] ^ 0x10);
-        std::string message = error(damaged);  // and what is not refused is the text
+        std::string message = error(damaged);  // the text, if it is not refused
         refused += message != "no error";
         if (message != "no error") check_error(message, path, "; ");
     }
@@ -225,7 +225,7 @@ TEST_CASE("JSON: the time grows as the text does, however many objects stand bes
         for (size_t i = 0; i < objects; i++) list += "{},";
         return least_thread_seconds(3, [&] { CHECK(parse_json(list + "0]", "x").size() == objects + 1); });
     };
-    CHECK(seconds(16 << 11) < 100 * seconds(1 << 11));  // 256 times if each looks through those before it
+    CHECK(seconds(16 << 11) < 100 * seconds(1 << 11));  // 256 times if each searches those before it
 }
 
 // ----------------------------------------------------------------------------
@@ -370,8 +370,7 @@ static Documents documents_in(const std::vector<TextFile>& files, size_t size,
     CHECK(!inside);
     for (const TextFile& file : files) bytes += file.bytes;
     CHECK(input_bytes <= bytes);
-    if (input_bytes + 64 < bytes)
-        CHECK(input_bytes == bytes);  // an empty file may come behind the last batch
+    if (input_bytes + 64 < bytes) CHECK(input_bytes == bytes);  // an empty file may follow the last batch
     return documents;
 }
 
@@ -574,7 +573,7 @@ TEST_CASE("ordered work: a failure comes in its place, and all threads end") {
             CHECK(error == text("thing %d: bad; leave it out", failing));
         }
     }
-    // One that is left early waits for nothing but the work in hand.
+    // Work that is abandoned waits only for the items in progress.
     int given = 0, result = -1;
     OrderedWork<int, int> work(
         [&](int& thing) {

@@ -17,7 +17,7 @@ static TokenizeOptions usual_options() {
     return options;
 }
 
-// The documents of all shards of a split, and a check of how the shards are filled.
+// Returns the documents of all shards of a split, and checks how the shards are filled.
 static std::vector<std::string> documents_of(const std::string& pattern, int64_t shard_tokens) {
     std::vector<int> tokens;
     std::vector<std::string> files = files_named(pattern), documents(1);
@@ -75,8 +75,8 @@ TEST_CASE("tokenize: files and folders, split by document") {
           std::find(train.begin(), train.end(), "document 9........."));
     for (const std::string& name : folder.files()) CHECK(name.find("partial") == std::string::npos);
 
-    // Nothing is overwritten unasked; asked, the result is the same, and a longer older series does not
-    // survive.
+    // Nothing is overwritten without --overwrite; with it, the result is the same, and a longer older series
+    // does not survive.
     check_error(error_of([&] { tokenize(options); }), folder / "out_train_000000.bin", "exists already");
     write_file(folder / "out_train_000099.bin", "left from before");
     write_file(folder / "out_val_000001.bin.partial", "left from before");
@@ -90,7 +90,7 @@ TEST_CASE("tokenize: files and folders, split by document") {
     CHECK(!fs::exists(folder / "out_val_000001.bin.partial"));
     CHECK(fs::exists(folder / "out_train_mine.bin"));
 
-    // The files of an interrupted run are no result that could be lost.
+    // The files of an interrupted run do not count as a result that could be lost.
     options.overwrite = false;
     options.output = folder / "interrupted";
     write_file(folder / "interrupted_train_000099.bin.partial", "left from before");
@@ -119,12 +119,12 @@ TEST_CASE("tokenize: the split") {
         }
         CHECK(std::abs(chosen(20000, 0.1, seed) - 2000) < 250);
     }
-    // One that has to be for validation is small, and one that has to be for training is large.
+    // A document that is forced into validation is a small one, and one forced into training a large one.
     for (uint64_t seed = 0; seed < 20; seed++) {
         CHECK(choose_validation({1000, 10, 500}, 1e-9, seed) == std::vector<bool>{false, true, false});
         CHECK(choose_validation({10, 1000, 500}, 0.999999, seed) == std::vector<bool>{true, false, true});
     }
-    // More documents leave the earlier choices as they are.
+    // More documents do not change the earlier choices.
     std::vector<bool> few = choose_validation(std::vector<uint64_t>(500, 9), 0.1, 3),
                       many = choose_validation(std::vector<uint64_t>(1000, 9), 0.1, 3);
     CHECK(std::equal(few.begin(), few.end(), many.begin()));
@@ -246,7 +246,7 @@ static std::vector<std::string> sorted(std::vector<std::string> list) {
     return list;
 }
 
-// Words of a made-up language, some of them often.
+// Words of a made-up language, some of them frequent.
 static std::string babble(const char* name, size_t size, const char* alphabet) {
     uint64_t key = random_key(5, name), at = 0;
     auto draw = [&](size_t bound) { return philox(key, at++).at[0] % bound; };
@@ -305,7 +305,7 @@ TEST_CASE("tokenize: lines, compressed files and plain ones, the same with any n
             std::vector<std::string> both = train;
             both.insert(both.end(), val.begin(), val.end());
             CHECK((sorted(both) == sorted(all)));
-            // in order, in each of the two
+            // in order, within each of the two
             auto next = all.begin();
             for (const std::string& document : train) {
                 next = std::find(next, all.end(), document);
@@ -360,7 +360,7 @@ TEST_CASE("tokenize: damaged lines and cut files leave nothing, and are named wh
     CHECK(fs::is_empty(folder / "out"));
 }
 
-// Runs the command; all that it prints.
+// Runs the command and returns all that it prints.
 static std::string printed(const TokenizeOptions& options) {
     TemporaryFolder folder;
     fflush(stdout);
@@ -435,11 +435,11 @@ TEST_CASE("tokenize: a usual split that leaves little for validation is told") {
     has(printed(options), std::string("note: 19998") + note);
     write_file(folder / "text", std::string(2000000, 'x'));
     CHECK(printed(options).find(note) == std::string::npos);
-    options.val_fraction = 0.001;  // the user wants it so
+    options.val_fraction = 0.001;  // the user asked for it
     CHECK(printed(options).find(note) == std::string::npos);
 }
 
-// Runs it with these bytes in a pipe as its standard input. `before_end` runs beside it, before they end.
+// Runs it with these bytes in a pipe as standard input. `before_end` runs meanwhile, before the input ends.
 static std::string with_input(
     const std::string& content, const std::function<std::string()>& run,
     const std::function<void()>& before_end = [] {}) {
@@ -499,7 +499,7 @@ TEST_CASE("tokenize: standard input, plain and compressed, as from files") {
         has(with_input(row.content, [&] { return printed(options); }), row.told);
         CHECK((tokens() == wanted));
     }
-    // alone, a single document is cut, and what is wrong is named
+    // by itself, a single document is cut, and errors are named
     options.inputs = {"-"};
     options.val_fraction = 0.3;
     has(with_input("0123456789", [&] { return printed(options); }), "its last 3 tokens are for validation");
@@ -514,7 +514,7 @@ TEST_CASE("tokenize: standard input, plain and compressed, as from files") {
     check_error(error(gzip(plain).substr(0, 50000)), "standard input", "cut short");
     check_error(error("BZh9"), "standard input", "is packed with bzip2");
     CHECK(fs::is_empty(folder / "none"));
-    // Interrupted while nothing comes, or when its end comes, it leaves nothing.
+    // If it is interrupted while no input comes, or when the input ends, it leaves nothing.
     for (bool silent : {true, false}) {
         std::atomic<bool> ended = false;
         auto run = [&] {
@@ -581,7 +581,8 @@ TEST_CASE("document split: the same for any parts, and both kinds where there ar
             for (const std::string& document : documents) {
                 if (draw(3) == 0) splitter.add(nullptr, 0, true);  // an empty one
                 std::vector<int> tokens(document.begin(), document.end());
-                // The second time in random parts; but these decide where a memory that is too small ends.
+                // The second time in random parts, except with a small memory, which would then end at
+                // another place.
                 size_t done = 0;
                 while (time == 1 && most_held > 100 && draw(3) && done < tokens.size()) {
                     size_t n = draw(tokens.size() - done);
@@ -607,7 +608,7 @@ TEST_CASE("document split: the same for any parts, and both kinds where there ar
                 by_hash += is_val == (validation_draw((uint64_t)round, i) < fraction);
                 if (most_held > 100) CHECK(is_val == chosen[i]);
             }
-            CHECK(by_hash + (most_held > 100 ? 1 : 2) >= count);  // some are of the other kind if need be
+            CHECK(by_hash + (most_held > 100 ? 1 : 2) >= count);  // some go to the other split if need be
             validation_sizes.insert(in_val);
             results[time] = val;
         }
@@ -663,7 +664,7 @@ TEST_CASE("tokenize: with a tokenizer.json, a long text in parts as in one") {
         CAPTURE(name);
         options.tokenizer = "test/golden/tokenizers/" + name + ".json";
         Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
-        // The one for Qwen has an added token that takes the space before it, so no place is safe.
+        // Qwen's tokenizer has an added token that takes the space before it, so no place is safe.
         CHECK((tokenizer.cut_place(std::string_view(text).substr(0, 1 << 20)) > 0) == (name != "qwen"));
         tokenize(options);
         std::vector<int> wanted = tokenizer.encode(text);
@@ -683,12 +684,12 @@ TEST_CASE("tokenize: a tokenizer is trained, written and used") {
     }
     write_file(folder / "in/x.jsonl", lines);
     all.push_back(babble("plain", 3 << 20, "klmnop<|endoftext|>"));
-    all.back() += "<|endoftext|>";  // text, as all of it is
+    all.back() += "<|endoftext|>";  // text, like everything here
     write_file(folder / "in/y.txt", all.back());
     for (auto rules : {PreTokenizerRules::gpt2, PreTokenizerRules::llama3, PreTokenizerRules::qwen}) {
         INFO(name_of(rules));
         TokenizeOptions options = usual_options();
-        options.inputs = {folder / "in", folder.path};  // the tokenizer written before lies there
+        options.inputs = {folder / "in", folder.path};  // the tokenizer written before is there, too
         if (rules != PreTokenizerRules::gpt2) options.inputs.pop_back();
         options.output = folder / name_of(rules);
         options.val_fraction = 0.1;
@@ -721,7 +722,7 @@ TEST_CASE("tokenize: a tokenizer is trained, written and used") {
         CHECK((sorted(found) == sorted(all)));
         CHECK(count < bytes / 2);
 
-        // The file says by itself how words are cut: used as it is, it gives the same shards.
+        // The file itself says how words are cut: used as it is, it gives the same shards.
         std::string json = contents(file), shard = contents(options.output + "_train_000000.bin");
         check_error(error_of([&] { tokenize(options); }), options.output + "_train_000000.bin",
                     "exists already");
@@ -755,7 +756,7 @@ TEST_CASE("tokenize: what is not replaced stays, and what the tokens were made w
     for (int i = 0; i < 9; i++) write_file(folder / text("in/%d.txt", i), text("text number %d", i));
     TokenizeOptions options = usual_options();
     options.inputs = {folder / "in"};
-    options.output = folder / "in/x";  // so all that is written lies among the text
+    options.output = folder / "in/x";  // so all output lies among the text
     options.train_tokenizer = 300;
     tokenize(options);
     std::string file = folder / "in/x_tokenizer.json", json = contents(file);
@@ -770,7 +771,7 @@ TEST_CASE("tokenize: what is not replaced stays, and what the tokens were made w
     CHECK(record.train_tokens == all_tokens(folder / "in/x_train_000000.bin", 300).size());
     CHECK(record.val_tokens == all_tokens(folder / "in/x_val_000000.bin", 300).size());
 
-    options.train_tokenizer = 0;  // forgotten: the tokens are bytes
+    options.train_tokenizer = 0;  // left out: the tokens are bytes
     options.overwrite = true;
     tokenize(options);
     CHECK(contents(file) == json);
@@ -807,7 +808,7 @@ TEST_CASE("a tokenizer has one fingerprint, from whichever file it comes") {
     }
     CHECK(count > 3);
     CHECK(all.size() == count);
-    // settings that decide on text alone, or name marks that are never made of text, make no difference
+    // parts of the file that do not affect the encoding of text make no difference
     nlohmann::json json = nlohmann::json::parse(contents("test/golden/tokenizers/gpt2.json"));
     std::string before = tokenizer_fingerprint(Tokenizer::load("test/golden/tokenizers/gpt2.json"));
     auto changed = [&] {
@@ -856,13 +857,13 @@ TEST_CASE("token files are used as they were made") {
         return error.find("knew another version of Unicode") != error.npos;
     };
     CHECK(!refuses(pattern_unicode()));
-    CHECK(!refuses(""));  // fingerprints were once empty
+    CHECK(!refuses(""));  // older records have none
     CHECK(refuses("9.0.0"));
     REQUIRE(check("*.bin", nullptr, 4).size() == 1);
     CHECK(check("*.bin", nullptr, 4)[0].find(
               "a_train_000000.bin: its documents end with token 256 of the tokenizer bytes") ==
           folder.path.size() + 1);
-    // nothing is known of others but their content
+    // other files are known only by their content
     CHECK(check("foreign.bin", &other, 4).empty());
     REQUIRE(check("foreign.bin", &bytes, 256).size() == 1);
     CHECK(check("foreign.bin", &bytes, 256)[0].find("foreign.bin: token 256, which ends documents, is not") ==
@@ -897,7 +898,7 @@ TEST_CASE("tokenize: tokenizers that do not serve") {
     }
     CHECK(fs::is_empty(folder / "out"));
 
-    // One without an end of text.
+    // A tokenizer without an end of text.
     options.train_tokenizer = 0;
     nlohmann::json json = nlohmann::json::parse(contents("test/golden/tokenizers/gpt2.json"));
     for (auto& token : json["added_tokens"]) token["special"] = false;
@@ -908,7 +909,7 @@ TEST_CASE("tokenize: tokenizers that do not serve") {
     check_error(error(), options.tokenizer, "No such file");
     CHECK(fs::is_empty(folder / "out"));
 
-    // Text with too little in it gives a smaller vocabulary.
+    // A text with too few pairs gives a smaller vocabulary.
     options.tokenizer = "bytes";
     options.train_tokenizer = 5000;
     write_file(folder / "text", "abab abab");
@@ -968,7 +969,7 @@ TEST_CASE("tokenizer training: learns from so much text, spread over all of it")
         CHECK(bytes > most * 6 / 10);
         for (uint64_t language : letters) CHECK(language > bytes / 40);
     }
-    // Parts begin with a line.
+    // Parts begin at line starts.
     std::string numbered;
     for (int i = 0; i < 300000; i++) numbered += text("line %d\n", i);
     write_file(folder / "numbered", numbered);
@@ -1002,12 +1003,12 @@ TEST_CASE("tokenizer training: learns from so much text, spread over all of it")
         repeated_training.add(part, input);
     }
     CHECK(repeated_training.bytes() == options.most_text);
-    // Many small files: some of them whole.
+    // Many small files: some are used whole.
     std::vector<TextFile> small(1000, {"x", 5000, false, false});
     std::vector<FilePart> parts = spread_parts(small, 500000);
     CHECK(std::abs((double)parts.size() - 100) < 5);
     CHECK(parts.back().file > &small[950]);
-    // A large file: parts of about a megabyte, none behind its end.
+    // A large file: parts of about a megabyte, none beyond its end.
     std::vector<TextFile> large = {{"x", 100ull << 30, false, false}};
     parts = spread_parts(large, 1 << 30);
     CHECK(parts.size() == 1024);

@@ -1,5 +1,5 @@
-// The tokenizers behind one interface: how they are named, long texts cut without a trace, tokens that become
-// text one by one, and texts that end a sample.
+// The tokenizers behind one interface: how they are named, long texts cut without changing their tokens,
+// tokens that become text one by one, and texts that end a sample.
 #include <fstream>
 
 #include <nlohmann/json.hpp>
@@ -79,7 +79,7 @@ TEST_CASE("tokenizer: files by name, folder or encoding; others are refused") {
     CHECK_FALSE(other.has(300));
     CHECK(other.file() == folder / "other");
 
-    // a loaded one can be written as a tokenizer.json
+    // a loaded tokenizer can be written as a tokenizer.json
     other.write(folder / "again.json");
     CHECK(Tokenizer::load(folder / "again.json").encode("abcab x") == other.encode("abcab x"));
 
@@ -133,7 +133,7 @@ TEST_CASE("tokenizer: cutting a long text changes no token") {
         CHECK(tokenizer.cut_place("word . ,") == 4);
         CHECK(tokenizer.cut_place("") == 0);
     }
-    // The whole text is one word to these.
+    // The whole text is one word to this one.
     CHECK(Tokenizer::load(golden + "llama2.json").cut_place("a word and more") == 0);
 }
 
@@ -164,11 +164,11 @@ TEST_CASE("tokens one by one are the text, and no character is shown in halves")
     CHECK(decoder.add(0xac) == "\u20ac");
     CHECK(decoder.add(0xf0) == "");
     CHECK(decoder.add('a') == "\xf0"
-                              "a");  // it was none
+                              "a");  // it was no character
     CHECK(decoder.add(0x80) == "\x80");
     CHECK(decoder.add(0xc3) == "");
     CHECK(decoder.finish() == "\xc3");
-    CHECK(decoder.add(300) == "<|300|>");  // a model may have more tokens
+    CHECK(decoder.add(300) == "<|300|>");  // a model may have more tokens than the tokenizer
     TextDecoder numbers(nullptr, true);
     CHECK(numbers.add(7) + numbers.add(1234) == "7 1234 ");
     // A continuation keeps the space that a text would lose.
@@ -204,7 +204,7 @@ TEST_CASE("a text ends where a stop text begins, however it arrives") {
         CHECK(shown("\n\nx\n\n\ny", {"\n\n\n"}, piece) == "\n\nx");
     }
     StopText stop({"END"});
-    CHECK(stop.add("xE") == "x");  // nothing of it is shown before it is clear
+    CHECK(stop.add("xE") == "x");  // nothing of a stop text is shown before it is ruled out
     CHECK(stop.add("N") == "");
     CHECK(stop.add("e") == "ENe");
 }

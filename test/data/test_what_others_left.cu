@@ -1,5 +1,5 @@
-// What other users may have left where files of ours are written and records are read, and what they may have
-// written for us to print.
+// Files and records that other users may have left where ours are written and read, and text that they may
+// have written for us to print.
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -51,14 +51,14 @@ TEST_CASE("links, FIFOs and devices in the place of files of a run are refused, 
     write_file(target, "precious");
     fs::create_symlink(target, name);
     refused_by_all(name + ".partial", "a link");
-    fs::create_symlink(folder / "missing", name);  // a link makes no file elsewhere either
+    fs::create_symlink(folder / "missing", name);  // nor does a link make a file elsewhere
     refused_by_all(name + ".partial", "a link");
     CHECK(!fs::exists(folder / "missing"));
     REQUIRE(mkfifo(name.c_str(), 0600) == 0);
     refused_by_all(name + ".partial", "no regular file");
     CHECK(contents(target) == "precious");
 
-    // A link in the place of a whole file is replaced by it.
+    // A link in place of a whole file is replaced by the file.
     fs::create_symlink(target, name);
     write_whole(name, "new");
     CHECK(contents(name) == "new");
@@ -77,7 +77,7 @@ TEST_CASE("a file that somebody else may have open is not written: a new one tak
     REQUIRE(pread(others.get(), &first, 1, 0) == 1);
     CHECK(first == 'l');
     CHECK(!fs::exists(name + ".partial"));
-    // One that a running process writes stays its own.
+    // A file that a running process writes stays its own.
     NewFile mine(name);
     CHECK_REFUSED(NewFile{name}, ": another process is writing it;");
     CHECK(fs::exists(name + ".partial"));
@@ -102,12 +102,12 @@ TEST_CASE("a run directory may be a link, and nothing in it") {
     ReportOptions options;
     options.runs = {folder / "run"}, options.format = ReportFormat::tensorboard;
     CHECK_REFUSED(report_runs(options), "/run/tensorboard: is a link ");
-    options.output = folder / "run/tensorboard";  // whoever names it knows it
+    options.output = folder / "run/tensorboard";  // a path that the user names is trusted
     report_runs(options);
     CHECK(fs::exists(folder / "elsewhere/events.out.tfevents.0.train_gpt"));
 
     fs::remove(folder / "real/log.jsonl");
-    REQUIRE(mkfifo((folder / "real/log.jsonl").c_str(), 0600) == 0);  // nobody waits for who writes into it
+    REQUIRE(mkfifo((folder / "real/log.jsonl").c_str(), 0600) == 0);  // no reader waits for a writer
     Progress progress(folder / "run");
     CHECK(!progress.update());
     CHECK(!progress.is_visible());
@@ -126,9 +126,9 @@ TEST_CASE("a run directory may be a link, and nothing in it") {
 
 namespace {
 
-// A record as another program of this machine may have left it. Its state is of 4 ranks in one group.
+// A record that another program of this machine may have left, with the state of 4 ranks in one group.
 struct Planted {
-    static constexpr int process = 2000000000;  // none has this number
+    static constexpr int process = 2000000000;  // no process has this number
     std::string name = SharedFlightRecord::name_of_process(process);
     FlightRecord* record;
 
@@ -186,11 +186,11 @@ TEST_CASE("records that another user has left or could write are none, and impos
     wrong(group.axes, -1), wrong(group.ranks[3], 4), wrong(group.ranks[0], -1);
     CHECK(is_there());
 
-    // Counts, names without an end, and operations that there are not.
+    // Counts, names without an end, and operations that do not exist.
     record.group_count = -1;
     CHECK(read_rank_states(folder.path).at(0).groups.empty());
     record.group_count = INT_MAX;
-    CHECK(!is_there());  // the others are of no ranks
+    CHECK(!is_there());  // the other groups have no ranks
     record.group_count = 1;
     memset(record.host, 'h', sizeof record.host);
     memset(record.phase, 'p', sizeof record.phase);

@@ -1,6 +1,6 @@
 /*
-The table of cards, and the calls of the runtime that tell about them. Numbers are those that drivers report
-(deviceQuery) and of CUDA's table of compute capabilities.
+The table of cards, and the runtime calls that query it. The numbers are those that drivers report
+(deviceQuery) and those of CUDA's table of compute capabilities.
 */
 #include "test/nocard/cards.h"
 
@@ -92,7 +92,7 @@ void fill_properties(cudaDeviceProp& properties, int device) {
 
 using namespace nocard;
 
-// cuda_runtime.h says that nothing of its C interface is thrown through, and nothing is.
+// cuda_runtime.h declares that no exception passes through its C interface, and none does.
 extern "C" {
 
 cudaError_t cudaGetDeviceCount(int* count) {

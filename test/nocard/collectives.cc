@@ -59,14 +59,14 @@ void reduce_into(char* sum, const char* other, size_t count, ncclDataType_t type
 }
 
 // ----------------------------------------------------------------------------
-// a call under way
+// a call in flight
 
 class Running {
 public:
     Running(const Group& group, const CollectiveCall& call, uint64_t number)
         : group_(&group), call_(call), number_(number) {}
 
-    // Does what can be done; false: something is left.
+    // Does what can be done; returns false if something is left.
     bool advance() {
         if (phase_ == 0) begin(), phase_ = 1;
         if (phase_ == 1 && take_all(0)) phase_ = after_first(), taken_.clear();
@@ -83,7 +83,7 @@ private:
     size_t bytes() const { return call_.count * unit(); }
     std::string name() const { return name_of(call_.kind); }
 
-    // An all-reduce cuts its numbers into one slice for each rank, of which the first are longer.
+    // An all-reduce cuts its numbers into one slice per rank; the first slices may be one number longer.
     size_t slice_begin(int rank) const {
         size_t slices = (size_t)group_->size(), slice = (size_t)rank;
         return call_.count / slices * slice + std::min(slice, call_.count % slices);
@@ -113,7 +113,7 @@ private:
 
     void read(const void* data, size_t bytes) const { require_written(name(), "what it sends", data, bytes); }
 
-    // Everything that is sent at first is copied, so that results may come to where it was.
+    // All data of the first phase is copied when it is sent, so that results may overwrite it.
     void begin() {
         auto from = (const char*)call_.from;
         switch (call_.kind) {
@@ -134,7 +134,7 @@ private:
             for_others([&](int other) { send(other, 0, from, bytes()); });
             break;
         case Kind::broadcast: {
-            // The others have nothing to send but what they call.
+            // The others send only their labels, for comparison.
             bool is_root = group_->rank == call_.root;
             if (is_root) read(from, bytes());
             for_others([&](int other) { send(other, 0, from, is_root ? bytes() : 0); });
@@ -154,7 +154,7 @@ private:
         return !is(Kind::send) && other != group_->rank;
     }
 
-    // Tells whether all messages of a phase have come.
+    // Takes the messages of a phase; returns whether all have arrived.
     bool take_all(int32_t phase) {
         taken_.resize((size_t)group_->size());
         bool all = true;
@@ -188,8 +188,8 @@ private:
                            (size_t)number_, group_->size(), mine.c_str(), theirs.c_str()));
     }
 
-    // The sum of what all have sent, in the order of a ring: of an all-reduce it begins here, of a
-    // reduce-scatter it ends here.
+    // Adds up the parts of all ranks in the order of a ring: an all-reduce begins with this rank's part, a
+    // reduce-scatter ends with it.
     void add_up() {
         std::vector<char> sum;
         size_t count = own_.size() / unit();
@@ -249,7 +249,7 @@ private:
         note_written(to, bytes);
     }
 
-    static constexpr int32_t phase_between_two = 100;  // messages between two ranks are counted apart
+    static constexpr int32_t phase_between_two = 100;  // messages between two ranks are numbered separately
 
     const Group* group_;
     CollectiveCall call_;
@@ -316,7 +316,7 @@ void check_memory(const Group& group, const CollectiveCall& call) {
     require_device(name, "what it reads", ranges.from, ranges.bytes_from);
     require_device(name, "what it writes", ranges.to, ranges.bytes_to);
     if (!ranges.bytes_from || !ranges.bytes_to) return;
-    // Results may stand where the input is: at the same place, or the own part in the larger one.
+    // Results may be in place: at the input's address, or at this rank's part of the larger buffer.
     size_t part = call.count * bytes_of(call.type), own = part * (size_t)group.rank;
     const char* in_place = ranges.to;
     if (call.kind == CollectiveKind::all_gather) in_place = ranges.to + own;

@@ -1,8 +1,8 @@
 /*
-What NCCL's calls do, as work of the card: messages, sums and copies of a group of ranks.
+The work that NCCL's calls put on a card: messages, sums and copies within a group of ranks.
 
-The calls on a group must be the same on all its ranks, in the same order. So each message says what its
-sender calls, and whoever takes it compares.
+All ranks of a group must make the same calls in the same order. Each message therefore states its sender's
+call, and the receiver compares that with its own.
 */
 #pragma once
 
@@ -18,13 +18,13 @@ namespace nocard {
 
 // A group of ranks: an NCCL communicator.
 struct Group {
-    uint64_t number = 0;       // all ranks have this one, and no other group has it
-    std::vector<int> members;  // among all ranks of MPI
+    uint64_t number = 0;       // shared by all its ranks, and unique to the group
+    std::vector<int> members;  // their ranks in MPI
     int rank = 0;
     bool blocking = true;
-    size_t memory = 0;  // bytes of the card
+    size_t memory = 0;  // bytes on the card
 
-    // calls until now, in their order
+    // numbers of calls so far
     std::atomic<uint64_t> collectives = 0, splits = 0;
     std::vector<uint64_t> sent, received;  // to and from each member
 
@@ -41,19 +41,19 @@ struct CollectiveCall {
     CollectiveKind kind;
     const void* from;
     void* to;
-    size_t count;  // the call has it so: of all_gather and reduce_scatter, elements of a part
+    size_t count;  // the call's count: for all_gather and reduce_scatter, the elements of one part
     ncclDataType_t type;
     ncclRedOp_t reduction;
-    int root;  // or the other rank
+    int root;  // or the other rank of send and receive
 };
 
 size_t bytes_of(ncclDataType_t type);
 const char* name_of(CollectiveKind kind);
 
-// Ends the process unless the memory is right.
+// Ends the process unless the buffers are live device memory, and overlap only where NCCL works in place.
 void check_memory(const Group& group, const CollectiveCall& call);
 
-// Calls on a group that are made together.
+// Returns one operation for calls on a group that are made together.
 Operation collective_operation(const GroupPtr& group, const std::vector<CollectiveCall>& calls);
 
 }  // namespace nocard

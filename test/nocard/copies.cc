@@ -1,11 +1,11 @@
 /*
 Copies and memsets.
 
-What CUDA says of host memory that is not pinned leaves open when it is read and whether the call waits: such
-a copy "might be synchronous". So the seed draws whether its bytes are taken at the call or when the copy's
-turn comes, and whether a copy to the host has ended when the call returns. Copies that wait by name do not
-always either: cudaMemcpy() of pageable memory returns once the bytes are taken, and between two places of the
-card at once.
+For host memory that is not pinned, CUDA leaves open when it is read and whether the call waits: such a copy
+"might be synchronous". So the seed draws whether its bytes are taken at the call or when the copy's turn
+comes, and whether a copy to the host has ended when the call returns. Calls that are synchronous by name do
+not always wait either: cudaMemcpy() of pageable memory may return once the bytes are taken, and between two
+places of the card at once.
 */
 #include <algorithm>
 #include <cstring>
@@ -23,7 +23,7 @@ card at once.
 namespace nocard {
 namespace {
 
-// Rows of `width` bytes, whose beginnings are pitches apart.
+// Rows of `width` bytes, whose beginnings are to_pitch and from_pitch bytes apart.
 struct Copy {
     std::string call;
     char* to;
@@ -134,7 +134,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
                               size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
-    // CUDA looks at pitches of a single row too.
+    // CUDA checks the pitches of a single row, too.
     constexpr size_t most_pitch = 2147483647;
     if (width > std::min(to_pitch, from_pitch) || std::max(to_pitch, from_pitch) > most_pitch)
         return noted(cudaErrorInvalidPitchValue);

@@ -15,8 +15,8 @@
 namespace nocard {
 namespace {
 
-// Warp instructions that a multiprocessor does in a clock, by CUDA's table of arithmetic instructions. Tensor
-// cores do those that a warp asks for at this share of their rate.
+// Warp instructions per clock of a multiprocessor, from CUDA's table of arithmetic throughput. of_warps: the
+// fraction of the tensor cores' rate that instructions of single warps reach.
 struct Rates {
     int capability;
     double issued, fp32, integer, special, of_warps;
@@ -54,7 +54,7 @@ struct Sum {
     std::array<double, units> microseconds() const {
         const Card& c = card();
         const UnitCounts& u = counts.units;
-        double clocks = 1e-3 * c.clock_khz * c.multiprocessors,  // in a microsecond, of all multiprocessors
+        double clocks = 1e-3 * c.clock_khz * c.multiprocessors,  // per microsecond, of all multiprocessors
             bytes = 2e-3 * c.memory_clock_khz * c.memory_bits / 8,
                products = 1e-6 * c.bf16_flops / 2 * (u.by_warps ? rates().of_warps : 1);
         auto time = [&](uint64_t count, double in_a_clock) { return (double)count / in_a_clock / clocks; };

@@ -1,7 +1,7 @@
 /*
-The work of kernels for the units of the card that NOCARD names, printed to the file NOCARD_COUNTS when a run
-ends: the microseconds that each unit needs at least, for all launches of a kernel together. The most of a row
-is its bound.
+Counts the work of kernels by unit of the card that NOCARD names. At the end of a run, the file NOCARD_COUNTS
+receives, for each kernel, the microseconds that each unit needs at least for all its launches together. The
+largest number of a row is the kernel's bound.
 */
 #pragma once
 

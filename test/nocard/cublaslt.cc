@@ -1,8 +1,8 @@
 /*
 The calls of cuBLASLt.
 
-It is stricter than the library promises to be: an algorithm runs only the problem that it was found for, on
-pointers that are aligned as was promised, with the workspace that it needs.
+Stricter than the library promises to be: an algorithm runs only the problem that it was found for, on
+pointers with the promised alignment, with the workspace that it needs.
 */
 #include <algorithm>
 #include <array>
@@ -73,7 +73,7 @@ bool aligned(const void* pointer, size_t to) {
     return (uintptr_t)pointer % to == 0;
 }
 
-// Ends the process unless the pointers are what the algorithm was found for.
+// Ends the process unless the pointers are as promised when the algorithm was found.
 void check_promises(const Problem& problem, const AlgorithmRow& row, std::array<const void*, 3> matrices,
                     const void* workspace, size_t workspace_bytes) {
     const Layout* layouts[] = {&problem.a, &problem.b, &problem.d};
@@ -95,7 +95,7 @@ void check_promises(const Problem& problem, const AlgorithmRow& row, std::array<
     require_device(call, "the workspace", workspace, needed);
 }
 
-// The library proposes algorithms for other scales too, and refuses to start them then (13.1 on an H200).
+// The library also proposes algorithms for unaligned scales, then refuses to start them (13.1 on an H200).
 bool scales_are_aligned(const Problem& problem) {
     constexpr size_t unit = 16;
     const Description& of = problem.description;
@@ -106,7 +106,7 @@ Matrix matrix_of(const Layout& layout, bool transposed) {
     return {nullptr, layout.type, layout.rows, layout.columns, (size_t)layout.stride, transposed};
 }
 
-// All but the operands and what the algorithm adds.
+// Everything except the operands and what the algorithm adds.
 HostProduct product_of(const Problem& problem) {
     const Description& of = problem.description;
     HostProduct product;

@@ -30,8 +30,8 @@ char* map_pages(size_t bytes) {
     return pages == MAP_FAILED ? nullptr : (char*)pages;
 }
 
-// Fills with the bits of NaNs. Large memory becomes copies of the same pages, which take room only once they
-// are written: a program may allocate all that a card has, and use little of it.
+// Fills memory with the bits of NaNs. Large memory is private mappings of the same pages, which use host
+// memory only once they are written: a program may allocate all memory of a card, and use little of it.
 void fill_with_nans(char* begin, size_t bytes) {
     constexpr size_t piece = 16 << 20;
     static const int nans = [] {
@@ -57,7 +57,7 @@ struct Numbered : Allocation {
 
 class Allocations {
 public:
-    // Null: there is no more.
+    // Returns null if out of memory.
     char* make(size_t bytes, bool device) {
         std::unique_lock lock(mutex_);
         if (device && taken_with(bytes) > card().memory) return nullptr;
@@ -73,7 +73,7 @@ public:
                 bytes < small ? rounded(bytes, 512) : rounded(bytes, large_page);
         } else {
             memset(made.begin, 0xff, bytes);
-            made.written = nullptr;  // the host writes there too, unseen
+            made.written = nullptr;  // the host writes to it, too, unseen
         }
         made.number = ++made_;
         live_[made.begin] = made;
@@ -100,7 +100,7 @@ public:
         return (char*)address < allocation.begin + allocation.bytes ? &allocation : nullptr;
     }
 
-    // The nearest allocation that begins before the address, for messages.
+    // Describes the nearest allocation that begins before the address, for messages.
     std::string place(const void* address) {
         std::shared_lock lock(mutex_);
         auto after = live_.upper_bound((char*)address);
@@ -136,7 +136,7 @@ public:
     }
 
 private:
-    // Drivers do it so: small allocations share pages of 2 MiB, and others begin their own.
+    // Like drivers: small allocations share pages of 2 MiB, and others begin their own.
     static constexpr size_t small = 1 << 20;
     static constexpr size_t of_context = size_t(520) << 20;
 
@@ -145,7 +145,7 @@ private:
     }
 
     std::shared_mutex mutex_;
-    std::map<char*, Numbered> live_;  // whose nodes stay where they are
+    std::map<char*, Numbered> live_;  // whose nodes do not move
     uint64_t made_ = 0;
     size_t small_bytes_ = 0, large_bytes_ = 0, library_bytes_ = 0;
 };
@@ -159,7 +159,7 @@ std::string bytes_at(const char* what, const void* address, size_t bytes) {
     return text("%s, %zu bytes at %p", what, bytes, address);
 }
 
-// The call that frees returns this, or has ended the process.
+// Returns the result of a call that frees memory, or ends the process.
 cudaError_t release(const char* call, void* pointer, bool device) {
     if (in_host_function()) fault(call, "called by a host function, which may not call CUDA");
     if (cudaError_t forbidden = refused_by_capture()) return noted(forbidden);
@@ -221,7 +221,7 @@ void require_reachable(const std::string& call, const char* what, const void* ad
                         allocations().place(address));
 }
 
-// Tells whether the process has all of this memory.
+// Returns whether all of this memory is mapped into the process.
 static bool is_mapped(const void* address, size_t bytes) {
     auto begin = (uintptr_t)address / page * page, end = rounded((uintptr_t)address + bytes, page);
     std::vector<unsigned char> pages((end - begin) / page);

@@ -1,6 +1,6 @@
 /*
-The memory of a card, which is memory of the host that begins as NaNs, and pinned memory. A shadow notes which
-bytes somebody has written. Whoever reads or writes either asks here first.
+The memory of a card, which is host memory that starts as NaNs, and pinned memory. A shadow records which
+bytes have been written. Code that reads or writes either checks here first.
 */
 #pragma once
 
@@ -24,28 +24,28 @@ Memory memory_of(const void* address);
 // for the message.
 void require_device(const std::string& call, const char* what, const void* address, size_t bytes);
 
-// Or also within pinned memory, which a card reads and writes as its own.
+// Also accepts pinned memory, which a card reads and writes like its own.
 void require_reachable(const std::string& call, const char* what, const void* address, size_t bytes);
 
-// Ends the process if any of the bytes is memory of the card, or if they begin in pinned memory and go
-// beyond.
+// Ends the process if the bytes begin or end in memory of the card, cross the bounds of pinned memory, or are
+// not mapped.
 void require_host(const std::string& call, const char* what, const void* address, size_t bytes);
 
-// For the card's thread: notes bytes that it writes, and ends the process if it reads what nobody wrote.
+// For the card's thread: records bytes that it writes, and ends the process if it reads unwritten bytes.
 void note_written(const void* address, size_t bytes);
 void require_written(const std::string& call, const char* what, const void* address, size_t bytes);
 
-// The destination's bytes are then as much written as those of the source, of the same number.
+// Gives each byte of the destination the written flag of its source byte.
 void copy_written(const void* to, const void* from, size_t bytes);
 
-// Returns the number of the live allocation that has this address, which no other ever has; 0: there is none.
+// Returns the number of the live allocation that contains this address, or 0. Numbers are never reused.
 uint64_t allocation_number(const void* address);
 
-// Memory of the card that libraries take for themselves.
+// Accounts for memory of the card that libraries allocate for themselves.
 void take_library_memory(size_t bytes);
 void return_library_memory(size_t bytes);
 
-// Counts the allocations that are left, for the report.
+// Counts the allocations that are still live, for the report.
 struct Leaks {
     size_t device = 0, device_bytes = 0, pinned = 0;
 };

@@ -1,6 +1,6 @@
 /*
-The two functions of the driver that the program asks the runtime for: tensor maps, and streams that wait for
-a number in memory.
+The two functions of the driver that the program obtains from the runtime: tensor maps, and streams that wait
+for a number in memory.
 */
 #include <algorithm>
 #include <atomic>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr const char* encode_call = "cuTensorMapEncodeTiled";
 
-// 0: a type that is not known.
+// Returns 0 for unknown types.
 int element_bytes(CUtensorMapDataType type) {
     switch (type) {
     case CU_TENSOR_MAP_DATA_TYPE_UINT8:
@@ -42,8 +42,8 @@ int element_bytes(CUtensorMapDataType type) {
     }
 }
 
-// Why the driver refuses a tensor map with CUDA_ERROR_INVALID_VALUE; empty: it takes it. The rules are those
-// that its documentation lists.
+// Returns why the driver refuses a tensor map with CUDA_ERROR_INVALID_VALUE, or an empty string. The rules
+// are those of its documentation.
 std::string reason_against(const TensorMap& map) {
     constexpr uint64_t most_size = uint64_t(1) << 32, most_stride = uint64_t(1) << 40;
     constexpr uint64_t unit = 16, most_box = 256, most_element_stride = 8;

@@ -1,5 +1,5 @@
 /*
-What errors are called, in the words of the CUDA runtime.
+The names and texts of errors, in the words of the CUDA runtime.
 */
 #include "test/nocard/errors.h"
 

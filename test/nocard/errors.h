@@ -1,5 +1,5 @@
 /*
-The errors that calls of the runtime return: cudaGetLastError() gives the last one of the thread.
+The errors that calls of the runtime return. cudaGetLastError() returns the thread's last one.
 */
 #pragma once
 
@@ -9,7 +9,7 @@ namespace nocard {
 
 inline thread_local cudaError_t last_error = cudaSuccess;
 
-// For the results of calls. cudaErrorNotReady is an answer, not an error.
+// Records the result of a call, and returns it. cudaErrorNotReady is an answer, not an error.
 inline cudaError_t noted(cudaError_t error) {
     if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;
     return error;

@@ -1,13 +1,13 @@
 /*
-Nobody has published the container's format; what stands here was read from what nvcc 12 and 13 write, and
-agrees with what cuobjdump prints.
+The container's format is not published; this description follows what nvcc 12 and 13 write, and agrees with
+the output of cuobjdump.
 
     container   magic, version, bytes of this header (2 each), bytes of all entries (8)
     entry       kind (1: PTX, 2: cubin), version, bytes of this header, bytes of the code ...
 
-A cubin is an ELF file. Its section .nv.info lists attributes: registers of each kernel, which is named by its
-number in the table of symbols. The section .nv.shared.KERNEL is as large as the kernel's static shared
-memory; where there is a section .nv.shared.reserved.0, 1 KiB of that is the system's.
+A cubin is an ELF file. Its section .nv.info lists attributes, among them the registers of each kernel, which
+is identified by its index in the symbol table. The section .nv.shared.KERNEL is as large as the kernel's
+static shared memory; if there is a section .nv.shared.reserved.0, 1 KiB of that is the system's.
 */
 #include "test/nocard/fat_binary.h"
 
@@ -60,7 +60,7 @@ struct Elf {
     std::string name(const Elf64_Shdr& section) const {
         return begin + this->section(header.e_shstrndx).sh_offset + section.sh_name;
     }
-    // The name of a symbol, of a table that a section is linked to.
+    // Returns the name of a symbol in the table that a section is linked to.
     std::string symbol(const Elf64_Shdr& user, uint32_t number) const {
         Elf64_Shdr table = section(user.sh_link), names = section(table.sh_link);
         auto symbol = read<Elf64_Sym>(begin + table.sh_offset + number * sizeof(Elf64_Sym));
@@ -68,7 +68,7 @@ struct Elf {
     }
 };
 
-// An attribute is two bytes, and two of value or of the number of bytes that follow.
+// An attribute is two bytes, then two bytes that hold its value or the number of bytes that follow.
 void read_registers(const Elf& elf, const Elf64_Shdr& info, std::map<std::string, KernelCode>& kernels) {
     constexpr uint8_t form_of_many_bytes = 4, attribute_registers = 0x2f;
     const char *at = elf.begin + info.sh_offset, *end = at + info.sh_size;

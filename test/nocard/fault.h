@@ -1,6 +1,6 @@
 /*
-What is wrong with a program is said in one line, and ends it: a card would have computed something else, or
-crashed later and elsewhere.
+Reports an error of the program in one line and ends it. A card would have computed something else, or crashed
+later and elsewhere.
 */
 #pragma once
 
@@ -11,19 +11,19 @@ namespace nocard {
 // The exit code of a program that a check has ended.
 constexpr int exit_of_fault = 86;
 
-// printf's text.
+// Formats as printf() does.
 __attribute__((format(printf, 1, 2))) std::string text(const char* format, ...);
 
-// Prints "nocard: CALL: REASON" and ends the process, by abort() where NOCARD_ABORT is set, for a debugger.
+// Prints "nocard: CALL: REASON" and ends the process, with abort() if NOCARD_ABORT is set, for a debugger.
 [[noreturn]] void fault(const std::string& call, const std::string& reason);
 
-// A setting in the environment.
+// Returns a number from the environment, or `otherwise` if the variable is unset or empty.
 long setting(const char* name, long otherwise);
 
-// The seed of this process: NOCARD_SEED (1), another for each rank.
+// Returns the seed of this process: NOCARD_SEED (1), varied by rank.
 unsigned long seed_of_process();
 
-// This process's number on its machine, as mpirun tells it; 0 without.
+// Returns this process's number on its machine, which mpirun sets, or 0 without mpirun.
 int local_rank();
 
 }  // namespace nocard

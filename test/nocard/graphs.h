@@ -1,5 +1,5 @@
 /*
-Graphs: the work of streams that were captured, and what each piece of it waits for.
+Graphs: the work of captured streams, and what each piece of it waits for.
 */
 #pragma once
 
@@ -12,9 +12,9 @@ namespace nocard {
 
 struct GraphNode {
     Operation operation;
-    std::vector<uint64_t> allocations;  // the numbers of those that the operation touches
+    std::vector<uint64_t> allocations;  // numbers of those that the operation touches
     int lane;
-    std::vector<size_t> before;  // nodes that come earlier in the list
+    std::vector<size_t> before;  // the earlier nodes of the list that it waits for
 };
 
 class Graph {
@@ -24,10 +24,11 @@ public:
 
     size_t size() const { return nodes_.size(); }
 
-    // The nodes that none waits for.
+    // Returns the nodes that no other node waits for.
     std::vector<size_t> last() const;
 
-    // Gives all of it to the card, when `before` is done. Returns the mark that all of it is done.
+    // Gives all nodes to the card, to start when `before` is done. Returns a mark that is reached when all
+    // are done.
     ItemPtr launch(int lane, const std::vector<ItemPtr>& before) const;
 
 private:

@@ -1,12 +1,12 @@
 /*
-How the two halves of test/nocard/ meet: the CUDA runtime and driver on one side, and the interpreter that
-runs the PTX which nvcc wrote on the other. The runtime loads modules and asks for grids; the interpreter asks
-the runtime which memory is alive and who has written it.
+The interface between the two halves of test/nocard/: the CUDA runtime and driver on one side, and on the
+other the interpreter that runs the PTX from nvcc. The runtime loads modules and runs grids; the interpreter
+asks the runtime which memory is live and which bytes have been written.
 
     auto module = nocard::load_ptx(text, "train_gpt");
     nocard::run_grid({module.get(), "_Z11fill_kernelPffm", grid, block, 0, parameters, {}, card, seed});
 
-Kernels see addresses of device memory as the host does. Several threads may run grids at a time.
+Kernels see the same addresses of device memory as the host. Several threads may run grids at the same time.
 */
 #pragma once
 
@@ -23,21 +23,21 @@ struct Dim3 {
     unsigned x = 1, y = 1, z = 1;
 };
 
-// A kernel was compiled to this, by its cubin or ptxas (0: unknown).
+// The resources of a compiled kernel, from its cubin or ptxas (0: unknown).
 struct KernelResources {
     int registers = 0;
     size_t static_shared = 0;
 };
 
-// A card has this much. 0 stands for no limit.
+// The limits of a card. 0 stands for no limit.
 struct CardLimits {
     int multiprocessors = 0, major = 0, minor = 0;
-    size_t shared_per_multiprocessor = 0;  // all blocks of one together, 1 KiB a block included
-    size_t shared_optin = 0;               // a block, where the kernel was opted in
+    size_t shared_per_multiprocessor = 0;  // for all blocks on it together, 1 KiB per block included
+    size_t shared_optin = 0;               // per block, for kernels that opted in
     int threads_per_multiprocessor = 0, registers_per_multiprocessor = 0, blocks_per_multiprocessor = 0;
 };
 
-// A card or a sanitizer would report this: one line that names kernel, block, thread, instruction and reason.
+// An error that a card or a sanitizer would report: one line with kernel, block, thread, instruction, reason.
 struct Fault : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -47,13 +47,13 @@ struct Fault : std::runtime_error {
 
 class PtxModule;  // one PTX text, decoded
 
-// Throws std::runtime_error that names line and instruction, if it has one that nobody taught the
-// interpreter.
+// Throws std::runtime_error with line and instruction if the text has an instruction that the interpreter
+// does not know.
 std::shared_ptr<PtxModule> load_ptx(const std::string& text, const std::string& name);
 
 bool has_kernel(const PtxModule&, const std::string& mangled_name);
 
-// Bytes of each parameter, in order, and where each stands among the bytes of all.
+// The bytes of each parameter, in order, and its offset among the bytes of all.
 std::vector<size_t> parameter_sizes(const PtxModule&, const std::string& kernel);
 std::vector<size_t> parameter_offsets(const PtxModule&, const std::string& kernel);
 
@@ -73,19 +73,19 @@ struct GridCall {
     const PtxModule* module = nullptr;
     std::string kernel;
     Dim3 grid, block;
-    size_t dynamic_shared = 0;        // already held against what the kernel was opted in to, by the runtime
-    std::vector<uint8_t> parameters;  // each at its offset; the last ends them
+    size_t dynamic_shared = 0;        // already checked by the runtime against the kernel's opt-in
+    std::vector<uint8_t> parameters;  // each at its offset; the vector ends with the last one
     KernelResources resources;
     CardLimits card;
     uint64_t seed =
-        0;  // draws what a card leaves open: orders of blocks and warps, when copies and products happen
+        0;  // draws what a card leaves open: orders of blocks and warps, timing of copies and products
     bool counts_bytes = false, counts_units = false;
 };
 
-// The work of multiprocessors for a grid (ptx_counts.h). Instructions are counted for each warp, and `lanes`
-// are those that were on. Tensor cores make `multiply_adds`, which warps ask for by themselves or (by_warps
-// is false) as a warpgroup. Shared memory takes `passes`, of which all but least_passes are conflicts of
-// banks. Global memory moves sectors of 32 bytes for the bytes that were asked for. A multiprocessor has
+// The work of a grid's multiprocessors (ptx_counts.h). Instructions are counted per warp, and `lanes` adds up
+// their active lanes. `multiply_adds` are those of tensor cores, issued by single warps (by_warps) or by
+// warpgroups. `passes` are those of shared memory; all beyond least_passes are bank conflicts. Global memory
+// moves `sectors` of 32 bytes for the `asked` bytes. A multiprocessor holds `blocks` blocks at once.
 // room for `blocks` at once.
 struct UnitCounts {
     uint64_t issued = 0, fp32 = 0, integer = 0, special = 0, lanes = 0;
@@ -95,21 +95,21 @@ struct UnitCounts {
     int blocks = 0;
 };
 
-// Bytes of global memory that a grid touches, each counted once; and the work of units.
+// The bytes of global memory that a grid touches, each counted once, and its work per unit.
 struct GridCounts {
     size_t read = 0, written = 0;
     UnitCounts units = {};
 };
 
-// Runs the grid to its end on the calling thread. Throws a Fault; memory is then as the kernel left it.
-// Returns zeros where the call does not ask for counts.
+// Runs the grid to its end on the calling thread. If it throws a Fault, memory stays as the kernel left it.
+// Returns zeros unless the call asks for counts.
 GridCounts run_grid(const GridCall&);
 
 // ----------------------------------------------------------------------------
 // memory, as the runtime half knows it
 
-// `written` has a byte for each 4 bytes of the allocation, of which bit i stands for byte i, or is null where
-// nobody keeps account. The interpreter sets bits; copies and memsets of the runtime do, too.
+// `written` has one byte for each 4 bytes of the allocation, in which bit i stands for byte i; it is null if
+// writes are not tracked. The interpreter sets the bits, and so do the runtime's copies and memsets.
 struct Allocation {
     char* begin = nullptr;
     size_t bytes = 0;
@@ -117,8 +117,8 @@ struct Allocation {
     uint8_t* written = nullptr;
 };
 
-// The live allocation that has this address, or null. Must be cheap, and safe from several threads; the
-// interpreter remembers the last ones within a grid.
+// Returns the live allocation that contains this address, or null. Must be cheap, and safe from several
+// threads; the interpreter caches the last ones within a grid.
 const Allocation* find_allocation(const void* address);
 
 // Marks bytes [offset, offset + bytes) of an allocation as written.
@@ -130,7 +130,7 @@ inline void mark_written(const Allocation& allocation, size_t offset, size_t byt
     for (; offset < end; offset++) allocation.written[offset / 4] |= uint8_t(1 << offset % 4);
 }
 
-// Tells whether somebody wrote all of these bytes.
+// Returns whether all of these bytes have been written.
 inline bool is_written(const Allocation& allocation, size_t offset, size_t bytes) {
     if (!allocation.written) return true;
     size_t end = offset + bytes;
@@ -149,20 +149,20 @@ inline bool is_written(const Allocation& allocation, size_t offset, size_t bytes
 // ----------------------------------------------------------------------------
 // tensor maps
 
-// cuTensorMapEncodeTiled writes this into a CUtensorMap here, once it has checked its arguments. The numbers
-// of `type`, `interleave`, `swizzle`, `l2` and `fill` are those of the driver's enumerations.
+// The content of a CUtensorMap here, which cuTensorMapEncodeTiled writes after it has checked its arguments.
+// The values of `type`, `interleave`, `swizzle`, `l2` and `fill` are those of the driver's enumerations.
 struct TensorMap {
     static constexpr uint64_t magic_number = 0x70616d72736e6574;  // "tensrmap"
     uint64_t magic = magic_number;
     char* address = nullptr;
-    uint64_t size[5] = {};    // in elements; the first runs fastest
-    uint64_t stride[4] = {};  // in bytes: of dimensions 1 to 4
+    uint64_t size[5] = {};    // in elements; dimension 0 is contiguous
+    uint64_t stride[4] = {};  // in bytes, of dimensions 1 to 4
     uint16_t box[5] = {};     // in elements, up to 256
     uint8_t element_stride[5] = {1, 1, 1, 1, 1};
     uint8_t rank = 0;
     uint8_t element_bytes = 0;  // 1, 2, 4 or 8
     uint8_t type = 0;
-    uint8_t interleave = 0, swizzle = 0, l2 = 0;  // swizzle: 0 none, 1 of 32 bytes, 2 of 64, 3 of 128
+    uint8_t interleave = 0, swizzle = 0, l2 = 0;  // swizzle: 0 none, 1 over 32 bytes, 2 over 64, 3 over 128
     uint8_t fill = 0;                             // outside of the tensor: 0 zeros, 1 NaNs
 };
 static_assert(sizeof(TensorMap) <= 128);

@@ -1,8 +1,8 @@
 /*
-Kernels: how a program registers them, what is known of them, and their launches.
+Kernels: their registration, their attributes, and their launches.
 
-nvcc has a program register its code before main(), and each kernel under the address of a function of the
-host. The PTX is decoded at the first launch.
+nvcc makes a program register its code before main(), and each kernel under the address of a host function.
+The PTX is decoded at the first use.
 */
 #include <algorithm>
 #include <atomic>
@@ -41,7 +41,7 @@ struct Module {
 
     bool runs_here() const { return image.cubin || image.ptx; }
 
-    // Decoded when it is needed. The caller holds the lock.
+    // Decodes the PTX at the first use. The caller holds the lock.
     const PtxModule& code(const std::string& kernel) {
         if (ptx) return *ptx;
         std::string architecture =
@@ -65,8 +65,8 @@ struct Module {
 struct Kernel {
     Module* module = nullptr;
     std::string name;
-    int most_dynamic_shared = -1;  // somebody asked for so much; -1: nobody has
-    bool loaded = false;           // launched before, or asked about
+    int most_dynamic_shared = -1;  // set by cudaFuncSetAttribute(); -1: not set
+    bool loaded = false;           // launched before
     // found at the first use
     KernelResources resources;
     KernelFacts facts;
@@ -105,7 +105,7 @@ void prepare(Kernel& kernel) {
         kernel.resources = {place->second.registers, place->second.static_shared};
 }
 
-// "fill_kernel" of its mangled name, for messages.
+// Returns "fill_kernel" for its mangled name, for messages.
 std::string short_name(const std::string& mangled) {
     int status = 0;
     char* whole = abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, &status);
@@ -116,7 +116,7 @@ std::string short_name(const std::string& mangled) {
     return name.starts_with("void ") ? name.substr(5) : name;
 }
 
-// Registers are given to warps, in pieces of 256, and to four warps at a time.
+// Registers are allocated to warps in pieces of 256, and to four warps at a time.
 size_t registers_of_block(int registers, size_t threads) {
     constexpr size_t piece = 256, warp = 32, together = 4;
     size_t warps = (threads + warp - 1) / warp;
@@ -124,7 +124,7 @@ size_t registers_of_block(int registers, size_t threads) {
     return ((size_t)registers * warp + piece - 1) / piece * piece * warps;
 }
 
-// A line for what the call returns as an error, for its words are few.
+// Prints a line along with the error that the call returns, because the error alone says little.
 cudaError_t refuse(const char* call, const Kernel& kernel, cudaError_t error, const std::string& reason) {
     fprintf(stderr, "nocard: %s: %s: %s\n", call, short_name(kernel.name).c_str(), reason.c_str());
     return noted(error);
@@ -171,7 +171,7 @@ CardLimits limits() {
     return limits;
 }
 
-// Another seed for each launch of the process.
+// Returns a different seed for each launch of the process.
 uint64_t next_seed() {
     static std::atomic<uint64_t> launches = 0;
     uint64_t x = seed_of_process() * 0x9e3779b97f4a7c15 + ++launches;
@@ -179,7 +179,7 @@ uint64_t next_seed() {
     return x ^ x >> 31;
 }
 
-// Memory that parameters point to: whatever word is an address of an allocation.
+// Returns the memory that parameters point to: any word of them may be an address in an allocation.
 std::vector<Touched> pointed_to(const std::vector<uint8_t>& parameters) {
     std::vector<Touched> touched;
     for (size_t at = 0; at + sizeof(void*) <= parameters.size(); at += sizeof(void*)) {
@@ -266,7 +266,7 @@ void __cudaRegisterFunction(void** module, const char* function, char*, const ch
     kernel.name = name;
 }
 
-// Variables of the card are the interpreter's; the host does not name them.
+// The interpreter places variables of the card; the host does not name them.
 void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
 
 char __cudaInitModule(void**) {
@@ -288,7 +288,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
                   config->dynamicSmemBytes, arguments, config->stream);
 }
 
-// A launch as kernel<<<...>>>(...) comes in two parts.
+// A launch kernel<<<...>>>(...) consists of two calls.
 struct LaunchOfThread {
     dim3 grid, block;
     size_t shared;

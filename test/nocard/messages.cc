@@ -25,10 +25,10 @@ struct Post {
     std::mutex mutex;
     MPI_Comm comm = MPI_COMM_NULL;
     int rank = 0, size = 1;
-    using Place = std::tuple<int, uint64_t, uint64_t, int32_t>;  // who sent it; group, number, phase
+    using Place = std::tuple<int, uint64_t, uint64_t, int32_t>;  // sender; group, number, phase
     std::multimap<Place, std::unique_ptr<Message>> inbox;
 
-    // Takes what has come. The caller holds the lock.
+    // Receives all messages that have arrived. The caller holds the lock.
     void receive() {
         for (int found = 1; comm != MPI_COMM_NULL;) {
             MPI_Message message;
@@ -68,7 +68,7 @@ int world_size() {
     return post().size;
 }
 
-// Sometimes the send is over only once the receiver looks, as it may be on a card.
+// Sometimes the send is over only once the receiver polls, as may happen on a card.
 std::shared_ptr<Sending> send_message(int to, const Label& label, const void* data, size_t bytes) {
     bool waits = draw(2);
     auto sending = std::make_shared<Sending>();

@@ -1,10 +1,9 @@
 /*
-Messages between the ranks, for nccl.cc, over MPI. Each says what it belongs to, so it can come at any time
-and in any order: it waits in an inbox until somebody asks for it. Nothing here waits inside MPI for another
-rank.
+Messages between the ranks over MPI, for nccl.cc. Each carries a label, so it may arrive at any time and in
+any order; it stays in an inbox until it is taken. No function here blocks inside MPI on another rank.
 
-The program calls MPI itself, from other threads: MPI_Init_thread is asked for MPI_THREAD_MULTIPLE instead of
-what the program asks for, and messages go over a communicator of their own.
+The program calls MPI itself, from other threads. So MPI_Init_thread() requests MPI_THREAD_MULTIPLE whichever
+level the program asks for, and messages use a communicator of their own.
 */
 #pragma once
 
@@ -14,10 +13,10 @@ what the program asks for, and messages go over a communicator of their own.
 
 namespace nocard {
 
-// A message belongs to this call, and its sender thinks that it is this.
+// Identifies the call that a message belongs to, and describes it as its sender made it.
 struct Label {
-    uint64_t group;   // the ranks that talk
-    uint64_t number;  // the call's, within its group or among those of a sender to a receiver
+    uint64_t group;   // the group of ranks
+    uint64_t number;  // the call's, within its group or among those from a sender to a receiver
     int32_t phase;    // the call's
     int32_t call, type, reduction, root;
     uint64_t count;
@@ -28,17 +27,17 @@ struct Message {
     std::vector<char> bytes;
 };
 
-// Tells whether MPI runs, and this process's number among all.
+// Return whether MPI is running, this process's rank, and the number of ranks.
 bool has_messages();
 int world_rank();
 int world_size();
 
-// Sends a copy. The result is true when the receiver, or MPI, has it.
+// Sends a copy of the data. is_sent() returns true once the receiver, or MPI, has it.
 class Sending;
 std::shared_ptr<Sending> send_message(int to, const Label& label, const void* data, size_t bytes);
 bool is_sent(Sending& sending);
 
-// The message of this group, number and phase from a rank, if it has come.
+// Takes the message of this group, number and phase from a rank; returns null if it has not arrived.
 std::unique_ptr<Message> take_message(int from, uint64_t group, uint64_t number, int32_t phase);
 
 }  // namespace nocard

@@ -2,7 +2,7 @@
 NCCL: groups of ranks, and calls that put their work on streams.
 
 A rank's number in the group of all is its number in MPI. A group that is not blocking is made, and split,
-while the program asks how far that is; calls on it may be said to be in progress too.
+while the program polls its state; calls on it may be reported as in progress, too.
 */
 #include <algorithm>
 #include <chrono>
@@ -26,14 +26,14 @@ while the program asks how far that is; calls on it may be said to be in progres
 // The program's handle of a group.
 struct ncclComm {
     nocard::GroupPtr group = std::make_shared<nocard::Group>();
-    std::function<bool()> task;  // a task is under way: it goes on when it is called; true: it is over
+    std::function<bool()> task;  // a task in progress: continues when called; returns true when it is over
     int answers_in_progress = 0;
 };
 
 namespace nocard {
 namespace {
 
-// All handles, and those that are dead. Recursive, for a group's task looks at others.
+// All handles, including dead ones. Recursive, because a group's task looks at others.
 struct Handles {
     std::recursive_mutex mutex;
     std::map<ncclComm_t, bool> live;
@@ -68,7 +68,7 @@ ncclComm_t make_handle() {
     return made;
 }
 
-// Channels of a group have buffers on the card: about what NCCL takes within a machine.
+// The channels of a group have buffers on the card, of about the size that NCCL uses within a machine.
 void take_memory(Group& group, const ncclConfig_t* config) {
     constexpr size_t of_channel = size_t(9) << 20;
     constexpr int usual_channels = 16;
@@ -90,7 +90,7 @@ bool is_blocking(const ncclConfig_t* config) {
     return !config || config->blocking != 0;
 }
 
-// Does what is under way to its end, if calls wait.
+// Advances the task in progress; to its end if the call waits.
 ncclResult_t answer(ncclComm& comm, bool waits) {
     while (comm.task) {
         {
@@ -103,7 +103,7 @@ ncclResult_t answer(ncclComm& comm, bool waits) {
     return ncclSuccess;
 }
 
-// An exchange of a number with all members of a group. phase: of its own.
+// Exchanges a number with all members of a group. phase: unique to the purpose.
 class Exchange {
 public:
     Exchange(GroupPtr group, uint64_t number, int32_t phase, uint64_t mine)
@@ -196,7 +196,7 @@ struct Pending {
 thread_local int depth = 0;
 thread_local std::vector<Pending> pending;
 
-// The calls on each group are one piece of work, which all streams that they name wait for.
+// Combines the calls on each group into one piece of work, which all streams that they name wait for.
 ncclResult_t start_pending() {
     std::vector<Pending> calls = std::exchange(pending, {});
     ncclResult_t result = ncclSuccess;
@@ -288,7 +288,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int ranks, int rank, int
     return make_group(comm, ranks, rank, id[0], config);
 }
 
-// The new handle is there at once, and can be used when the split is over.
+// The new handle exists at once, and can be used when the split is over.
 ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* made, ncclConfig_t* config) {
     ncclComm& parent = require("ncclCommSplit", handle);
     *made = nullptr;

@@ -1,5 +1,5 @@
 /*
-The numbers of fewer bits that cards compute with: bf16, and the two of fp8.
+The reduced-precision formats that cards compute with: bf16, and the two of fp8.
 */
 #pragma once
 
@@ -23,7 +23,7 @@ inline float from_bf16(uint16_t bits) {
     return std::bit_cast<float>((uint32_t)bits << 16);
 }
 
-// To the nearest, of two as near to the even one.
+// Rounds to nearest, ties to even.
 inline uint16_t to_bf16(float value) {
     auto bits = std::bit_cast<uint32_t>(value);
     constexpr uint16_t nan = 0x7fff;
@@ -31,7 +31,7 @@ inline uint16_t to_bf16(float value) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// e4m3 has no infinities, and NaN where all bits but the sign are set; e5m2 is as IEEE has it.
+// e4m3 has no infinities, and NaN only where all bits but the sign are set; e5m2 follows IEEE 754.
 inline float from_fp8(uint8_t bits, bool e4m3) {
     const int fraction_bits = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15, last_exponent = e4m3 ? 16 : 31;
     int exponent = (bits & 0x7f) >> fraction_bits, fraction = bits & ((1 << fraction_bits) - 1);

@@ -14,7 +14,7 @@ constexpr AlgorithmRow algorithm_rows[] = {
     {4, 16, 0, 0.62}, {8, 0, 0, 0.35},  {3, 16, large_workspace, 0.72},
 };
 
-// cublasLtMatmulAlgo_t has this here.
+// The content of a cublasLtMatmulAlgo_t here.
 struct Choice {
     uint64_t magic, row, problem, unused[5];
 };
@@ -35,7 +35,7 @@ uint64_t number_of(const Problem& p) {
 }  // namespace
 
 // ----------------------------------------------------------------------------
-// the products that there are
+// supported products
 
 bool has_aux(cublasLtEpilogue_t epilogue) {
     switch (epilogue) {
@@ -72,7 +72,7 @@ bool has_fp8() {
     return card().major > 8 || (card().major == 8 && card().minor == 9);
 }
 
-// Only the larger Blackwell takes matrices in fp8 that lie otherwise than A transposed and B not.
+// Only the larger Blackwell supports fp8 matrices in layouts other than A transposed and B not.
 bool takes_all_layouts_of_fp8() {
     return card().major == 10;
 }
@@ -123,13 +123,13 @@ std::span<const AlgorithmRow> algorithms() {
     return algorithm_rows;
 }
 
-// Tells whether an algorithm of this row makes the product at all.
+// Returns whether an algorithm of this row supports the product at all.
 bool suits(const AlgorithmRow& row, const Problem& p) {
     constexpr size_t least_part = 32;
     if (row.alignment == 0 && is_fp8(p.a.type)) return false;
     if (row.splits > 1 && p.k() < row.splits * least_part) return false;
     if (row.alignment == 0) return true;
-    // Rows that are read in pieces of this size must begin and end with one.
+    // The algorithm reads in pieces of this size, so strides must be multiples of it.
     for (const Layout* layout : {&p.a, &p.b, &p.d}) {
         if ((uint64_t)layout->stride * bytes_of(layout->type) % row.alignment) return false;
     }

@@ -1,10 +1,10 @@
 /*
-What a program tells cuBLASLt of a product, whether there is such a product on the card, and the algorithms
-for it.
+A product as a program describes it to cuBLASLt, whether the library supports it on the card, and the
+algorithms for it.
 
-There is what the library's documentation says that there is: types, layouts and epilogues, and alignments of
-fp8 and of epilogues' matrices. For each product there are several algorithms, which differ in the order of
-their sums and in the workspace that they need, so bits change with the algorithm as they do on a card.
+The supported types, layouts, epilogues and alignments (of fp8 and of epilogue matrices) are those that the
+library's documentation lists. Each product has several algorithms, which differ in the order of their sums
+and in the workspace that they need, so the bits of a result depend on the algorithm, as they do on a card.
 */
 #pragma once
 
@@ -52,26 +52,26 @@ bool writes_aux(cublasLtEpilogue_t epilogue);
 bool reads_bias(cublasLtEpilogue_t epilogue);
 bool writes_bias(cublasLtEpilogue_t epilogue);
 
-// The status with which the library refuses the problem, or success.
+// Returns the status with which the library refuses the problem, or success.
 cublasStatus_t check(const Problem& problem);
 
 struct AlgorithmRow {
     size_t splits;
-    uint32_t alignment;  // 0: that of an element is enough
+    uint32_t alignment;  // 0: that of an element suffices
     size_t more_workspace;
-    double share;  // the part of the card's rate that it has
+    double share;  // the fraction of the card's rate that it reaches
 };
 
 std::span<const AlgorithmRow> algorithms();
 
-// Tells whether an algorithm makes the product at all, and the workspace that it needs.
+// Returns whether an algorithm supports the product at all, and the workspace that it needs.
 bool suits(const AlgorithmRow& row, const Problem& problem);
 size_t workspace_of(const AlgorithmRow& row, const Problem& problem);
 
-// The algorithm of a row for a problem, as bytes that mean it and no other.
+// Returns the algorithm of a row, as bytes that are valid only for this problem.
 cublasLtMatmulHeuristicResult_t result_of(size_t row, const Problem& problem);
 
-// The row that such bytes mean. They are good for the problem that they were made for only.
+// Finds the row that such bytes stand for. Fails unless they were made for this problem.
 cublasStatus_t find_algorithm(const cublasLtMatmulAlgo_t& bytes, const Problem& problem, size_t& row);
 
 }  // namespace nocard

@@ -1,5 +1,5 @@
 /*
-A product of cuBLASLt with operands, and what it should give: plain sums.
+A cuBLASLt product with operands, and its expected results: plain sums.
 */
 #pragma once
 
@@ -17,7 +17,7 @@ using nocard::is_fp8;
 using nocard::load_number;
 using nocard::store_number;
 
-// A product in the library's terms, with operands that begin as random numbers.
+// A product in the library's terms, with random operands.
 struct Product {
     int m, n, k;
     bool transpose_a = false, transpose_b = false;
@@ -26,10 +26,10 @@ struct Product {
     float beta = 0;
     bool fast = false;
     uint64_t workspace = 64 << 20;
-    int aux_stride = 0;  // m, if it is 0
+    int aux_stride = 0;  // 0: m
 };
 
-// The library's own type has no name, which nvcc does not take for elements of a std::vector.
+// The library's own type is an unnamed struct, which nvcc rejects as the element type of a std::vector.
 struct Found {
     cublasLtMatmulAlgo_t algo;
     size_t workspaceSize;
@@ -73,7 +73,7 @@ public:
             cudaFree(memory);
     }
 
-    // The scale of B at another place.
+    // Moves the scale of B to another offset.
     void move_scale(size_t bytes) { set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scales_ + bytes); }
 
     template <typename T>
@@ -107,7 +107,7 @@ public:
                               stream);
     }
 
-    // The largest difference between the card's results and plain sums of the same rounded numbers.
+    // Returns the largest difference between the card's results and plain sums of the same rounded numbers.
     double error() {
         require(cudaDeviceSynchronize());
         double worst = 0;
@@ -167,13 +167,13 @@ private:
         return 0.5 * x * (1 + std::tanh(0.7978845608 * (x + 0.044715 * x * x * x)));
     }
 
-    // Rounds the numbers, too, to those that the card has.
+    // Also rounds `numbers` to the values that the card holds.
     static void to_card(char*& card, std::vector<double>& numbers, cudaDataType type) {
         size_t unit = bytes_of(type);
         std::vector<char> bytes(numbers.size() * unit);
         for (size_t i = 0; i < numbers.size(); i++) {
             if (is_fp8(type)) {
-                int best = 0;  // the nearest of all the numbers that there are
+                int best = 0;  // the nearest of all 256 values
                 auto distance = [&](int bits) {
                     return std::fabs((double)from_fp8((uint8_t)bits, type == CUDA_R_8F_E4M3) - numbers[i]);
                 };

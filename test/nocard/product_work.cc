@@ -19,7 +19,7 @@ double most_product() {
 
 constexpr const char* call = "cublasLtMatmul";
 
-// Reads and writes of a matrix, as whole columns.
+// Reads and writes of a matrix, column by column.
 void require_written(const char* what, const Matrix& matrix) {
     for (size_t column = 0; column < matrix.columns; column++) {
         size_t bytes = bytes_of(matrix.type);
@@ -79,7 +79,7 @@ void leave_out(const HostProduct& p) {
     note_writes(p);
 }
 
-// In two parts if sums are cut, between which other streams work.
+// Runs in two parts if sums are split; other streams work in between.
 Advance advance_of(const HostProduct& product) {
     return [p = product, begun = false, pauses = draw(4)]() mutable {
         if ((double)p.m * (double)p.n * (double)p.k > most_product()) return leave_out(p), true;
@@ -110,7 +110,7 @@ void require_matrix(const char* what, const Matrix& matrix, std::vector<Touched>
     touched.push_back({matrix.data, bytes});
 }
 
-// Ends the process for what a card would read or write elsewhere.
+// Ends the process if a card would read or write outside of live memory.
 std::vector<Touched> check_memory(const HostProduct& p) {
     std::vector<Touched> touched;
     require_matrix("A", p.a, touched);

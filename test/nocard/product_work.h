@@ -1,10 +1,10 @@
 /*
-A product as work of a stream: checked against the memory that there is, made on the host, and in two parts
-where its sums are cut, between which they lie in the workspace. Other work that uses the same workspace from
-another stream spoils them there.
+A product as work of a stream: checked against live memory, and computed on the host. If its sums are split
+over k, it runs in two parts. In between, the partial sums lie in the workspace, where work of another stream
+that uses the same workspace corrupts them.
 
-A product of more than NOCARD_MOST_PRODUCT (2e9) multiply-adds is not made: its results are NaNs, so that
-whoever used them would see it. That is for measurements of rates, which take the time that a card would.
+A product of more than NOCARD_MOST_PRODUCT (2e9) multiply-adds is not computed: its results are NaNs, so that
+any use of them shows. This serves measurements of rates, which take the time that a card would.
 */
 #pragma once
 
@@ -13,8 +13,8 @@ whoever used them would see it. That is for measurements of rates, which take th
 
 namespace nocard {
 
-// share: of the card's rate, that its algorithm has. Ends the process if the product would read or write
-// where nothing is.
+// share: the fraction of the card's rate that the algorithm reaches. Ends the process if the product would
+// read or write outside of live memory.
 Operation product_operation(const HostProduct& product, double share);
 
 }  // namespace nocard

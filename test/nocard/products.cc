@@ -12,8 +12,7 @@ namespace {
 constexpr size_t lanes = 8, tile = 4;
 using Lanes = float __attribute__((vector_size(lanes * sizeof(float))));
 
-// Rows of k numbers, up to a whole number of vectors: those of A are its results' rows, and of B their
-// columns.
+// Returns rows of k numbers, padded to whole vectors: A's are the rows of the result, B's its columns.
 std::vector<float> rows_over_k(const Matrix& matrix, size_t rows, size_t k, size_t padded_k,
                                bool k_runs_along_columns) {
     std::vector<float> numbers(rows * padded_k);
@@ -32,7 +31,7 @@ std::vector<float> rows_over_k(const Matrix& matrix, size_t rows, size_t k, size
     return numbers;
 }
 
-// sums (tile, tile): of rows x and y over k from `begin` to `end`, whole vectors.
+// Sets sums (tile, tile) to the products of rows x and y over k from `begin` to `end`, in whole vectors.
 void add_tile(float (*sums)[tile], const float* x, const float* y, size_t stride, size_t begin, size_t end) {
     Lanes sum[tile][tile] = {};
     for (size_t k = begin; k < end; k += lanes) {
@@ -56,7 +55,7 @@ float shortened(float sum) {
     return std::bit_cast<float>(std::bit_cast<uint32_t>(sum) & kept);
 }
 
-// Sums in fp8 grow by 32 products at a time. Those that are not fast are added to sums in fp32 after 128.
+// fp8 sums grow by 32 products at a time and, unless they are fast, are added to fp32 sums after every 128.
 float fp8_sum(const float* x, const float* y, size_t begin, size_t end, bool fast) {
     constexpr size_t step = 32, promoted = 128;
     float total = 0, sum = 0;
@@ -98,7 +97,7 @@ bool has_gelu(cublasLtEpilogue_t epilogue) {
            epilogue == CUBLASLT_EPILOGUE_GELU_AUX || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
 }
 
-// The sum of each row over k, which is a gradient of a bias.
+// Writes the sum of each row over k, which is a bias gradient.
 void write_row_sums(const HostProduct& p, const Matrix& matrix, size_t rows, bool k_runs_along_columns) {
     std::vector<float> numbers = rows_over_k(matrix, rows, p.k, p.k, k_runs_along_columns);
     for (size_t row = 0; row < rows; row++) {
@@ -144,7 +143,7 @@ void finish_product(const HostProduct& p, const float* sums) {
     const float alpha = p.alpha * (p.a_scale ? *p.a_scale : 1) * (p.b_scale ? *p.b_scale : 1);
     const bool gradient =
         p.epilogue == CUBLASLT_EPILOGUE_DGELU || p.epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD;
-    // Gradients of biases are of what the matrices are before the results may stand in their place.
+    // Bias gradients are sums of the operands, so they are made before results may overwrite those.
     if (p.epilogue == CUBLASLT_EPILOGUE_BGRADA) write_row_sums(p, p.a, p.m, p.a.transposed);
     if (p.epilogue == CUBLASLT_EPILOGUE_BGRADB) write_row_sums(p, p.b, p.n, !p.b.transposed);
     std::vector<float> row_sums(p.epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD ? p.m : 0);

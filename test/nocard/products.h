@@ -1,5 +1,5 @@
 /*
-Products of matrices on the host, for cublaslt.cc: matrices are stored by columns, as the library has them.
+Matrix products on the host, for cublaslt.cc. Matrices are column-major, as in the library.
 */
 #pragma once
 
@@ -12,7 +12,7 @@ struct Matrix {
     const void* data = nullptr;
     cudaDataType type = CUDA_R_32F;
     size_t rows = 0, columns = 0,
-           stride = 0;  // columns are stored whole: a column's elements follow each other
+           stride = 0;  // between columns; the elements of a column are contiguous
     bool transposed = false;
 
     size_t elements() const { return stride * (columns - 1) + rows; }
@@ -34,10 +34,10 @@ struct HostProduct {
     float* workspace = nullptr;  // (splits, m, n), if there are several
 };
 
-// The sums of each part of k: (splits, n, m).
+// Returns the sums of each part of k: (splits, n, m).
 std::vector<float> partial_sums(const HostProduct& product);
 
-// Adds them and writes the results.
+// Adds the parts and writes the results.
 void finish_product(const HostProduct& product, const float* sums);
 
 }  // namespace nocard

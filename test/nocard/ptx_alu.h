@@ -1,7 +1,7 @@
 /*
 Arithmetic on registers: integers, floats, bits, comparisons and moves.
 
-Each instruction is a loop over 32 lanes that the compiler makes vector code of; decoding picks the loop.
+Each instruction is a loop over 32 lanes, which the compiler vectorizes; decoding picks the loop.
 */
 #pragma once
 
@@ -49,7 +49,7 @@ void ternary(Warp& w, const Instruction& i, uint32_t lanes) {
     each_lane(lanes, [&](int l) { d.set(l, (T)Operation()(a[l], b[l], c[l])); });
 }
 
-// The second operand is a count of 32 bits, whatever T.
+// The second operand is a 32-bit count for any T.
 template <typename T, typename Operation>
 void shift(Warp& w, const Instruction& i, uint32_t lanes) {
     Lanes<T> d(w, i.d), a(w, i.a);
@@ -73,7 +73,7 @@ void on_predicates(Warp& w, const Instruction& i, uint32_t lanes) {
 // ----------------------------------------------------------------------------
 // decoding
 
-// Calls use with a number of the C++ type that a PTX type is.
+// Calls use() with a number of the C++ type that corresponds to a PTX type.
 template <typename Use>
 void with_integer(Decoding& x, std::string_view type, Use use) {
     if (type == "s32")
@@ -98,7 +98,7 @@ inline void sources(Decoding& x, int count, Width width) {
     x.to.d = x.result(0);
 }
 
-// The loop that applies an operation of so many operands.
+// Returns the loop that applies an operation with this number of operands.
 template <typename T, typename Operation, int operands>
 constexpr Execute loop() {
     if constexpr (operands == 1) return unary<T, Operation>;
@@ -133,10 +133,10 @@ void decode_halves(Decoding& x) {
                              : loop<uint32_t, Halves<Operation, true, false>, operands>()
                  : relu ? loop<uint32_t, Halves<Operation, false, true>, operands>()
                       : loop<uint32_t, Halves<Operation, false, false>, operands>();
-    // Types of one number leave the upper half of the register as it is: 0.
+    // Types of one number run on the upper half of the register, too, which is 0.
 }
 
-// Operations on integers, floats and 16-bit floats alike.
+// Decodes operations that exist for integers, floats and 16-bit floats.
 template <typename Operation, int operands>
 void decode_arithmetic(Decoding& x) {
     if (x.type() == "f32") return decode_float<Operation, operands>(x);
@@ -157,7 +157,7 @@ void decode_integer(Decoding& x) {
     with_integer(x, x.type(), [&]<typename T>(T) { x.to.run = loop<T, Operation, operands>(); });
 }
 
-// Special functions: of approximations the exact value is as good.
+// Special functions. The exact value is good for approximate ones, too.
 template <typename Operation>
 void decode_function(Decoding& x) {
     if (is_half(x.type())) return decode_halves<Operation, 1>(x);
@@ -256,7 +256,7 @@ inline void decode_not(Decoding& x) {
     };
 }
 
-// popc and clz have a result of 32 bits, whatever they look at.
+// popc, clz and brev, of 32 bits only.
 template <typename Operation>
 void decode_count(Decoding& x) {
     if (x.type() != "b32") x.unknown();
@@ -331,8 +331,8 @@ inline void decode_selp(Decoding& x) {
     x.to.run = width == Width::wide ? (Execute)select<uint64_t> : select<uint32_t>;
 }
 
-// prmt: byte i of the result is the byte of {b, a} that nibble i of the selector names, or its sign eight
-// times.
+// prmt: byte i of the result is the byte of {b, a} that nibble i of the selector names or, if the nibble's
+// top bit is set, eight copies of that byte's sign.
 inline void permute_bytes(Warp& w, const Instruction& i, uint32_t lanes) {
     Lanes<uint32_t> d(w, i.d), a(w, i.a), b(w, i.b), c(w, i.c);
     each_lane(lanes, [&](int l) {
@@ -354,7 +354,7 @@ inline void decode_prmt(Decoding& x) {
     x.to.run = permute_bytes;
 }
 
-// lop3: bit (a, b, c) of the table.
+// lop3: each bit of the result is bit (a, b, c) of the table.
 inline void logic_of_three(Warp& w, const Instruction& i, uint32_t lanes) {
     Lanes<uint32_t> d(w, i.d), a(w, i.a), b(w, i.b), c(w, i.c);
     uint32_t table = (uint32_t)i.value;
@@ -374,7 +374,8 @@ inline void decode_lop3(Decoding& x) {
     x.to.run = logic_of_three;
 }
 
-// bfe: `length` bits from `begin` on; beyond the register the sign goes on.
+// bfe: `length` bits from bit `begin` on. Signed types extend the field's sign, or that of the register if
+// the field crosses its end.
 template <typename T>
 void extract_bits(Warp& w, const Instruction& i, uint32_t lanes) {
     Lanes<T> d(w, i.d), a(w, i.a);
@@ -408,7 +409,7 @@ inline void decode_bfe(Decoding& x) {
         x.unknown();
 }
 
-// bfi d, a, b, c, length: the low bits of a, put into b from bit c on.
+// bfi d, a, b, c, length: inserts the low bits of a into b from bit c on.
 inline void insert_bits(Warp& w, const Instruction& i, uint32_t lanes) {
     Lanes<uint32_t> d(w, i.d), a(w, i.a), b(w, i.b), c(w, i.c), n(w, i.list[0]);
     each_lane(lanes, [&](int l) {
@@ -508,7 +509,7 @@ inline void decode_mov(Decoding& x) {
     }
 }
 
-// Generic addresses of shared memory and of parameters are offsets in windows of their own.
+// Generic addresses of shared memory and of parameters are offsets in separate windows.
 template <uint64_t window, bool to_generic>
 void convert_address(Warp& w, const Instruction& i, uint32_t lanes) {
     bool wide_source = i.wide_address;

@@ -1,6 +1,6 @@
 /*
-From the text of a kernel to its instructions: registers and their scopes, labels, variables in shared memory.
-What each instruction means stands with the functions that run it; see the table in ptx_module.h.
+Turns the text of a kernel into instructions: registers and their scopes, labels, and variables in shared
+memory. The meaning of each instruction is with the functions that run it; see the table in ptx_module.h.
 */
 #pragma once
 
@@ -21,7 +21,7 @@ inline Width width_of(std::string_view type) {
 
 class Assembler;
 
-// One instruction that is being decoded: its words, its operands, and where the result goes.
+// One instruction during decoding: its words and operands, and the Instruction that is filled in.
 struct Decoding {
     Assembler& assembler;
     Instruction& to;
@@ -37,18 +37,18 @@ struct Decoding {
         return operands[i];
     }
 
-    // Operand i as a source of that width, or as a register to set.
+    // Operand i as a source of this width, or as a register to set.
     uint32_t source(size_t i, Width width = Width::word) { return source(operand(i), width); }
     uint32_t result(size_t i) { return result(operand(i)); }
     uint32_t source(std::string_view text, Width width);
     uint32_t result(std::string_view text);
-    // An operand that is both, such as the accumulator of a product.
+    // An operand that is read and set, such as the accumulator of a product.
     uint32_t source_and_result(std::string_view text);
     Width width(uint32_t register_number) const;
 
-    // "[%r1+16]": sets a, offset and wide_address.
+    // "[%r1+16]": sets a, offset, space and wide_address.
     void address(std::string_view operand, Space space);
-    // The register of "[%r1]" or "[%r1+16]", and the number that is added.
+    // Returns the register of "[%r1]" or "[%r1+16]", and the number that is added to it.
     std::pair<uint32_t, int64_t> place(std::string_view operand, Space space);
 
     [[noreturn]] void unknown() const { throw std::runtime_error("nobody taught the interpreter this form"); }
@@ -58,7 +58,7 @@ class Assembler {
 public:
     explicit Assembler(Kernel& kernel) : kernel_(kernel) {}
 
-    // Types of .reg: "%r<12>" or single names.
+    // Declares the registers of ".b32 %r<12>", or of a type and single names.
     void declare_registers(std::string_view declaration) {
         size_t space = declaration.find_first_of(" \t");
         Width width = width_of(declaration.substr(0, space).substr(1));
@@ -92,7 +92,7 @@ public:
         jumps_.push_back({kernel_.code.size(), std::string(name), scopes});
     }
 
-    // After the last instruction.
+    // Called after the last instruction.
     void resolve_jumps() {
         for (const Jump& jump : jumps_) {
             Instruction& from = kernel_.code[jump.from];
@@ -129,7 +129,8 @@ public:
         return found->second = made;
     }
 
-    // A register, a number, a special register, or the address of a variable or parameter.
+    // Returns the register of a name, a number, a special register, or the address of a variable or
+    // parameter.
     uint32_t operand(std::string_view text, Width width) {
         uint32_t found;
         if (find_register(text, found)) return found;
@@ -154,7 +155,7 @@ private:
     struct Jump {
         size_t from;
         std::string label;
-        std::vector<int> scopes;  // the innermost first
+        std::vector<int> scopes;  // innermost first
     };
 
     static std::string scoped(std::string_view label, int scope) {
@@ -189,7 +190,7 @@ private:
 inline uint32_t Decoding::source(std::string_view text, Width width) {
     uint32_t found = assembler.operand(text, width);
     if (this->width(found) != width) {
-        // A 32-bit special register or shared address where 64 bits are read would read beyond its lanes.
+        // A 32-bit special register or shared address, read as 64 bits, would read beyond its lanes.
         throw std::runtime_error("operand " + std::string(text) + " has another width");
     }
     if (assembler.kernel().registers[found].set_by_code) to.uses.push_back(found);

@@ -1,10 +1,10 @@
 /*
-What happens later than it is asked for: cp.async, and the copy engine's loads, stores and sums; and
-mbarriers, which count arrivals and bytes.
+Work that happens later than it is issued: cp.async, the copy engine's loads, stores and sums, and mbarriers,
+which count arrivals and bytes.
 
-When a copy happens is drawn by the seed: at once, when it is waited for, or whenever the scheduler comes by.
-What it touches is checked when it is asked for, and remembered as touched by an agent of its own, whose work
-nobody knows to be done but who waited for it.
+The seed draws when a copy happens: at once, when it is waited for, or whenever the scheduler picks it. Its
+accesses are checked when it is issued, and recorded as those of a separate agent, whose work counts as done
+only for those that waited for it.
 */
 #pragma once
 
@@ -54,7 +54,7 @@ inline void commit_copies(Warp& w, const Instruction&, uint32_t lanes) {
     w.copy_epoch++;
 }
 
-// value: how many groups may still be under way; -1: wait_all, which needs no commit
+// value: how many groups may still be in flight; -1: wait_all, which needs no commit
 inline void wait_for_copies(Warp& w, const Instruction& i, uint32_t lanes) {
     uint32_t pending_epoch = w.copy_epoch + (i.value < 0 ? 2 : 1);
     auto waited = [&](Copy& copy) {
@@ -87,7 +87,7 @@ inline Mbarrier& mbarrier_at(Warp& w, int lane, uint32_t address) {
     return found->second;
 }
 
-// Who works with an mbarrier must know that it was initialised.
+// An access to an mbarrier must know of its initialization.
 inline void note_mbarrier(Warp& w, int lane, uint32_t address) {
     if (!w.grid->checks) return;
     Toucher who = Toucher::warp_itself(w, lane);
@@ -154,7 +154,7 @@ inline void mbarrier_arrive(Warp& w, const Instruction& i, uint32_t lanes) {
     w.grid->progress++;
 }
 
-// Lets a copy happen that this mbarrier waits for.
+// Performs one of the copies that this mbarrier waits for.
 inline void bring_one(Block& block, uint32_t barrier) {
     for (size_t k = 0; k < block.loads.size(); k++) {
         if (block.loads[k].barrier != barrier) continue;
@@ -165,7 +165,7 @@ inline void bring_one(Block& block, uint32_t barrier) {
     }
 }
 
-// value: 1 if the phase is given by its parity, 0 by what an arrival returned
+// value: 1 if the phase is given by its parity, 0 if by the result of an arrival
 inline void mbarrier_test(Warp& w, const Instruction& i, uint32_t lanes) {
     uint32_t ended = 0;
     each_lane(lanes, [&](int l) {
@@ -175,7 +175,7 @@ inline void mbarrier_test(Warp& w, const Instruction& i, uint32_t lanes) {
         auto has_ended = [&] {
             return i.value ? (barrier.phase & 1) != (words(w, i.b)[l] & 1) : barrier.phase > wides(w, i.b)[l];
         };
-        // A copy that is late comes at last when somebody waits for it.
+        // Polling an mbarrier makes its late copies happen, sooner or later.
         if (!has_ended() && w.grid->draw(3) == 0) bring_one(*w.block, address);
         if (has_ended()) {
             ended |= 1u << l;
@@ -222,7 +222,7 @@ inline void decode_mbarrier(Decoding& x) {
 // ----------------------------------------------------------------------------
 // the copy engine: from global to shared memory
 
-// The copies count as those of the phase that is now open.
+// The copies count for the phase that is now open.
 inline Toucher copy_engine(Warp& w, int lane, const Mbarrier& barrier) {
     return {w, lane, w.block->agents.of_mbarrier(barrier.number), (uint32_t)barrier.phase + 1, true};
 }
@@ -266,8 +266,8 @@ inline void bulk_load(Warp& w, const Instruction& i, uint32_t lanes) {
     });
 }
 
-// A box of a tensor: rows of consecutive elements. Calls row(offset in the box, address, from, to), of whose
-// elements those from `from` to `to` lie inside of the tensor.
+// Visits a box of a tensor by rows of consecutive elements: calls row(offset in the box, address, from, to),
+// and elements [from, to) of the row are inside of the tensor.
 template <typename Row>
 void each_row_of_box(const TensorMap& map, const std::array<int, 5>& corner, Row row) {
     std::array<int, 5> box{1, 1, 1, 1, 1};
@@ -294,13 +294,14 @@ void each_row_of_box(const TensorMap& map, const std::array<int, 5>& corner, Row
                 }
 }
 
-// The 16-byte units of each 128 bytes are exchanged, by as many bits of the address as the swizzle has.
+// Permutes the 16-byte units of each 128 bytes: XORs 1, 2 or 3 bits of the unit's index, by swizzle, with
+// higher address bits.
 inline uint32_t swizzled(uint32_t address, unsigned swizzle) {
     uint32_t bits = swizzle == 3 ? 7 : swizzle == 2 ? 3 : swizzle == 1 ? 1 : 0;
     return address ^ (address >> 7 & bits) << 4;
 }
 
-// Calls piece(shared address, offset in the row, bytes) for what stays consecutive.
+// Calls piece(shared address, offset in the row, bytes) for the parts that stay consecutive.
 template <typename Piece>
 void each_unit(uint32_t address, uint32_t from, uint32_t to, unsigned swizzle, Piece piece) {
     while (from < to) {
@@ -310,7 +311,7 @@ void each_unit(uint32_t address, uint32_t from, uint32_t to, unsigned swizzle, P
     }
 }
 
-// The map, its corner and what it moves, once they are known to be right.
+// A map, its corner and the bytes that it moves, after they have been checked.
 struct Box {
     TensorMap map;
     std::array<int, 5> corner{};
@@ -467,7 +468,7 @@ inline void commit_stores(Warp& w, const Instruction&, uint32_t lanes) {
     w.store_epoch++;
 }
 
-// value: how many groups may still be under way. target: 1 if it is enough that the sources have been read
+// value: how many groups may still be in flight. target: 1 if it is enough that the sources have been read
 inline void wait_for_stores(Warp& w, const Instruction& i, uint32_t lanes) {
     bool reads_only = i.target == 1;
     uint32_t unread = w.store_epoch + 1, unwritten = w.store_epoch + 1;
@@ -497,7 +498,7 @@ inline void wait_for_stores(Warp& w, const Instruction& i, uint32_t lanes) {
 // ----------------------------------------------------------------------------
 // decoding
 
-// "[%r1+16]" of the shared side: register and addend, which may be wide.
+// The shared operand "[%r1+16]" is stored as a register, which may be wide, and an offset.
 inline void decode_copy_async(Decoding& x) {
     Instruction& i = x.to;
     for (size_t k = 2; k < x.words.size(); k++) {

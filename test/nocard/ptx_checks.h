@@ -1,9 +1,9 @@
 /*
-What is remembered of memory, to tell reads of what nobody wrote and races: a history of each 4 bytes of
-shared memory, and of global memory as far as the running grid touched it.
+Records accesses to memory, to detect races and reads of unwritten bytes: a history of each 4 bytes of shared
+memory, and of the global memory that the running grid touched.
 
-A history has the last write and two reads. More readers may wait to be overtaken by a write than two; which
-two are kept differs from word to word, so that over a tile each reader is remembered somewhere.
+A history has the last write and two reads. A word may have more than two readers that a write could overtake;
+which two are kept differs from word to word, so that over a tile each reader is recorded somewhere.
 */
 #pragma once
 
@@ -13,7 +13,7 @@ namespace nocard::ptx {
 
 enum class Access : uint8_t { read, write, atomic };
 
-// Who touches memory: a warp itself, or something that it started.
+// The origin of an access: a warp itself, or something that it started.
 struct Toucher {
     Warp& warp;
     int lane;
@@ -21,7 +21,7 @@ struct Toucher {
     uint32_t epoch;
     bool by_async_proxy = false;  // products and the copy engine
     bool strong = false;
-    bool same_value = false;  // it writes what is there already: lanes of a warp may do so together
+    bool same_value = false;  // writes the value already in memory, which lanes of a warp may do together
 
     static Toucher warp_itself(Warp& w, int lane) { return {w, lane, w.agent, w.epoch}; }
     bool is_warp() const { return agent == warp.agent; }
@@ -54,7 +54,7 @@ public:
         me_.block = who.warp.block->serial;
     }
 
-    // `bytes`: a bit for each byte of the word that is touched.
+    // `bytes`: one bit for each byte of the word that is touched.
     void word(History& history, unsigned bytes, uint64_t address) {
         Stamp me = me_;
         me.bytes = bytes;
@@ -93,7 +93,7 @@ private:
         return !seen.has((uint32_t)me.block, before) || missing_fence(before) || missing_global_fence(before);
     }
 
-    // The copy engine may not know yet of all that other blocks did to global memory.
+    // The copy engine may not know yet what other blocks did to global memory.
     bool missing_global_fence(Stamp before) const {
         const Warp& w = who_.warp;
         return who_.by_async_proxy && before.block != w.block->serial &&
@@ -123,7 +123,7 @@ private:
                 read.bytes |= me.bytes;
                 return;
             }
-            // A lane may write what it alone reads, and nothing that two lanes read.
+            // A lane may write what only it reads, and nothing that two lanes read.
             if (read.bytes & me.bytes) {
                 read.bytes &= me.bytes;
                 read.lane = several_lanes;
@@ -136,7 +136,7 @@ private:
                 return;
             }
         }
-        // Three that are not ordered: of this word, one of them is forgotten.
+        // Three unordered reads: this word forgets one of them.
         auto worth = [&](Stamp s) {
             return (s.agent + s.block * 7 + 1) * 0x9e3779b97f4a7c15 * (address / 4 | 1) >> 40;
         };
@@ -209,7 +209,7 @@ template <typename Word>
 // ----------------------------------------------------------------------------
 // shared memory
 
-// Returns the place of these bytes, if the block has it.
+// Returns the host address of these bytes; they must be in the block's shared memory.
 inline char* shared_place(Warp& w, int lane, uint64_t address, uint64_t bytes,
                           const char* what = "access to") {
     Block& block = *w.block;
@@ -224,7 +224,7 @@ inline void note_shared(const Toucher& who, uint32_t address, uint32_t bytes, Ac
     Warp& w = who.warp;
     Block& block = *w.block;
     uint32_t offset = address - shared_begin;
-    // mbarriers are opaque to all but their own instructions.
+    // Only their own instructions may access mbarriers.
     if (!block.mbarriers.empty()) {
         auto next = block.mbarriers.lower_bound(address > 7 ? address - 7 : 0);
         if (next != block.mbarriers.end() && next->first < address + bytes) {
@@ -262,7 +262,7 @@ struct GlobalShadow {
     uint64_t last_number = ~0ull;
     Page* last = nullptr;
 
-    // Pages of ended grids are kept for later ones.
+    // Pages of finished grids are kept for later ones.
     static Pages& spare() {
         static thread_local Pages pages;
         return pages;
@@ -289,7 +289,7 @@ struct GlobalShadow {
     }
 };
 
-// Returns the place of these bytes, if it is alive and of the right kind.
+// Returns the host address of these bytes; they must be live, and of the right kind.
 inline char* global_place(Warp& w, int lane, uint64_t address, uint64_t bytes, bool device_only = false) {
     Allocation& known = w.grid->allocations[w.at];
     char* at = reinterpret_cast<char*>(address);
@@ -309,7 +309,7 @@ inline char* global_place(Warp& w, int lane, uint64_t address, uint64_t bytes, b
     return at;
 }
 
-// After global_place(), which has found the allocation.
+// Called after global_place(), which has found the allocation.
 inline void note_global(const Toucher& who, uint64_t address, uint32_t bytes, Access access) {
     Warp& w = who.warp;
     const Allocation& known = w.grid->allocations[w.at];
@@ -338,12 +338,12 @@ inline void note_global(const Toucher& who, uint64_t address, uint32_t bytes, Ac
 // ----------------------------------------------------------------------------
 // order over global memory
 
-// A strong write hands on what the warp's last fence covers, or with release all that the warp knows.
+// A strong write publishes what the warp's last fence covers or, with release, all that the warp knows.
 inline void publish(Warp& w, uint64_t address, bool releases) {
     Knowledge& k = w.knowledge;
     View handed_on = releases ? k.seen : k.published;
     const Agents& agents = w.block->agents;
-    // Ordinary access elsewhere may see what this block's bulk stores wrote only behind a fence.
+    // Ordinary accesses elsewhere may see what this block's bulk stores wrote only after a fence.
     for (size_t a = agents.store_writes_of(0); a < agents.of_mbarrier(0) && a < handed_on.clock.size(); a++)
         handed_on.clock[a] = std::min(handed_on.clock[a], a < k.across.clock.size() ? k.across.clock[a] : 0);
     if (handed_on.clock.empty() && !handed_on.foreign) return;
@@ -358,7 +358,7 @@ inline void learn(Warp& w, View& to, const std::shared_ptr<const Foreign>& forei
     if (own != foreign->end()) join(to.clock, own->second);
 }
 
-// A strong read learns, with acquire at once, otherwise at the next fence.
+// A strong read learns what was published: at once with acquire, otherwise at the next fence.
 inline void receive(Warp& w, uint64_t address, bool acquires) {
     auto found = w.grid->published.find(address);
     if (found == w.grid->published.end()) return;

@@ -1,5 +1,5 @@
 /*
-cvt: from one type of number to another.
+cvt: converts between types of numbers.
 */
 #pragma once
 
@@ -10,7 +10,7 @@ namespace nocard::ptx {
 // ----------------------------------------------------------------------------
 // integers
 
-// The low 8 or 16 bits of a register of 32 may be the number.
+// The number may be only the low 8 or 16 bits of a 32-bit register.
 template <typename T>
 T low_part(uint64_t bits) {
     return (T)bits;
@@ -27,7 +27,7 @@ void convert_integer(Warp& w, const Instruction& i, uint32_t lanes) {
             constexpr __int128 least = std::numeric_limits<To>::min(), most = std::numeric_limits<To>::max();
             to = (To)std::clamp<__int128>(from, least, most);
         }
-        // Into a wider register the sign goes on, as far as 16 bits of a 16-bit register.
+        // A wider register receives the sign-extended number, but a 16-bit register only 16 bits of it.
         Register bits = (Register)(std::conditional_t<std::is_signed_v<To>, int64_t, uint64_t>)to;
         if constexpr (sizeof(To) == 8)
             wides(w, i.d)[l] = bits;
@@ -183,7 +183,7 @@ inline bool is_integer(std::string_view type) {
     return type[0] == 's' || type[0] == 'u' || (type[0] == 'b' && type[1] != 'f');
 }
 
-// These conversions have a small float in them.
+// Decodes conversions from or to small floats; returns false for all others.
 inline bool decode_small_float(Decoding& x, std::string_view to, std::string_view from) {
     Instruction& i = x.to;
     bool fp8 = to == "e4m3x2" || to == "e5m2x2";
@@ -226,7 +226,7 @@ inline void decode_cvt(Decoding& x) {
         i.d = x.result(0);
         i.value = x.has("sat");
         if ((x.width(i.d) == Width::wide) != (width_of(to) == Width::wide)) x.unknown();
-        // 16-bit registers have no more than 16 bits of a sign.
+        // 16-bit registers hold at most 16 bits of a sign extension.
         if (to.ends_with("16")) i.vector = 2;
         with_any_integer(x, to, [&]<typename To>(To) {
             with_any_integer(x, from, [&]<typename From>(From) { i.run = convert_integer<To, From>; });

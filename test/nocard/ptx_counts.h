@@ -1,10 +1,9 @@
 /*
-The work of a grid for the units of a card's multiprocessors, counted as its warps run, as a profiler counts
-it on a card: instructions by the unit that does them, the lanes that are off, passes of shared memory, and
-sectors of global memory.
+The work of a grid by unit of a card's multiprocessors, counted as its warps run, as a profiler counts it on a
+card: instructions by unit, active lanes, passes of shared memory, and sectors of global memory.
 
-PTX is not machine code: ptxas leaves out moves, and merges and splits other instructions. What is counted is
-an estimate on the high side.
+PTX is not machine code: ptxas drops moves, and merges and splits other instructions. The counts are an
+estimate on the high side.
 */
 #pragma once
 
@@ -18,8 +17,8 @@ namespace nocard::ptx {
 
 constexpr uint32_t banks = 32, bank_bytes = 4, sector_bytes = 32;
 
-// Lanes that move so many bytes each go to shared memory in as few turns as 128 bytes at a time allow. A turn
-// takes a pass for each word of a bank that somebody wants another word of.
+// Lanes access shared memory in turns of 128 bytes. A turn takes one pass for each distinct word of its most
+// wanted bank.
 class SharedTurns {
 public:
     explicit SharedTurns(InstructionCount& count) : count_(count) {}
@@ -84,7 +83,7 @@ inline bool is_one_of(std::string_view word, std::initializer_list<std::string_v
     return std::find(words.begin(), words.end(), word) != words.end();
 }
 
-// Its lanes have addresses, which tell what is moved.
+// Returns whether the instruction moves memory at addresses that its lanes give.
 inline bool moves_memory(const Instruction& i) {
     std::string_view opcode = opcode_of(i), base = opcode.substr(0, opcode.find('.'));
     bool by_lanes = is_one_of(base, {"ld", "st", "red", "atom"}) && i.space != Space::parameter;
@@ -97,7 +96,7 @@ inline void count_access(Warp& w, const Instruction& i, uint32_t lanes, Instruct
     const bool copies = i.run == copy_async,
                matrices = i.run == move_matrices<true> || i.run == move_matrices<false>;
     if (matrices)
-        lanes = i.list.size() == 4 ? all_lanes : (1u << 8 * i.list.size()) - 1;  // they have addresses
+        lanes = i.list.size() == 4 ? all_lanes : (1u << 8 * i.list.size()) - 1;  // those that give addresses
     const uint32_t bytes = copies ? (uint32_t)i.value : matrices ? 16 : (uint32_t)i.access_bytes * i.vector;
     for (; lanes; lanes &= lanes - 1) {
         int l = first_lane(lanes);
@@ -117,7 +116,7 @@ inline void count_access(Warp& w, const Instruction& i, uint32_t lanes, Instruct
     shared.end(), global.end();
 }
 
-// Before an instruction is run by these lanes of a warp.
+// Called before these lanes of a warp run an instruction.
 inline void count_instruction(Warp& w, const Instruction& i, uint32_t lanes) {
     if (w.grid->counted.empty()) return;
     InstructionCount& count = w.grid->counted[w.at];
@@ -128,7 +127,7 @@ inline void count_instruction(Warp& w, const Instruction& i, uint32_t lanes) {
 // ----------------------------------------------------------------------------
 // units
 
-// Multiply-adds of m64n128k16, m16n8k16 and the like, or 0.
+// Returns the multiply-adds of shapes such as m64n128k16 and m16n8k16, or 0.
 inline double multiply_adds(std::string_view opcode) {
     size_t at = opcode.find(".m");
     int m = 0, n = 0, k = 0;
@@ -137,12 +136,12 @@ inline double multiply_adds(std::string_view opcode) {
     return at == opcode.npos ? 0 : (double)m * n * k;
 }
 
-// Adds the counts of an instruction to those of the units that do it.
+// Adds the counts of an instruction to those of its units.
 inline void add_to_units(UnitCounts& units, const Instruction& i, const InstructionCount& count) {
     std::string_view opcode = opcode_of(i), base = opcode.substr(0, opcode.find('.'));
     std::string_view type = opcode.substr(std::min(opcode.rfind('.'), opcode.size() - 1) + 1);
     bool of_parameters = base == "ld" && opcode.starts_with("ld.param");
-    if (is_one_of(base, {"mov", "cvta"}) || of_parameters) return;  // machine code has none
+    if (is_one_of(base, {"mov", "cvta"}) || of_parameters) return;  // not in machine code
     units.issued += count.warps, units.lanes += count.lanes;
     bool is_float = is_one_of(type, {"f32", "f32x2", "bf16", "bf16x2", "f16x2"});
     if (is_one_of(base, {"ex2", "rcp", "sqrt", "rsqrt", "lg2", "tanh", "div"})) {
@@ -154,14 +153,14 @@ inline void add_to_units(UnitCounts& units, const Instruction& i, const Instruct
                        opcode.find("e5m2") != opcode.npos;
         (of_integer && !to_half ? units.special : units.integer) += count.warps;
     } else if (base == "wgmma" && opcode.find("mma_async") != opcode.npos) {
-        units.multiply_adds += (double)count.warps * multiply_adds(opcode) / 4;  // one of four warps
+        units.multiply_adds += (double)count.warps * multiply_adds(opcode) / 4;  // by one of four warps
     } else if (base == "mma") {
         units.multiply_adds += (double)count.warps * multiply_adds(opcode);
         units.by_warps = true;
     } else if (is_float && is_one_of(base, {"add", "sub", "mul", "fma", "neg", "abs"})) {
         units.fp32 += count.warps;
     } else if (is_one_of(base, {"shfl", "redux"})) {
-        units.passes += count.warps, units.least_passes += count.warps;  // by the way to shared memory
+        units.passes += count.warps, units.least_passes += count.warps;  // on the path to shared memory
     } else if (!is_one_of(
                    base,
                    {"ld",         "st",       "ldmatrix",       "stmatrix",  "cp",     "red", "atom", "bar",

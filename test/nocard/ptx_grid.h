@@ -1,6 +1,6 @@
 /*
-Running a grid: which blocks a card holds at a time, whose turn it is, what happens in between, and when
-nobody can go on. All that a card leaves open is drawn by the seed.
+Runs a grid: which blocks are resident at a time, whose turn it is, what happens in between, and when no warp
+can continue. The seed draws all that a card leaves open.
 */
 #pragma once
 
@@ -10,7 +10,7 @@ nobody can go on. All that a card leaves open is drawn by the seed.
 
 namespace nocard::ptx {
 
-constexpr unsigned most_resident_blocks = 8;  // a card may hold fewer than it could
+constexpr unsigned most_resident_blocks = 8;  // a card may hold fewer than fit
 constexpr int rounds_without_progress = 200;
 
 class GridRun {
@@ -47,13 +47,13 @@ public:
         while (started_ < total_ || !resident_.empty()) {
             while (resident_.size() < residents_ && started_ < total_) start_block();
             uint64_t progress = grid_.progress;
-            bool had_its_turn = false;  // somebody could have gone on, had its turn been longer
+            bool had_its_turn = false;  // a warp could have continued, had its turn been longer
             std::shuffle(resident_.begin(), resident_.end(), grid_.random);
             for (Block* block : resident_) had_its_turn |= run_block(*block);
             end_blocks();
             still = grid_.progress != progress || had_its_turn ? 0 : still + 1;
             if (still < rounds_without_progress) continue;
-            // Perhaps a block that has not begun is waited for, and the card would hold it.
+            // Perhaps a block that has not begun is waited for, and the card has room for it.
             if (started_ < total_ && residents_ < capacity_)
                 residents_++, still = 0;
             else
@@ -71,7 +71,7 @@ public:
 
 private:
     // ------------------------------------------------------------------------
-    // a card refuses these
+    // launches that a card refuses
 
     [[noreturn]] void refuse(const std::string& why) const {
         throw Fault("kernel " + readable_name(kernel_.name) + ": launched with " + why);
@@ -108,7 +108,7 @@ private:
 
     unsigned warps() const { return (threads_ + 31) / 32; }
 
-    // Registers are handed out to warps, in units of 256.
+    // Registers are allocated per warp, in units of 256.
     uint64_t registers_of_block() const {
         uint64_t of_warp = (uint64_t)grid_.call->resources.registers * 32;
         return (of_warp + 255) / 256 * 256 * warps();
@@ -134,7 +134,7 @@ private:
     // ------------------------------------------------------------------------
     // blocks
 
-    // Blocks begin in about the order of their numbers.
+    // Blocks begin roughly in the order of their numbers.
     uint64_t next_block() {
         constexpr size_t window = 16;
         if (in_order_) return started_;
@@ -173,7 +173,7 @@ private:
         grid_.progress++;
     }
 
-    // Room for a block, and what is the same for all that run in it.
+    // Allocates a block, and sets what is the same for all blocks that run in it.
     void prepare(Block& block) {
         block.threads = threads_;
         block.agents = {warps()};
@@ -278,7 +278,7 @@ private:
         }
     }
 
-    // Stores that were not waited for happen all the same, if they need no shared memory that is gone.
+    // Stores that were not waited for still happen, unless they need shared memory that is gone.
     void end_warp(Warp& w) {
         guarded(w, [&] {
             for (BulkStore& store : w.stores) {
@@ -303,7 +303,7 @@ private:
     // ------------------------------------------------------------------------
     // turns
 
-    // Each warp has a turn. Tells whether one of them ran until its turn was over.
+    // Gives each warp a turn. Returns whether one of them ran until its turn was over.
     bool run_block(Block& block) {
         bool had_its_turn = false;
         size_t first = grid_.draw(block.warps.size());
@@ -320,7 +320,7 @@ private:
         return had_its_turn;
     }
 
-    // One of the copies and products that are under way happens.
+    // Performs one of the copies and products in flight.
     void let_something_happen(Warp& w) {
         guarded(w, [&] {
             switch (grid_.draw(4)) {
@@ -350,7 +350,7 @@ private:
     }
 
     // ------------------------------------------------------------------------
-    // nobody can go on
+    // deadlocks
 
     std::string what_it_waits_for(const Warp& w) const {
         const Block& block = *w.block;

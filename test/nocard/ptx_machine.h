@@ -1,5 +1,5 @@
 /*
-The machine: a grid's blocks, their warps, registers, shared memory and barriers, and what is under way.
+The machine: a grid's blocks, their warps, registers, shared memory and barriers, and work in flight.
 */
 #pragma once
 
@@ -20,7 +20,7 @@ namespace nocard::ptx {
 struct Block;
 struct Grid;
 
-// Why an instruction cannot be run, of the lane that cannot.
+// Why a lane cannot run an instruction.
 struct Reason {
     int lane;
     std::string text;
@@ -31,15 +31,15 @@ struct Reason {
 }
 
 // ----------------------------------------------------------------------------
-// copies, stores and products under way
+// copies, stores and products in flight
 
-// A copy of cp.async from global to shared memory. It stays until it is waited for, whenever it happens.
+// A cp.async from global to shared memory. It is kept until it is waited for, even after it has happened.
 struct Copy {
     uint32_t shared;
     const char* global;
     uint32_t bytes, from_global;  // the rest is zeros
     int lane;
-    uint64_t group;  // number of its commit, of this lane
+    uint64_t group;  // number of its commit, counted per lane
     uint32_t epoch;
     bool done = false;
 };
@@ -66,7 +66,7 @@ struct Product {
     uint64_t a, b;  // descriptors
     bool keep;
     uint32_t epoch;                         // its group's
-    std::array<uint32_t, 4 * 32> fragment;  // the registers of A, as they were
+    std::array<uint32_t, 4 * 32> fragment;  // the registers of A when it was issued
     bool done = false;
 };
 
@@ -87,39 +87,39 @@ struct Warp {
     uint8_t* file = nullptr;
     unsigned index = 0;
 
-    // Lanes have counters of their own. `waiting` are those that wait for others at an instruction that is
-    // run together.
+    // Each lane has its own program counter. `waiting` lanes wait for others at an instruction that is run
+    // together.
     std::array<uint32_t, 32> pc{};
     uint32_t lanes = 0, alive = 0, waiting = 0;
-    uint32_t at = 0;       // the instruction that runs
-    bool yielded = false;  // somebody else should go first: it looked for something that has not come
-    bool retry = false;    // the instruction has to be run again, once others went on
-    int barrier = -1;      // the one that it waits in
-    bool spins = false;    // it looked and found nothing, since it last did anything else
-    int registers = 0;     // a thread's, as setmaxnreg counts them
+    uint32_t at = 0;       // the current instruction
+    bool yielded = false;  // others should go first: it polled something that has not happened
+    bool retry = false;    // the instruction has to be rerun, after others made progress
+    int barrier = -1;      // the barrier that it waits in, or -1
+    bool spins = false;    // it polled in vain, and did nothing else since
+    int registers = 0;     // per thread, as setmaxnreg counts them
 
-    // Groups of copies are counted for each lane.
+    // Groups of copies are counted per lane.
     std::deque<Copy> copies;
     std::deque<BulkStore> stores;
     std::deque<Product> products;
     std::array<uint64_t, 32> copy_groups{}, store_groups{};
 
-    // For each register: in how many products under way it is D, or A; and when another instruction set it.
+    // For each register: how many products in flight use it as D or A, and when another instruction set it.
     std::vector<uint8_t> busy_results, busy_sources;
     std::vector<uint32_t> set_at;
     uint32_t now = 1, fenced_at = 0;
-    uint32_t spun_at = 0;  // the address of the mbarrier that it looked at last
+    uint32_t spun_at = 0;  // the address of the mbarrier that it polled last
 
     unsigned agent = 0;
     uint32_t epoch = 1;
     uint32_t copy_epoch = 0, product_epoch = 0, store_epoch = 0;
     Knowledge knowledge;
 
-    // Those that learn of this warp's view now do not know what happens from here on.
+    // Those that already learned this warp's view do not know what it does from here on.
     void next_epoch() { knowledge.seen.clock[agent] = ++epoch; }
 };
 
-// Numbers in registers. The lanes of a register are an array; 16-bit ones have 32 bits each.
+// Numbers in registers. The lanes of a register are an array; 16-bit ones take 32 bits each.
 using LaneWord = uint32_t __attribute__((may_alias));
 using LaneWide = uint64_t __attribute__((may_alias));
 
@@ -151,7 +151,7 @@ inline int first_lane(uint32_t lanes) {
     return __builtin_ctz(lanes);
 }
 
-// The address that a lane gives, without the instruction's offset.
+// Returns the address that a lane gives, without the instruction's offset.
 inline uint64_t address_in(Warp& w, uint32_t place, bool wide, int lane) {
     return wide ? wides(w, place)[lane] : words(w, place)[lane];
 }
@@ -160,7 +160,7 @@ inline uint64_t address_in(Warp& w, uint32_t place, bool wide, int lane) {
 // blocks
 
 struct Mbarrier {
-    unsigned number = 0;  // in the order of their initialisation, for the agent
+    unsigned number = 0;  // in the order of initialization, for the agent
     int expected = 0, pending = 0;
     int64_t bytes = 0;
     uint64_t phase = 0;
@@ -170,12 +170,12 @@ struct Mbarrier {
 
 struct NamedBarrier {
     int arrived = 0, expected = 0;
-    uint32_t warps = 0, arrived_only = 0;  // who waits in it, who was there
-    bool counted = false;                  // the instruction says of how many threads
+    uint32_t warps = 0, arrived_only = 0;  // mask of the warps that have arrived
+    bool counted = false;                  // the instruction gives the number of threads
     Knowledge knowledge;
 };
 
-// The history of 4 bytes of memory: who wrote them last, and two of those that read them since.
+// The history of 4 bytes of memory: the last write, and two of the reads since.
 struct History {
     Stamp write, read[2];
 };
@@ -204,7 +204,7 @@ struct Block {
 
 struct GlobalShadow;
 
-// The bytes of global memory that are touched, as bits.
+// The bytes of global memory that were touched, as bits.
 class TouchedMemory {
 public:
     void note(uint64_t address, uint32_t bytes, bool writes) {
@@ -224,7 +224,7 @@ private:
     std::map<std::pair<uint64_t, bool>, std::bitset<page>> pages_;
 };
 
-// How often warps ran an instruction, and with how many lanes; and of those that move memory, what for.
+// How often warps ran an instruction, and with how many lanes; if it moves memory, also its traffic.
 struct InstructionCount {
     uint64_t warps = 0, lanes = 0, passes = 0, least_passes = 0, sectors = 0, asked = 0;
     bool accesses = false;
@@ -234,16 +234,16 @@ struct Grid {
     const GridCall* call = nullptr;
     const Kernel* kernel = nullptr;
     bool checks = true;
-    std::vector<uint8_t> parameters;  // aligned as a card has them
+    std::vector<uint8_t> parameters;  // aligned as on a card
     uint8_t* parameter_bytes = nullptr;
     std::mt19937_64 random;
-    uint64_t progress = 0;  // counts whatever others may wait for
+    uint64_t progress = 0;  // counts everything that others may wait for
     uint64_t instructions = 0;
     std::vector<Allocation> allocations;  // the last one that each instruction touched
     std::map<uint64_t, View> published;   // by strong writes to global memory
     std::unique_ptr<GlobalShadow> global;
-    TouchedMemory touched;                  // if the call counts
-    std::vector<InstructionCount> counted;  // likewise, for each instruction
+    TouchedMemory touched;                  // if the call counts bytes
+    std::vector<InstructionCount> counted;  // if it counts units, for each instruction
 
     uint64_t draw(uint64_t below) { return random() % below; }
 };

@@ -1,9 +1,9 @@
 /*
-Tensor cores: ldmatrix, stmatrix, mma, and wgmma with its descriptors. How fragments lie in registers and
-matrices in shared memory is told in kernels/ptx.cuh and kernels/ptx_hopper.cuh.
+Tensor cores: ldmatrix, stmatrix, mma, and wgmma with its descriptors. kernels/ptx.cuh and
+kernels/ptx_hopper.cuh describe the layout of fragments in registers and of matrices in shared memory.
 
-A product reads when it is computed, which the seed draws: at once, when it is waited for, or in between. Its
-registers are nobody's until then; that is checked by check_registers() (ptx_grid.h).
+A product reads shared memory when it is computed, which the seed draws: at once, when it is waited for, or in
+between. Until then no other instruction may touch its registers; check_registers() (ptx_run.h) checks that.
 */
 #pragma once
 
@@ -75,7 +75,7 @@ inline bool parse_element(std::string_view word, Element& element) {
     return true;
 }
 
-// Takes the numbers of a register apart: those of consecutive columns, the lowest in the lowest bits.
+// Splits a register into its numbers: those of consecutive columns, the lowest column in the lowest bits.
 template <typename Set>
 void each_number(uint32_t word, Element element, Set set) {
     int bits = 8 * bytes_of(element);
@@ -93,7 +93,7 @@ inline void check_result(Warp& w, const std::vector<uint32_t>& registers, size_t
     }
 }
 
-// Registers of A (16, k): a pair of rows 8 apart, then the next columns.
+// Unpacks the registers of A (16, k): a pair of rows 8 apart, then the next columns.
 inline void take_a(TileProduct& tile, const uint32_t* registers, size_t lanes_apart, Element element) {
     int each = 4 / bytes_of(element);
     for (int l = 0; l < 32; l++) {
@@ -129,7 +129,7 @@ inline void take_d(Warp& w, TileProduct& tile, const std::vector<uint32_t>& regi
 // ----------------------------------------------------------------------------
 // mma
 
-// list: D, A, B, C. value: the element of A; vector: that of B; access_bytes: how many registers A has
+// list: D, A, B, C. value: the element of A; vector: that of B; access_bytes: the number of A's registers
 inline void mma(Warp& w, const Instruction& i, uint32_t) {
     TileProduct& tile = tile_product();
     auto a_element = (Element)i.value, b_element = (Element)i.vector;
@@ -185,7 +185,7 @@ inline void decode_mma(Decoding& x) {
 // ----------------------------------------------------------------------------
 // ldmatrix and stmatrix
 
-// value: 1 transposes. The rows' addresses are those of lanes 8 m to 8 m + 7 for matrix m.
+// value: 1 transposes. Lanes 8 m to 8 m + 7 give the row addresses of matrix m.
 template <bool stores>
 void move_matrices(Warp& w, const Instruction& i, uint32_t) {
     for (size_t m = 0; m < i.list.size(); m++) {
@@ -210,7 +210,7 @@ void move_matrices(Warp& w, const Instruction& i, uint32_t) {
             uint32_t address = (uint32_t)(address_in(w, i.a, i.wide_address, lane) + (uint64_t)i.offset);
             if (address % 16) fault(lane, format("shared address %#x is not a multiple of 16", address));
             char* at = shared_place(w, lane, address, 16);
-            // All lanes read: what one of them wrote has to be known to the others.
+            // All lanes read each row, so what one of them wrote has to be known to the others.
             note_shared(Toucher::warp_itself(w, lane), address, 16, stores ? Access::write : Access::read);
             if (stores)
                 memcpy(at, tile[r].data(), 16);
@@ -247,14 +247,14 @@ struct Descriptor {
     uint32_t leading() const { return (uint32_t)(bits >> 16 & 0x3fff) << 4; }
     uint32_t stride() const { return (uint32_t)(bits >> 32 & 0x3fff) << 4; }
     uint32_t base_offset() const { return (uint32_t)(bits >> 49 & 7); }
-    // Tensor maps number them so: 0 none, 3 for 128 bytes.
+    // Numbered as in tensor maps: 0 none, 3 for 128 bytes.
     unsigned swizzle() const {
         unsigned mode = (unsigned)(bits >> 62);
         return mode == 0 ? 0 : 4 - mode;
     }
 };
 
-// One of the two matrices of a product that lie in shared memory: `rows` along m or n, 32 bytes of k.
+// A or B of a product, in shared memory: `rows` along m or n, 32 bytes of k.
 struct SharedMatrix {
     Descriptor descriptor;
     bool mn_major;
@@ -305,7 +305,7 @@ inline void check_matrix(Warp& w, const SharedMatrix& matrix, const char* which)
     });
 }
 
-// An instruction says this, packed into its `value`.
+// The shape of a product, packed into its instruction's `value`.
 struct ProductShape {
     int n;
     Element a, b;
@@ -377,7 +377,8 @@ inline void perform(Warp& w, Product& product) {
     w.grid->progress++;
 }
 
-// The numbers of the registers of D, and of A where that is in registers: see decode_wgmma.
+// Calls use() with the register numbers of D, and of A if that is in registers; decode_wgmma() puts them
+// first in `uses`.
 template <typename Use>
 void each_result(const Instruction& i, Use use) {
     for (size_t k = 0; k < i.list.size(); k++) use(i.uses[k]);

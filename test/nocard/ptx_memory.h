@@ -11,7 +11,7 @@ namespace nocard::ptx {
 // ----------------------------------------------------------------------------
 // addresses
 
-// The place of a lane's address: the space, of generic addresses too, and the place on the host.
+// A lane's address, resolved: its space, also for generic addresses, and its place on the host.
 struct Place {
     Space space;
     char* at;
@@ -54,7 +54,7 @@ inline void note_access(Warp& w, const Instruction& i, int lane, const Place& pl
 // ----------------------------------------------------------------------------
 // loads and stores
 
-// T is what lies in memory; registers hold it with its sign.
+// T is the type in memory; registers hold its value extended to their width.
 template <typename T>
 void load(Warp& w, const Instruction& i, uint32_t lanes) {
     unsigned count = i.vector;
@@ -76,7 +76,7 @@ void load(Warp& w, const Instruction& i, uint32_t lanes) {
     if (i.strong) w.yielded = w.spins = true;
 }
 
-// A number that nobody computed is not to be stored.
+// A number that was never computed must not be stored.
 inline void check_defined(int lane, uint32_t value) {
     if (value == undefined_bits) fault(lane, "stores a register that nobody set");
 }
@@ -103,7 +103,8 @@ void store(Warp& w, const Instruction& i, uint32_t lanes) {
     w.grid->progress++;
 }
 
-// Words after the space that only advise caches, or say what is so here anyway.
+// Returns whether a word of the opcode only advises caches, states what holds here anyway, or is decoded
+// elsewhere.
 inline bool is_advice(std::string_view word) {
     for (const char* known : {"ca",
                               "cg",
@@ -228,7 +229,7 @@ struct Exchange {
         return b;
     }
 };
-// Counts up to b, and then from 0 again.
+// Counts up to b, then wraps to 0.
 struct Increment {
     uint32_t operator()(uint32_t a, uint32_t b) const { return a >= b ? 0 : a + 1; }
 };
@@ -242,7 +243,7 @@ struct AddBf16s {
     uint32_t operator()(uint32_t a, uint32_t b) const { return Halves<Add, true, false>()(a, b); }
 };
 
-// Lanes take their turns in an order that nothing fixes; here it is by the seed forwards or backwards.
+// PTX does not fix the order of lanes; here the seed draws forwards or backwards.
 template <typename T, typename Update>
 void update_memory(Warp& w, const Instruction& i, uint32_t lanes, Update update) {
     bool backwards = w.grid->random() & 1;
@@ -368,7 +369,7 @@ inline void do_nothing(Warp&, const Instruction&, uint32_t) {}
 inline void decode_fence(Decoding& x) {
     Instruction& i = x.to;
     if (x.has("async") || x.word(2).starts_with("async")) {
-        // Products and copies may now read all that the warp knows to have been written, and others all that
+        // Products and copies may now read all writes that the warp knows of, and others may read all that
         // copies wrote.
         bool in_shared = !x.has("global"), in_global = !x.has("shared::cta");
         constexpr int shared = 1, global = 2;

@@ -1,6 +1,6 @@
 /*
-A module: the text that nvcc wrote, its kernels, and the table of all instructions. load_ptx() decodes all
-kernels, so that an instruction that the table does not know is an error at once.
+A module: the PTX text, its kernels, and the table of all instructions. load_ptx() decodes all kernels at
+once, so that an instruction missing from the table is an error right away.
 */
 #pragma once
 
@@ -13,7 +13,7 @@ namespace nocard {
 
 namespace ptx {
 
-// The first word of an instruction, and what reads the others.
+// Decodes an instruction; the table finds it by the instruction's first word.
 using Decoder = void (*)(Decoding&);
 
 inline const std::unordered_map<std::string_view, Decoder>& instruction_table() {
@@ -194,8 +194,8 @@ public:
 private:
     struct Entry {
         size_t head, open, body,
-            end;        // begins of ".entry name", its parameters, the brace, and the brace's end
-        uint32_t line;  // the body begins there
+            end;        // positions of ".entry name", its parameters, its { and its }
+        uint32_t line;  // on which the body begins
     };
 
     void find_entries() {
@@ -211,7 +211,7 @@ private:
             if (entry.body == text.npos) throw std::runtime_error("PTX " + name_ + ": a kernel has no body");
             if (entry.open > entry.body) entry.open = text.npos;
             entry.body++;
-            // Inline PTX may have a brace at the beginning of a line, too.
+            // Inline PTX may also begin a line with a brace.
             size_t section = text.find(".section", entry.body);
             entry.end = text.rfind("\n}", std::min(next, section));
             if (entry.end == text.npos || entry.end < at)
@@ -226,7 +226,7 @@ private:
             order_.push_back(name);
             at = entry.end;
         }
-        // Other variables and functions are refused where a kernel names them.
+        // Other variables and functions are refused when a kernel names them.
         size_t first = order_.empty() ? text.size() : entries_[order_[0]].head;
         for (size_t at = 0; at < first;) {
             size_t end = std::min(text.find('\n', at), first);
@@ -274,7 +274,7 @@ private:
                 read_statement(*kernel, assembler, statement);
             });
             assembler.resolve_jumps();
-            // Whoever reaches the end leaves.
+            // Lanes that reach the end leave.
             kernel->code.push_back({});
             kernel->code.back().role = Role::leave;
             RegisterPlacement(*kernel).place();
@@ -309,7 +309,7 @@ private:
         three(".reqntid", kernel.required_threads);
     }
 
-    // Variables of the module that the kernel uses and those of its body, then what a launch adds.
+    // Places the module's variables that the kernel uses, those of its body, and then dynamic shared memory.
     void place_shared(ptx::Kernel& kernel, std::string_view body) const {
         using namespace ptx;
         std::vector<SharedVariable> variables;
@@ -409,7 +409,7 @@ private:
             decoder->second(x);
             if (!i.run) x.unknown();
         }
-        // setp and the like may have moved operands before the guard; D and A of wgmma come first of all.
+        // The guard was the first in `uses` and moves to the end, because D and A of wgmma must come first.
         if (i.guard != no_operand && kernel.registers[i.guard].set_by_code) {
             std::rotate(i.uses.begin(), i.uses.begin() + 1, i.uses.end());
         }

@@ -22,10 +22,10 @@ inline uint16_t to_bf16(float value) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// A format of `exponent` and `mantissa` bits below the sign.
+// A format of a sign, `exponent` bits and `mantissa` bits.
 struct SmallFormat {
     int exponent, mantissa;
-    bool has_infinity;  // e4m3 has none, and NaN in the largest pattern only
+    bool has_infinity;  // e4m3 has none, and only its largest pattern is NaN
 
     int bias() const { return (1 << (exponent - 1)) - 1; }
     uint32_t nan() const { return has_infinity ? (1u << (exponent + mantissa)) - 1 : 0x7f; }
@@ -45,7 +45,8 @@ struct SmallFormat {
         return sign * std::ldexp(m + (float)(1 << mantissa), e - bias() - mantissa);
     }
 
-    // To nearest, ties to even; what is too large is infinite, or with `saturate` the largest number.
+    // Rounds to nearest, ties to even. Overflow gives infinity (NaN in e4m3) or, with `saturate`, the largest
+    // number.
     uint32_t encode(float value, bool saturate) const {
         uint32_t sign = std::signbit(value) ? 1u << (exponent + mantissa) : 0;
         if (std::isnan(value)) return nan();
@@ -55,7 +56,7 @@ struct SmallFormat {
         int e;
         std::frexp(magnitude, &e);
         e = std::max(e - 1, 1 - bias());
-        // In units of the last place it is an integer; its bits carry over into the exponent by themselves.
+        // In units of the last place it is an integer; a carry moves into the exponent by itself.
         double units = std::nearbyint(std::ldexp((double)magnitude, mantissa - e));
         uint64_t bits = (uint64_t)units + ((uint64_t)(e + bias() - 1) << mantissa);
         uint32_t limit = largest();

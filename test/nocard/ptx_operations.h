@@ -1,5 +1,5 @@
 /*
-What instructions compute, of one lane: objects that ptx_alu.h puts into its loops.
+The operations of instructions on one lane: function objects that ptx_alu.h puts into its loops.
 */
 #pragma once
 
@@ -68,7 +68,7 @@ struct MultiplyAddDown {
         return rounded > exact ? std::nextafter(rounded, -INFINITY) : rounded;
     }
 };
-// A card divides by zero without a trap: the quotient has all bits set, the rest is the dividend.
+// A card divides by zero without a trap: the quotient has all bits set, and the remainder is the dividend.
 struct Divide {
     template <typename T>
     T operator()(T a, T b) const {
@@ -85,7 +85,7 @@ struct Remainder {
         return b == 0 ? a : std::is_signed_v<T> && b == (T)-1 ? 0 : (T)(a % b);
     }
 };
-// These take the number where the other one is NaN.
+// Minimum and Maximum return the number if one operand is NaN.
 struct Minimum {
     template <typename T>
     T operator()(T a, T b) const {
@@ -104,7 +104,7 @@ struct Maximum {
             return a != a ? b : b != b ? a : a > b || (a == b && std::signbit(b)) ? a : b;
     }
 };
-// ... and these are NaN.
+// These return NaN if either operand is NaN.
 struct MinimumOrNaN {
     float operator()(float a, float b) const { return a != a || b != b ? NAN : Minimum()(a, b); }
 };
@@ -230,7 +230,7 @@ struct GreaterEqual {
         return a >= b;
     }
 };
-// The comparisons that hold for NaNs, too.
+// Comparisons that also hold if an operand is NaN.
 template <typename Comparison>
 struct OrUnordered {
     bool operator()(float a, float b) const { return a != a || b != b || Comparison()(a, b); }
@@ -270,7 +270,7 @@ struct Tanh {
     float operator()(float a) const { return std::tanh(a); }
 };
 
-// .ftz: operands and results that would be denormal are 0.
+// .ftz: flushes denormal operands and results to 0.
 template <typename Operation>
 struct Flushing {
     template <typename... Floats>
@@ -278,7 +278,7 @@ struct Flushing {
         return flushed(Operation()(flushed(operands)...));
     }
 };
-// .sat: from 0 to 1.
+// .sat: clamps to [0, 1]; NaN becomes 0.
 template <typename Operation>
 struct Saturating {
     template <typename... Floats>
@@ -288,8 +288,8 @@ struct Saturating {
     }
 };
 
-// Arithmetic on 16-bit floats is done in float and rounded once. (A product and sum of bf16 or fp16 is exact
-// or rounds alike in double.)
+// Arithmetic on 16-bit floats is done in double and rounded once. (A multiply-add of bf16 or fp16 is exact in
+// double unless its terms are more than 53 bits apart.)
 template <typename Operation, bool is_bf16, bool relu>
 struct Halves {
     static double up(uint32_t bits) {
@@ -297,7 +297,7 @@ struct Halves {
     }
     static uint32_t down(double value) {
         float once = (float)value;
-        // Rounding to odd first makes rounding twice the same as rounding once.
+        // Rounding to odd first makes rounding twice equal to rounding once.
         if (once != value && value == value && std::fabs(value) < 1e38) {
             uint32_t bits = std::bit_cast<uint32_t>(once);
             if (std::fabs((double)once) > std::fabs(value)) bits--;

@@ -1,12 +1,11 @@
 /*
-What happened before what. Everything that touches memory does so as an agent of its block: a warp, the copies
-that it started, its products, its stores by the copy engine, or the copies that a certain mbarrier counts. An
-agent has an epoch, which goes on whenever others may learn of what it did: at barriers, arrivals, fences. A
-view says up to which epoch of each agent things are known to have happened; whoever waits for a barrier joins
-the views of those that arrived there.
+Which accesses happened before which others. An access is made by an agent of a block: a warp, the copies that
+it started, its products, its stores by the copy engine, or the copies that a certain mbarrier counts. An
+agent has an epoch, which advances whenever others may learn what it did: at barriers, arrivals and fences. A
+view gives, for each agent, the epoch up to which its accesses are known to have happened; a warp that waits
+for a barrier joins the views of those that arrived there.
 
-A stamp is one access of an agent. It races with another that conflicts with it unless it is in the other's
-view.
+A stamp is one access of an agent. It races with a conflicting access unless it is in that access's view.
 */
 #pragma once
 
@@ -19,16 +18,16 @@ namespace nocard::ptx {
 
 constexpr unsigned mbarrier_agents = 32;
 
-// In the place of a lane: more than one of them did the same, or each did some of it.
+// In place of a lane number: several lanes made the same access, or each made a part of it.
 constexpr unsigned several_lanes = 63, unknown_lanes = 62;
 
-// The agents of a block of so many warps.
+// The agents of a block with this number of warps.
 struct Agents {
     unsigned warps;
     unsigned count() const { return 5 * warps + mbarrier_agents; }
     unsigned copies_of(unsigned warp) const { return warps + warp; }        // cp.async
     unsigned products_of(unsigned warp) const { return 2 * warps + warp; }  // wgmma
-    // Bulk stores and sums: what they read of shared memory, and what they write to global memory.
+    // Bulk stores and sums: their reads of shared memory, and their writes to global memory.
     unsigned store_reads_of(unsigned warp) const { return 3 * warps + warp; }
     unsigned store_writes_of(unsigned warp) const { return 4 * warps + warp; }
     unsigned of_mbarrier(unsigned number) const { return 5 * warps + number % mbarrier_agents; }
@@ -39,13 +38,13 @@ struct Stamp {
     uint64_t epoch : 20 = 0;
     uint64_t agent : 8 = 0;
     uint64_t lane : 6 = 0;
-    uint64_t bytes : 4 = 0;   // a bit for each byte of the word
+    uint64_t bytes : 4 = 0;   // one bit for each byte of the word
     uint64_t strong : 1 = 0;  // atomic or volatile: two of them do not race
     uint64_t block : 25 = 0;  // counted from 1 within the grid
 };
 static_assert(sizeof(Stamp) == 8);
 
-// Up to which epoch each agent of a block is known.
+// The epoch up to which each agent of a block is known.
 using Clock = std::vector<uint32_t>;
 
 inline void join(Clock& to, const Clock& from) {
@@ -53,7 +52,7 @@ inline void join(Clock& to, const Clock& from) {
     for (size_t i = 0; i < from.size(); i++) to[i] = std::max(to[i], from[i]);
 }
 
-// This is known of other blocks.
+// The known epochs of other blocks' agents.
 using Foreign = std::map<uint32_t, Clock>;
 
 struct View {
@@ -76,7 +75,7 @@ struct View {
         foreign = both;
     }
 
-    // Another block learns this of this one.
+    // Returns what another block learns from this one.
     View as_foreign(uint32_t block) const {
         auto known = foreign ? std::make_shared<Foreign>(*foreign) : std::make_shared<Foreign>();
         ptx::join((*known)[block], clock);
@@ -92,13 +91,13 @@ struct View {
     }
 };
 
-// A warp knows this; barriers hand all of it on.
+// The knowledge of a warp, which barriers pass on in full.
 struct Knowledge {
-    View seen;          // it happened before
-    Clock async_proxy;  // a fence.proxy.async made so much of it, in this block, known to copies and products
-    View across;        // a fence.proxy.async made it known between those and ordinary access, in all memory
-    View published;     // a fence made it known to readers of what this warp writes from now on
-    View unfenced;      // this warp would know it after a fence, from relaxed loads
+    View seen;          // accesses that happened before
+    Clock async_proxy;  // known to this block's copies and products by a fence.proxy.async
+    View across;        // known between those and ordinary accesses to global memory by a fence.proxy.async
+    View published;     // known by a fence to readers of this warp's later writes
+    View unfenced;      // seen by relaxed loads, and known after a fence
 
     void join(const Knowledge& other) {
         seen.join(other.seen);

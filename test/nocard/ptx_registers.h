@@ -1,8 +1,8 @@
 /*
-Where registers lie in a warp's file. nvcc writes a new register for nearly every result, thousands in a large
-kernel; what is not alive at the same place shares room here, so that a warp's file stays in the cache.
+Places registers in a warp's file. nvcc writes a new register for nearly every result, thousands in a large
+kernel. Registers that are not live at the same time share space, so that a warp's file stays in the cache.
 
-Liveness also tells which registers some path reads before anybody set them: those begin as `undefined_bits`.
+Liveness also finds the registers that some path reads before they are set; these start as `undefined_bits`.
 */
 #pragma once
 
@@ -13,7 +13,7 @@ Liveness also tells which registers some path reads before anybody set them: tho
 
 namespace nocard::ptx {
 
-// A register that nobody set holds this: as a float, a NaN that no arithmetic makes.
+// The content of an unset register: as a float, a NaN that no arithmetic produces.
 constexpr uint32_t undefined_bits = 0x7fa5dead;
 
 class RegisterPlacement {
@@ -41,7 +41,7 @@ private:
     static void set(Bits& bits, uint32_t i) { bits[i / 64] |= 1ull << i % 64; }
     static void clear(Bits& bits, uint32_t i) { bits[i / 64] &= ~(1ull << i % 64); }
 
-    // An instruction that only some lanes run leaves the old value to the others.
+    // An instruction that only some lanes run leaves the old value in the others.
     static bool is_certain(const Instruction& i) { return i.guard == no_operand; }
 
     void find_blocks() {
@@ -69,7 +69,7 @@ private:
         }
     }
 
-    // Goes through an instruction backwards.
+    // Steps backwards over an instruction.
     void step_back(Bits& live, const Instruction& i) const {
         if (is_certain(i)) {
             for (uint32_t r : i.sets) clear(live, r);
@@ -114,7 +114,7 @@ private:
                 const Instruction& instruction = kernel_.code[i];
                 for (uint32_t r : instruction.uses) intervals_[r].cover(i);
                 for (uint32_t r : instruction.sets) intervals_[r].cover(i), intervals_[r].cover(i + 1);
-                // A product that is under way reads and writes its registers later than others do.
+                // A product in flight reads and writes its registers later than other instructions do.
                 if (instruction.text.find("wgmma.mma_async") != instruction.text.npos) {
                     for (uint32_t r : instruction.uses)
                         intervals_[r].cover(0), intervals_[r].cover(SIZE_MAX / 2);
@@ -130,7 +130,7 @@ private:
     static size_t bytes(Width width) { return width == Width::wide ? 256 : width == Width::word ? 128 : 4; }
 
     void assign() {
-        // Constants lie first: they are set once for all blocks that a warp of the interpreter runs.
+        // Constants come first: they are set once for all blocks that a warp of the interpreter runs.
         auto take = [&](Register& r) {
             r.place = (uint32_t)kernel_.file_bytes;
             kernel_.file_bytes += r.width == Width::predicate ? 64 : bytes(r.width);

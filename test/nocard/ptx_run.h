@@ -1,9 +1,9 @@
 /*
-Running a warp: which of its lanes go on, where they meet again, and what an instruction may not do.
+Runs a warp: which of its lanes continue, where they reconverge, and what an instruction may not do.
 
-Lanes that stand at the same instruction go together, first those that are furthest back, so that lanes that a
-branch parted meet where their ways join. Where an instruction is one for several lanes they wait for each
-other.
+Lanes at the same instruction run together, those that are furthest back first, so that lanes that diverged at
+a branch reconverge where their paths join. At an instruction that several lanes run as one, they wait for
+each other.
 */
 #pragma once
 
@@ -46,7 +46,7 @@ inline std::string describe(const Grid& grid, const Instruction& i) {
 // ----------------------------------------------------------------------------
 // registers of products
 
-// Before an instruction of a kernel with products: it may not touch what one under way owns.
+// Called before an instruction of a kernel with products: it may not touch registers of a product in flight.
 inline void check_registers(Warp& w, const Instruction& i) {
     if (w.products.empty() || i.run == start_product) return;
     for (uint32_t r : i.uses) {
@@ -61,7 +61,7 @@ inline void check_registers(Warp& w, const Instruction& i) {
     }
 }
 
-// After it.
+// Called after it.
 inline void note_registers(Warp& w, const Instruction& i) {
     w.now++;
     if (i.run == start_product) return;
@@ -80,7 +80,7 @@ inline uint32_t lanes_at(const Warp& w, uint32_t lanes, uint32_t pc) {
     return found;
 }
 
-// Tells whether these lanes, which wait there, are all that the instruction is for.
+// Returns whether these lanes, which wait at the instruction, are all lanes that it needs.
 inline bool all_have_come(Warp& w, const Instruction& i, uint32_t lanes) {
     if (i.role == Role::aligned) return lanes == w.alive;
     uint32_t wanted = words(w, i.members)[first_lane(lanes)];
@@ -104,7 +104,7 @@ inline void check_aligned(const Warp& w, const Instruction& i) {
           format("takes all 32 lanes of the warp, of which %d are there", std::popcount(w.alive)));
 }
 
-// Nobody of the warp can go on, and none of the instructions has all its lanes.
+// No lane of the warp can continue, and none of the instructions has all its lanes.
 [[noreturn, gnu::cold]] inline void report_parted(Warp& w) {
     int first = first_lane(w.alive);
     w.at = w.pc[(size_t)first];
@@ -129,7 +129,7 @@ class WarpRun {
 public:
     WarpRun(Warp& w, int budget) : w_(w), code_(w.kernel->code.data()), budget_(budget) {}
 
-    // Until the warp waits, has left, or has had its turn.
+    // Runs until the warp waits, has left, or has had its turn.
     void run() {
         while (budget_ > 0 && w_.alive && w_.barrier < 0 && !w_.yielded) {
             uint32_t ready = w_.alive & ~w_.waiting;
@@ -140,7 +140,7 @@ public:
     }
 
 private:
-    // The lanes that go on together, and where the next of the others stand.
+    // Chooses the lanes that run together, and finds where the next of the others are.
     void choose_group(uint32_t ready) {
         uint32_t least = UINT32_MAX, most = 0;
         for (uint32_t rest = ready; rest; rest &= rest - 1) {
@@ -148,7 +148,7 @@ private:
             least = std::min(least, pc), most = std::max(most, pc);
         }
         pc_ = least;
-        // Who looked for something that has not come lets others of the warp go first: perhaps they bring it.
+        // A warp that polled in vain lets other lanes go first: they may bring what it waits for.
         if (w_.spins && least != most) {
             uint32_t rest = ready;
             for (uint64_t n = w_.grid->draw((uint64_t)std::popcount(ready)); n > 0; n--) rest &= rest - 1;
@@ -208,7 +208,7 @@ private:
         stop_at(lanes_, pc_);
     }
 
-    // An instruction for several lanes. False: the lanes have been stopped where they are to go on.
+    // Runs an instruction for several lanes. Returns false if the lanes were stopped where they resume later.
     bool run_together(const Instruction& i, uint32_t on) {
         if (!on) {
             pc_++;
@@ -244,7 +244,7 @@ private:
         if (products) note_registers(w_, i);
     }
 
-    // Runs the instruction for those that wait there, if now all have come.
+    // Runs the instruction for the lanes that wait there, if all have arrived.
     void release(uint32_t pc) {
         const Instruction& i = code_[pc];
         uint32_t here = lanes_at(w_, w_.waiting, pc);
@@ -273,7 +273,7 @@ private:
             check_barriers_after_leaving(w_);
             return;
         }
-        // Others may have waited for these.
+        // Other lanes may have waited for these.
         for (uint32_t rest = w_.waiting & w_.alive; rest;) {
             uint32_t pc = w_.pc[(size_t)first_lane(rest)];
             rest &= ~lanes_at(w_, rest, pc);

@@ -1,6 +1,6 @@
 /*
-What tests of the interpreter share: memory that they say is alive, kernels from a few lines of PTX, and the
-fault that a grid ends with.
+Helpers for the tests of the interpreter: memory that they declare live, kernels from a few lines of PTX, and
+the fault that ends a grid.
 */
 #pragma once
 
@@ -25,7 +25,7 @@ inline std::list<Allocation>& allocations() {
 
 }  // namespace testing
 
-// In the place of the runtime's; each unit is a program of its own.
+// Replaces the runtime's function; each test file is a program of its own.
 const Allocation* find_allocation(const void* address) {
     for (const Allocation& one : testing::allocations()) {
         if (address >= one.begin && address < one.begin + one.bytes) return &one;
@@ -35,12 +35,12 @@ const Allocation* find_allocation(const void* address) {
 
 namespace testing {
 
-// Device memory: an array, and who wrote it.
+// Device memory: an array, and its written flags.
 template <typename T>
 class Memory {
 public:
     explicit Memory(size_t size, bool written = true) : values_(size + 64 / sizeof(T)) {
-        // Aligned as the runtime's memory is, as far as kernels ask.
+        // Aligned like the runtime's memory, as far as kernels need it.
         size_t misaligned = (uintptr_t)values_.data() % 64;
         begin_ = values_.data() + (misaligned ? (64 - misaligned) / sizeof(T) : 0);
         size_ = size;
@@ -67,7 +67,7 @@ private:
     std::list<Allocation>::iterator own_;
 };
 
-// A kernel's parameters, one behind the other, each as aligned as it is large.
+// A kernel's parameters, one after another, each aligned to its size.
 struct Parameters {
     std::vector<uint8_t> bytes;
 
@@ -92,8 +92,8 @@ inline CardLimits hopper() {
     return {132, 9, 0, 228 << 10, 227 << 10, 2048, 65536, 32};
 }
 
-// A module with one kernel, `k`, of this body; "out" is a pointer in %rd1 and "in" one in %rd2, which hold
-// addresses of global memory, and %r1 is the thread.
+// Returns a module with one kernel, `k`, of this body. %rd1 and %rd2 hold the global addresses of "out" and
+// "in", and %r1 holds the thread.
 inline std::shared_ptr<PtxModule> kernel_of(const std::string& body, const std::string& declarations = "",
                                             const char* limits = "") {
     std::string text =
@@ -130,7 +130,7 @@ inline void run(const PtxModule& module, const std::string& kernel, const Parame
     run_grid(call);
 }
 
-// The fault that the grid ends with, or "none".
+// Returns the fault that ends the grid, or "none".
 inline std::string fault_of(const PtxModule& module, const Parameters& parameters, Launch launch = {}) {
     try {
         run(module, "k", parameters, launch);
@@ -140,7 +140,7 @@ inline std::string fault_of(const PtxModule& module, const Parameters& parameter
     return "none";
 }
 
-// ... with any of several seeds.
+// Runs the grid with several seeds; returns the first fault, or "none".
 inline std::string fault_of_any_seed(const PtxModule& module, const Parameters& parameters,
                                      Launch launch = {}) {
     for (launch.seed = 1; launch.seed <= 10; launch.seed++) {

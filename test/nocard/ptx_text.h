@@ -1,5 +1,5 @@
 /*
-Reading PTX text: cutting it into statements and operands.
+Reads PTX text: splits it into statements and operands.
 */
 #pragma once
 
@@ -16,7 +16,7 @@ inline std::string_view trimmed(std::string_view text) {
     return from == text.npos ? std::string_view() : text.substr(from, to - from + 1);
 }
 
-// Parts between commas that stand in no braces or brackets.
+// Splits at the commas outside of braces and brackets.
 inline std::vector<std::string_view> split_operands(std::string_view text) {
     std::vector<std::string_view> parts;
     int depth = 0;
@@ -87,7 +87,7 @@ inline uint64_t number(std::string_view text) {
     return value;
 }
 
-// A walk over the statements of a kernel's body.
+// A statement of a kernel's body, as each_statement() finds it.
 struct Statement {
     enum Kind { instruction, label, open_scope, close_scope, directive, source_line } kind;
     std::string_view text;
@@ -116,7 +116,7 @@ void each_statement(std::string_view body, uint32_t line, Take take) {
             skip_line();
             take(Statement{Statement::source_line, body.substr(from, at - from), line});
         } else {
-            // A label, or all up to the semicolon, in which braces hold operands.
+            // A label, or everything up to the semicolon, in which braces enclose operands.
             size_t from = at, first = line;
             while (at < body.size() && body[at] != ';') {
                 if (body[at] == '\n') line++;

@@ -1,5 +1,5 @@
 /*
-What the lanes of a warp do together, and barriers of a block.
+Instructions that the lanes of a warp run together, and barriers of a block.
 */
 #pragma once
 
@@ -14,8 +14,8 @@ namespace nocard::ptx {
 
 enum ShuffleMode { butterfly, index, up, down };
 
-// c: bits 0 to 4 say where a segment is clamped, bits 8 to 12 which bits of the lane's number name the
-// segment
+// c: bits 0 to 4 clamp the source lane within its segment; bits 8 to 12 mask the bits of the lane's number by
+// which segments are formed
 template <ShuffleMode mode>
 void shuffle(Warp& w, const Instruction& i, uint32_t lanes) {
     std::array<uint32_t, 32> from, to;
@@ -111,7 +111,7 @@ inline void decode_redux(Decoding& x) {
     });
 }
 
-// Which lane is chosen is left open.
+// PTX leaves open which lane is chosen.
 inline void elect(Warp& w, const Instruction& i, uint32_t lanes) {
     uint32_t chosen = (uint32_t)first_lane(lanes);
     if (i.d != no_operand) each_lane(lanes, [&](int l) { words(w, i.d)[l] = chosen; });
@@ -135,7 +135,7 @@ inline void decode_activemask(Decoding& x) {
 // ----------------------------------------------------------------------------
 // barriers
 
-// Lets those go on that wait in a barrier, if it has all.
+// Releases the warps that wait in a barrier, if all have arrived.
 inline void open_if_full(Block& block, unsigned number) {
     NamedBarrier& barrier = block.named[number];
     if (barrier.arrived < barrier.expected) return;
@@ -195,7 +195,7 @@ inline void barrier_arrive(Warp& w, const Instruction& i, uint32_t lanes) {
     arrive(w, i, first_lane(lanes), false);
 }
 
-// When a warp has left: nobody may wait for it.
+// Called when a warp has left: no barrier of all threads may wait for it.
 inline void check_barriers_after_leaving(Warp& w) {
     for (unsigned number = 0; number < w.block->named.size(); number++) {
         const NamedBarrier& barrier = w.block->named[number];
@@ -222,12 +222,12 @@ inline void decode_bar(Decoding& x) {
 // ----------------------------------------------------------------------------
 // registers
 
-// A warpgroup's warps hand over or wait for registers one by one.
+// Each warp of a warpgroup releases registers, or waits for them, by itself.
 inline void set_registers(Warp& w, const Instruction& i, uint32_t) {
     int wanted = (int)i.value;
     bool increases = i.target == 1;
     if (wanted % 8 || wanted < 24 || wanted > 256) fault(0, format("%d registers cannot be had", wanted));
-    if (!w.registers) return;  // nobody told how many the warp has
+    if (!w.registers) return;  // the warp's number of registers is unknown
     if (increases ? wanted < w.registers : wanted > w.registers) {
         fault(0, format("%s to %d registers a thread, of %d", increases ? "increases" : "decreases", wanted,
                         w.registers));

@@ -25,7 +25,7 @@ int end_range() {
     return (int)ranges.size();
 }
 
-// NVTX calls this once, and then what stands in its table.
+// NVTX calls this once, and then the functions in its table.
 int take_ranges(NvtxGetExportTableFunc_t table_of) {
     auto callbacks = (const NvtxExportTableCallbacks*)table_of(NVTX_ETID_CALLBACKS);
     NvtxFunctionTable table;
@@ -80,7 +80,7 @@ private:
 
     FILE* file_ = nullptr;
     std::mutex mutex_;
-    std::map<cudaStream_t, std::pair<int, size_t>> streams_;  // its number, and lines so far
+    std::map<cudaStream_t, std::pair<int, size_t>> streams_;  // number, and lines so far
 };
 
 }  // namespace

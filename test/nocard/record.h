@@ -1,14 +1,14 @@
 /*
-Where NOCARD_RECORD names a file, all that a rank gives to streams is written there, `.RANK` behind the name:
-a line for each piece of work, in the order of the calls, as "STREAM WHAT".
+If NOCARD_RECORD names a file, each rank writes there, with the suffix `.RANK`, all work that it gives to
+streams: a line for each piece of work, in the order of the calls, as "STREAM WORK".
 
-    kernel LAUNCHER       the outermost range of NVTX in which it is given, or -; followed, for a product, by
+    kernel LAUNCHER       the outermost NVTX range in which it is launched, or -; followed, for a product, by
                           " ROWS x COLUMNS x SUMS", " fp8" and " gelu"
     fill BYTES, copy BYTES    on the card, outside of any range
-    all_gather BYTES RANKS    a call of NCCL: the bytes that it is given, as ncclAllGather() counts them
-    wait STREAM LINES     it waits until another stream has done so many lines, waits not counted
-    touched LINE READ WRITTEN    the kernel of that line is over: bytes of global memory that it read and
-                          wrote, each counted once; it does not count as a line itself
+    ncclAllGather BYTES RANKS    a call of NCCL: its count in bytes, and the size of its group
+    wait STREAM LINES     it waits until another stream has done its first LINES lines, waits not counted
+    touched LINE READ WRITTEN    the kernel of that line has ended: bytes of global memory that it read and
+                          wrote, each counted once; this does not count as a line itself
 */
 #pragma once
 
@@ -19,10 +19,10 @@ a line for each piece of work, in the order of the calls, as "STREAM WHAT".
 namespace nocard {
 
 void record(cudaStream_t stream, const std::string& what);
-// Unless it is a launcher's own.
+// Records nothing within a launcher's NVTX range.
 void record_outside_of_launchers(cudaStream_t stream, const std::string& what);
 
-// Where a stream has come to, for an event.
+// The position of a stream in the record, for an event.
 struct RecordedPlace {
     cudaStream_t stream = nullptr;
     size_t lines = 0;

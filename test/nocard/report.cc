@@ -17,7 +17,7 @@ struct Report {
     std::mutex mutex;
     size_t launches = 0, pinned = 0;
     std::map<std::string, size_t> kernels, work;
-    std::vector<size_t> allocations;  // for each of the card's memory, the launches before it
+    std::vector<size_t> allocations;  // for each of the card's, the number of launches before it
 
     Report() {
         if (getenv("NOCARD_REPORT")) atexit([] { report().print(); });

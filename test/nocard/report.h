@@ -1,6 +1,7 @@
 /*
-What a run has done, printed when it ends where NOCARD_REPORT is set: launches, kernels, copies, products,
-collectives, allocations, how many of these came in the second half of all launches, and what was not freed.
+A summary of a run, printed at its end if NOCARD_REPORT is set: launches, kernels, copies, products,
+collectives, allocations, how many of those on the card came in the second half of all launches, and what was
+not freed.
 */
 #pragma once
 

@@ -1,6 +1,6 @@
 /*
-What the tests of the stand-in runtime share: streams, events and memory that end with their scope, work under
-many seeds, graphs, tensor maps, and a kernel.
+Helpers for the tests of the stand-in runtime: streams, events and memory that end with their scope, work
+under many seeds, graphs, tensor maps, and a kernel.
 */
 #pragma once
 
@@ -67,7 +67,7 @@ struct TestMemory {
 
 constexpr int seeds = 32;
 
-// Under how many seeds work() gives what it should.
+// Returns the number of seeds under which work() returns true.
 inline int right_under_seeds(const std::function<bool()>& work) {
     int right = 0;
     for (int seed = 1; seed <= seeds; seed++) {

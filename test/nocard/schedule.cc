@@ -25,7 +25,7 @@ struct Item {
     Advance advance;
     int lane = 0;
     uint64_t number = 0;  // in the order of the calls
-    size_t left = 0;      // items before it that are not done
+    size_t left = 0;      // unfinished items before it
     std::vector<ItemPtr> followers;
     bool begun = false, done = false;
     double earliest = 0, started = 0, time = 0;  // by the card's clock; time: when it was done
@@ -34,9 +34,9 @@ struct Item {
 namespace {
 
 constexpr size_t most_unfinished = 2048;
-constexpr auto patience = std::chrono::milliseconds(4);     // without calls, after which the card goes on
-constexpr auto look_again = std::chrono::microseconds(50);  // at work that waits for others
-constexpr uint64_t steps_of_question = 4;  // items, at most, that a question lets the card do
+constexpr auto patience = std::chrono::milliseconds(4);     // without calls, until the card works by itself
+constexpr auto look_again = std::chrono::microseconds(50);  // interval of polling work that waits for others
+constexpr uint64_t steps_of_question = 4;                   // the most items that a poll lets the card do
 
 class Schedule {
 public:
@@ -79,7 +79,7 @@ public:
         allowed_ = in_order_ ? steps_of_question : draw_unlocked(steps_of_question + 1);
         uint64_t before = steps_;
         wake_.notify_one();
-        // Whoever asks again and again need not be faster than the card.
+        // A loop that polls must not be faster than the card.
         changed_.wait_for(lock, look_again, [&] { return item->done || steps_ != before; });
         return item->done;
     }
@@ -128,7 +128,7 @@ private:
         return std::chrono::duration<double>(Clock::now() - start).count() + 1;
     }
 
-    // The thread of the card.
+    // The card's thread.
     void run() {
         std::unique_lock lock(mutex_);
         for (;;) {
@@ -157,7 +157,7 @@ private:
             wake_.wait_until(lock, last_call_ + patience + look_again);
     }
 
-    // Looks at all that is begun and not done. Returns whether something of that is left.
+    // Polls everything that is begun and not done. Returns whether any of it is left.
     bool look_at_begun(std::unique_lock<std::mutex>& lock) {
         auto begun = begun_;
         for (const ItemPtr& item : begun) work_on(lock, item);
@@ -193,7 +193,7 @@ private:
         changed_.notify_all();
     }
 
-    // The item to do next, of those that nothing is before; null: there is none.
+    // Returns the ready item to do next, or null.
     ItemPtr next() {
         if (ready_.empty()) return nullptr;
         auto first = [&](const ItemPtr& a, const ItemPtr& b) {
@@ -229,7 +229,7 @@ private:
     bool started_ = false;
 };
 
-// Never destroyed: its thread goes on until the process is gone.
+// Never destroyed: its thread runs until the process ends.
 Schedule& schedule() {
     static Schedule& schedule = *new Schedule;
     return schedule;

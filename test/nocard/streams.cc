@@ -1,8 +1,8 @@
 /*
 The calls of the runtime for streams, events, captures and graphs.
 
-A capture is a list of nodes. Each stream that takes part has the nodes that its next one waits for; waiting
-for an event of the capture adds those that the event's stream had then.
+A capture is a list of nodes. Each stream that takes part has a frontier: the nodes that its next one waits
+for. Waiting for an event of the capture adds the frontier that the event's stream had then.
 */
 #include "test/nocard/streams.h"
 
@@ -33,7 +33,7 @@ using CapturePtr = std::shared_ptr<Capture>;
 
 struct Stream {
     int lane;
-    bool blocking;  // waits for the legacy stream, and that for it
+    bool blocking;  // the stream and the legacy stream wait for each other
     ItemPtr last;
     CapturePtr capture;
     std::vector<size_t> frontier;  // the nodes that the next one waits for
@@ -42,17 +42,17 @@ struct Stream {
 struct Event {
     bool timing;
     ItemPtr mark;        // null: not recorded outside of a capture
-    CapturePtr capture;  // recorded in it
+    CapturePtr capture;  // in which it was recorded
     std::vector<size_t> frontier;
     RecordedPlace place = {};
 };
 
 struct Executable {
     std::shared_ptr<const Graph> graph;
-    ItemPtr last;  // its launches come one after another
+    ItemPtr last;  // its launches run one after another
 };
 
-// All handles, the dead ones too: they stay where they are, so that no new one is at the same address.
+// All handles. Dead ones stay allocated, so that no new one gets the same address.
 template <typename T>
 class Handles {
 public:
@@ -100,7 +100,7 @@ Stream& stream_of(const std::string& call, cudaStream_t handle) {
     return state().streams.require(call, "stream", handle);
 }
 
-// The next work of a stream waits for these: its last, and that of the legacy stream and of those that block.
+// Returns what a stream's next work waits for: its last, and that of the legacy or of the blocking streams.
 std::vector<ItemPtr> work_before(const Stream& stream) {
     std::vector<ItemPtr> before = {stream.last};
     if (&stream == &state().legacy) {
@@ -117,7 +117,8 @@ void add_missing(std::vector<size_t>& to, const std::vector<size_t>& from) {
         if (std::find(to.begin(), to.end(), node) == to.end()) to.push_back(node);
 }
 
-// The legacy stream waits for captured streams that block, which cannot be: the captures are lost.
+// The legacy stream would wait for captured streams that block, which is impossible: the captures are
+// invalidated.
 cudaError_t refused_by_legacy(const Stream& stream) {
     if (&stream != &state().legacy) return cudaSuccess;
     cudaError_t error = cudaSuccess;
@@ -129,7 +130,7 @@ cudaError_t refused_by_legacy(const Stream& stream) {
     return error;
 }
 
-// For calls that wait for a stream or ask it: null, or the error with which a captured one refuses it.
+// Returns the error with which a capture refuses a call that waits for a stream or polls it, or success.
 cudaError_t refused(Stream& stream) {
     if (stream.capture) {
         stream.capture->invalid = true;
@@ -174,7 +175,7 @@ cudaError_t wait_in_capture(Stream& stream, const Event& event) {
     return cudaSuccess;
 }
 
-// Waits outside of the lock, for others must be able to give work meanwhile.
+// Waits outside of the lock, because others must be able to give work meanwhile.
 cudaError_t wait_outside(std::unique_lock<std::mutex>& lock, const ItemPtr& item) {
     lock.unlock();
     if (item) wait_for(item);
@@ -268,7 +269,7 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) {
     return cudaStreamCreateWithPriority(stream, cudaStreamDefault, 0);
 }
 
-// The stream's work is done all the same.
+// The stream's work is still done.
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
     require_outside_of_host_function("cudaStreamDestroy");
     std::lock_guard lock(state().mutex);

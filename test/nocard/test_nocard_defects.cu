@@ -1,5 +1,4 @@
-// Each check of the runtime that stands in for a card's (test/nocard/) ends a program that does what the
-// check is for.
+// Each check of the stand-in runtime (test/nocard/) ends a program that has the defect that it looks for.
 #include <cstdio>
 #include <map>
 #include <sys/wait.h>
@@ -154,7 +153,7 @@ const std::map<std::string, Planted>& planted() {
               char* memory = card_memory(16);
               cudaGraphExec_t graph = captured(stream, [&] { cudaMemsetAsync(memory, 0, 16, stream); });
               cudaFree(memory);
-              card_memory(16);  // perhaps at the same place
+              card_memory(16);  // perhaps at the same address
               cudaGraphLaunch(graph, stream);
           }}},
         {"a host function that calls CUDA",
@@ -218,7 +217,7 @@ const std::map<std::string, Planted>& planted() {
     return all;
 }
 
-// Runs this program again, as one that has the defect. Returns what it printed.
+// Reruns this program with the defect. Returns its output.
 std::string run_planted(const std::string& name, int& code) {
     char self[4096] = {};
     if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) return "";

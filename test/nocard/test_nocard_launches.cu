@@ -1,5 +1,5 @@
-// Kernels as the stand-in runtime (test/nocard/) knows them: the code that a driver would take, the registers
-// that ptxas gave it, launches and tensor maps that no card takes.
+// Kernels in the stand-in runtime (test/nocard/): the code that a driver would pick, the registers that ptxas
+// allocated, and launches and tensor maps that a card refuses.
 #include "test/nocard/fat_binary.h"
 #include "test/nocard/runtime_testing.h"
 
@@ -36,7 +36,7 @@ TEST_CASE("a driver takes machine code for its card, or else the newest PTX that
     CHECK(chosen(90) == std::pair<long, long>{2, 3});
     CHECK(chosen(80) == std::pair<long, long>{0, 1});
     CHECK(chosen(89) == std::pair<long, long>{0, 1});
-    CHECK(chosen(100) == std::pair<long, long>{-1, 1});  // 90a is for Hopper alone
+    CHECK(chosen(100) == std::pair<long, long>{-1, 1});  // 90a is for Hopper only
     CHECK(chosen(120) == std::pair<long, long>{-1, 1});
     CHECK(chosen(75) == std::pair<long, long>{-1, 4});
     CHECK(chosen(70) == std::pair<long, long>{-1, -1});

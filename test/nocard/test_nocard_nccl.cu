@@ -1,5 +1,5 @@
-// The stand-in for NCCL (test/nocard/): sums and copies between ranks, groups and their parts, what is left
-// open in time, and calls that differ between ranks.
+// The stand-in for NCCL (test/nocard/): sums and copies between ranks, groups and their splits, what NCCL
+// leaves open in time, and calls that differ between ranks.
 // ranks: 2 1 4
 #include <nccl.h>
 
@@ -125,7 +125,7 @@ TEST_CASE_TEMPLATE("collectives are plain sums and copies, in place and elsewher
         require_nccl(ncclBroadcast(data, other, count, type, root, all_ranks(), stream));
         stream.wait();
         CHECK(on_host<T>(other, count) == numbers_of<T>(root, count));
-        // in place: the own part of the larger buffer, or all of it
+        // in place: this rank's part of the larger buffer, or all of it
         require_nccl(ncclReduceScatter(data, data + own, part, type, ncclSum, all_ranks(), stream));
         stream.wait();
         CHECK(on_host<T>(data + own, part) == own_sums);
@@ -171,7 +171,7 @@ TEST_CASE("a group is split by colors and keys, and its parts talk beside each "
     CHECK(number == rank() / 2);
     require_nccl(ncclCommUserRank(reversed, &number));
     CHECK(number == ranks() - 1 - rank());
-    // ranks start them in different orders, on streams of their own
+    // ranks start them in different orders, on separate streams
     auto start = [&](bool first) {
         ncclComm_t group = first ? part : reversed;
         float* data = first ? one : two;
@@ -284,7 +284,7 @@ TEST_CASE("calls that NCCL refuses") {
 }
 
 // ----------------------------------------------------------------------------
-// planted defects, of jobs of two ranks
+// planted defects, in jobs of two ranks
 
 namespace {
 
@@ -371,12 +371,11 @@ const std::map<std::string, Planted>& planted() {
     return all;
 }
 
-// Runs this program again, as a job of two ranks that has the defect. Returns
-// what it printed.
+// Reruns this program as a job of two ranks with the defect. Returns its output.
 std::string run_planted(const std::string& name, int& code) {
     char self[4096] = {};
     if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) return "";
-    // Without what MPI has put into the environment of this process.
+    // Without the environment that MPI set for this process.
     std::string command = std::string("env -i PATH=\"$PATH\" HOME=/tmp TMPDIR=/tmp PLANTED='") + name +
                           "' mpirun --allow-run-as-root --oversubscribe -n 2 '" + self +
                           "' --test-case='the planted defect' 2>&1 </dev/null",

@@ -1,5 +1,5 @@
-// Products of the library that stands in for cuBLASLt (test/nocard/) are plain sums, and are those that there
-// are on the card.
+// Products of the stand-in for cuBLASLt (test/nocard/) are plain sums, and only those that the card supports
+// are accepted.
 #include "test/nocard/product_testing.h"
 
 TEST_CASE("products are plain sums, for each type, layout and epilogue, by each algorithm") {
@@ -86,7 +86,7 @@ TEST_CASE("products that the library does not have are refused") {
     CHECK(status({32, 16, 32, false, false, CUDA_R_16BF, CUDA_R_32F}) == CUBLAS_STATUS_NOT_SUPPORTED);
     CHECK(status({32, 16, 32, false, false, CUDA_R_32F, CUDA_R_32F, CUDA_R_16BF}) ==
           CUBLAS_STATUS_NOT_SUPPORTED);
-    Product gelu = {20, 16, 32};  // whose auxiliary matrix would have columns of 20
+    Product gelu = {20, 16, 32};  // its auxiliary matrix would have columns of 20
     gelu.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     CHECK(status(gelu) == CUBLAS_STATUS_NOT_SUPPORTED);
     gelu.epilogue = CUBLASLT_EPILOGUE_BGRADB;

@@ -1,5 +1,4 @@
-// The streams, events, memory and graphs that stand in for a card's (test/nocard/) leave open what CUDA
-// leaves open, and no more.
+// The stand-in's streams, events, memory and graphs (test/nocard/) leave open exactly what CUDA leaves open.
 #include <atomic>
 #include <cmath>
 #include <thread>
@@ -222,7 +221,7 @@ TEST_CASE("a graph does what was captured, each time, on what its memory then ha
         CHECK(*host.data == value * 0x01010101);
     }
     require(cudaGraphLaunch(graph, stream));
-    require(cudaGraphExecDestroy(graph));  // launched work is done all the same
+    require(cudaGraphExecDestroy(graph));  // launched work is still done
     stream.wait();
 }
 
@@ -290,7 +289,7 @@ TEST_CASE("what cannot be captured is refused, and the capture is lost") {
     require(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeThreadLocal));
     CHECK(cudaMemsetAsync(card, 0, 4, nullptr) == cudaErrorStreamCaptureImplicit);
     CHECK(cudaStreamEndCapture(blocking, &graph) == cudaErrorStreamCaptureInvalidated);
-    // work of a stream that joined, and for which nobody waits
+    // work of a stream that joined, and that no stream waits for
     require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     require(cudaEventRecord(inside, stream));
     require(cudaStreamWaitEvent(other, inside, 0));
@@ -300,7 +299,7 @@ TEST_CASE("what cannot be captured is refused, and the capture is lost") {
     CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorIllegalState);
     CHECK(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeThreadLocal) ==
           cudaErrorStreamCaptureUnsupported);
-    std::thread([&] {  // others may go on
+    std::thread([&] {  // other threads are not affected
         require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
         std::thread([&] { CHECK(cudaMalloc(&memory, 16) == cudaSuccess); }).join();
         require(cudaStreamEndCapture(stream, &graph));

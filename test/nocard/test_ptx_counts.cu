@@ -1,5 +1,5 @@
 /*
-Work of a card's units, counted in kernels of a few lines.
+The work of a card's units, counted in kernels of a few lines.
 */
 #include "test/nocard/ptx_testing.h"
 
@@ -8,7 +8,7 @@ using namespace nocard::testing;
 
 namespace {
 
-// One block of a warp runs this; "out" and "in" have 4,096 floats each.
+// Runs the body in one block; "out" and "in" have 4,096 floats each.
 GridCounts counts_of(const std::string& body, unsigned threads = 32) {
     Memory<float> out(4096), in(4096);
     auto module = kernel_of(body, ".shared .align 16 .b8 tile[16384];");
@@ -23,7 +23,7 @@ GridCounts counts_of(const std::string& body, unsigned threads = 32) {
     return run_grid(call);
 }
 
-// Each lane writes `words` numbers to shared memory, `stride` bytes from those of the lane before.
+// Each lane writes `words` words to shared memory, `stride` bytes after those of the lane before it.
 UnitCounts shared_stores(int words, int stride) {
     std::string address = "mul.lo.u32 %r2, %r1, " + std::to_string(stride) +
                           ";\nmov.u32 %r3, tile;\n"
@@ -49,7 +49,7 @@ TEST_CASE("conflicts of banks") {
         CHECK(counts.passes == passes);
         CHECK(counts.least_passes == least);
     }
-    // all lanes read one number
+    // all lanes read the same word
     UnitCounts read = counts_of("shl.b32 %r2, %r1, 2;\nmov.u32 %r3, tile;\nadd.u32 %r3, %r3, %r2;\n"
                                 "st.shared.u32 [%r3], %r1;\nbar.sync 0;\nld.shared.u32 %r4, [tile];")
                           .units;
@@ -87,7 +87,7 @@ TEST_CASE("copies from global to shared memory") {
                                   "cp.async.cg.shared.global [%r3], [%rd4], 16;\ncp.async.wait_all;");
     CHECK(counts.units.sectors == 16);
     CHECK(counts.units.asked == 512);
-    CHECK(counts.units.passes == 8);  // every second piece of 16 bytes
+    CHECK(counts.units.passes == 8);  // every second unit of 16 bytes
     CHECK(counts.units.least_passes == 4);
 }
 
@@ -106,9 +106,9 @@ TEST_CASE("instructions by their unit, and lanes that are off") {
     CHECK(more("max.f32 %f2, %f1, %f1;\nadd.u32 %r2, %r1, %r1;") == Counts{2, 0, 2, 0, 64});
     CHECK(more("ex2.approx.ftz.f32 %f2, %f1;\ncvt.rn.f32.u32 %f3, %r1;") == Counts{2, 0, 0, 2, 64});
     CHECK(more("cvt.rn.bf16x2.f32 %r2, %f1, %f1;") == Counts{1, 0, 1, 0, 32});
-    // setp, and a product of 12 lanes
+    // setp, and a multiplication in 12 lanes
     CHECK(more("setp.lt.u32 %p1, %r1, 12;\n@%p1 mul.f32 %f2, %f1, %f1;") == Counts{2, 1, 1, 0, 32 + 12});
-    // the branch, and after it 20 lanes that multiply
+    // the branch, and then 20 lanes that multiply
     CHECK(more("setp.lt.u32 %p1, %r1, 12;\n@%p1 bra done;\nmul.f32 %f2, %f1, %f1;\ndone:") ==
           Counts{3, 1, 1, 0, 32 + 12 + 20});
 }
@@ -124,6 +124,6 @@ TEST_CASE("products of tensor cores, and blocks of a multiprocessor") {
             .units;
     CHECK(counts.multiply_adds == 16 * 8 * 16);
     CHECK(counts.by_warps);
-    CHECK(counts.blocks == (228 << 10) / (16384 + 1024));          // by its shared memory
-    CHECK(counts_of("", 1024).units.blocks == 65536 / 32 / 1024);  // by its registers
+    CHECK(counts.blocks == (228 << 10) / (16384 + 1024));          // limited by shared memory
+    CHECK(counts_of("", 1024).units.blocks == 65536 / 32 / 1024);  // limited by registers
 }

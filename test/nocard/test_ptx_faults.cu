@@ -1,4 +1,4 @@
-// Tests of the PTX interpreter: kernels with a planted defect each, and the fault that names it.
+// Tests of the PTX interpreter: kernels with one planted defect each, and the fault that names it.
 #include "test/nocard/ptx_testing.h"
 
 using namespace nocard;
@@ -6,7 +6,7 @@ using namespace nocard::testing;
 
 namespace {
 
-// Runs a kernel of this body, with 4 KiB to read and as much to write, and returns the fault it ends with.
+// Runs a kernel of this body, with 4 KiB to read and 4 KiB to write, and returns the fault that ends it.
 std::string fault_in(const std::string& body, Launch launch = {}, const char* limits = "") {
     Memory<uint32_t> inp(1024), out(1024);
     auto module = kernel_of(body, "", limits);
@@ -19,7 +19,7 @@ Launch with_shared(size_t bytes, unsigned threads = 32, unsigned blocks = 1) {
     return launch;
 }
 
-// The body with one line in it replaced, or all of it.
+// Returns the body with one passage replaced.
 std::string changed(std::string body, const std::string& from, const std::string& to) {
     size_t at = body.find(from);
     REQUIRE(at != std::string::npos);
@@ -43,7 +43,7 @@ TEST_CASE("Accesses outside of live memory, of the wrong kind and misaligned one
     CHECK_FAULT(fault_in("mov.u32 %r2, dynamic; st.shared.u64 [%r2+4], 1;", with_shared(64)),
                 "is not a multiple of 8");
     CHECK_FAULT(fault_in("ld.param.u64 %rd3, [k_in+8];"), "parameters");
-    // Memory of the host may be loaded and stored, and no more.
+    // Kernels may load and store host memory, and no more.
     Memory<uint32_t> inp(1024), out(1024);
     allocations().back().device = false;
     auto stores = kernel_of("st.global.u32 [%rd1], 1;");
@@ -90,12 +90,12 @@ TEST_CASE("Races between threads of a block") {
     no_second.replace(no_second.rfind("bar.sync 0;"), 11, "");
     CHECK_FAULT(fault_in(no_second, with_shared(256, 64)), "with no barrier between");
     CHECK_FAULT(fault_in("mov.u32 %r3, dynamic; st.shared.u32 [%r3], %r1;", with_shared(256, 32)), "race");
-    // Lanes of one warp have to meet, too.
+    // Lanes of one warp have to synchronize, too.
     std::string in_warp = changed(changed(body, "bar.sync 0;", "bar.warp.sync -1;"), "252", "124");
     CHECK(fault_in(in_warp, with_shared(128, 32)) == "none");
     CHECK_FAULT(fault_in(changed(in_warp, "bar.warp.sync -1;", ""), with_shared(128, 32)),
                 "race: reads shared memory");
-    // Halves of a word are not the word.
+    // Different halves of a word do not conflict.
     CHECK(fault_in("shl.b32 %r2, %r1, 1; mov.u32 %r3, dynamic; add.s32 %r4, %r3, %r2; st.shared.u16 [%r4], 7;"
                    "ld.shared.u16 %r5, [%r4]; st.shared.u16 [%r4], 8;",
                    with_shared(128, 64)) == "none");
@@ -200,7 +200,7 @@ TEST_CASE("Who waits for ever is named, and what for") {
 
 namespace {
 
-// Thread 0 brings 512 bytes; all wait, read and write; thread 0 stores them.
+// Thread 0 loads 512 bytes; all threads wait, read and write; thread 0 stores them.
 const char* pipeline = R"(
     mov.u32 %r3, dynamic;
     add.s32 %r4, %r3, 1024;
@@ -266,8 +266,8 @@ TEST_CASE("The copy engine's copies: what is not waited for, fenced or counted")
 
 namespace {
 
-// Block 0 stores 128 bytes by the copy engine and raises a flag; block 1 waits for that, adds to them by the
-// copy engine, and reads them.
+// Block 0 stores 128 bytes by the copy engine and raises a flag; block 1 waits for the flag, reads them, and
+// adds to them by the copy engine.
 const char* handed_on = R"(
     setp.ne.u32 %p1, %r1, 0;
     mov.u32 %r3, dynamic;

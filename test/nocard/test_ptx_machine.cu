@@ -1,4 +1,4 @@
-// Tests of the PTX interpreter: what single instructions do, against the words of the PTX manual.
+// Tests of the PTX interpreter: single instructions do what the PTX manual says.
 #include "test/nocard/ptx_testing.h"
 
 #include <cmath>
@@ -10,7 +10,7 @@ using namespace nocard::testing;
 
 namespace {
 
-// Runs `body` on a warp that has in[thread] in %r2, and returns its %r3.
+// Runs `body` on a warp with in[thread] in %r2, and returns its %r3.
 std::vector<uint32_t> results_of(const std::string& body, const std::vector<uint32_t>& in) {
     std::vector<uint32_t> padded = in;
     padded.resize(32);
@@ -91,7 +91,7 @@ TEST_CASE("Arithmetic on floats: fused, two at a time, with NaNs") {
     CHECK(result_of("fma.rm.f32 %f3, %f2, 0f3F800000, 0f33000000; mov.b32 %r3, %f3;", bits(1)) == bits(1));
     CHECK(result_of("min.f32 %f3, %f2, 0f3F800000; mov.b32 %r3, %f3;", bits(NAN)) == bits(1));
     CHECK(std::isnan(number(result_of("min.NaN.f32 %f3, %f2, 0f3F800000; mov.b32 %r3, %f3;", bits(NAN)))));
-    CHECK(result_of("fma.rn.bf16x2 %r3, %r2, %r2, %r2;", 0x40003f80) == 0x40c04000);  // 2 2 + 2, 1 1 + 1
+    CHECK(result_of("fma.rn.bf16x2 %r3, %r2, %r2, %r2;", 0x40003f80) == 0x40c04000);  // 2 * 2 + 2, 1 * 1 + 1
     CHECK(result_of("add.f16x2 %r3, %r2, %r2;", 0x3c004000) == 0x40004400);
     CHECK(number(result_of("ex2.approx.ftz.f32 %f3, %f2; mov.b32 %r3, %f3;", bits(3.5f))) ==
           doctest::Approx(std::exp2(3.5)));
@@ -140,7 +140,7 @@ TEST_CASE("Lanes that a branch parted meet again, and loops end for each lane by
     )",
                              in);
     for (uint32_t lane = 0; lane < 32; lane++) CHECK(counts[lane] == 31 - lane);
-    // A part of the warp by itself, with a mask that says so.
+    // A part of the warp, with a mask that names it.
     auto halves = results_of(R"(
         mov.u32 %r3, 9;
         setp.lt.u32 %p1, %r1, 16;
@@ -155,7 +155,7 @@ TEST_CASE("Lanes that a branch parted meet again, and loops end for each lane by
                              in);
     CHECK(halves[3] == 5);
     CHECK(halves[30] == 20);
-    // One lane waits for what another brings: they take turns.
+    // One lane waits for what another writes: they take turns.
     auto waited = results_of(R"(
         mov.u32 %r3, 0;
         setp.ne.u32 %p1, %r1, 0;
@@ -235,7 +235,7 @@ TEST_CASE("Atomic operations return what was there, and blocks add up") {
 }
 
 TEST_CASE("Blocks wait for each other by counters, whatever the order in which they begin") {
-    // Each adds its number times ten to the digits so far, in the order of tickets that it draws.
+    // Each block draws a ticket and, in the order of tickets, appends it to the sum as a digit in base 3.
     auto module = kernel_of(R"(
         setp.ne.u32 %p1, %r1, 0;
         @%p1 ret;
@@ -348,7 +348,7 @@ TEST_CASE("Warps hand registers over") {
     Launch launch{{1, 1, 1}, {384, 1, 1}};
     launch.registers = 168;
     CHECK(fault_of(*module, Parameters::of(memory.data(), memory.data()), launch) == "none");
-    launch.registers = 128;  // the producers do not give up enough
+    launch.registers = 128;  // the producers do not release enough
     CHECK_FAULT(fault_of(*module, Parameters::of(memory.data(), memory.data()), launch), "nobody can go on");
 }
 

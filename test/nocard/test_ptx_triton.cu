@@ -1,5 +1,5 @@
-// Tests of the PTX interpreter: kernels that Triton compiled, which cards run, against plain sums. They are
-// made by test/golden/make_triton_ptx.py.
+// Tests of the PTX interpreter: kernels that Triton compiled, which run on cards, compared with plain sums.
+// test/golden/make_triton_ptx.py makes them.
 #include "test/nocard/ptx_testing.h"
 
 #include <zlib.h>
@@ -34,7 +34,7 @@ TritonKernel triton_kernel(const std::string& name) {
 
 void run_triton(const TritonKernel& kernel, const std::string& name, Dim3 grid, Parameters parameters,
                 uint64_t seed) {
-    parameters.add<void*>(nullptr).add<void*>(nullptr);  // scratch memory, which these kernels have none of
+    parameters.add<void*>(nullptr).add<void*>(nullptr);  // scratch memory, which these kernels do not use
     Launch launch{grid, {32 * kernel.warps, 1, 1}};
     launch.shared = kernel.shared;
     launch.seed = seed;
@@ -42,7 +42,7 @@ void run_triton(const TritonKernel& kernel, const std::string& name, Dim3 grid, 
     run(*kernel.module, name, parameters, launch);
 }
 
-// Small numbers, in T as they are in memory and as floats.
+// Small random numbers: in memory as T, and as floats.
 template <typename T>
 struct Numbers {
     Memory<T> memory;
@@ -75,7 +75,7 @@ float from_e5m2(uint8_t x) {
     return ptx::e5m2.decode(x);
 }
 
-// The largest difference from plain sums of products, whose operands have such strides.
+// Returns the largest difference from plain sums of products, whose operands have these strides.
 double largest_difference(int M, int N, int K, const std::vector<float>& a, int sam, int sak,
                           const std::vector<float>& b, int sbk, int sbn, const std::function<float(int)>& c) {
     double largest = 0;
@@ -93,7 +93,7 @@ double largest_difference(int M, int N, int K, const std::vector<float>& a, int 
 
 constexpr int M = 128, N = 128, K = 192;
 
-// The map of a matrix of bf16 (rows, columns), as the driver makes it.
+// The map of a bf16 matrix (rows, columns), as the driver encodes it.
 struct alignas(64) MapBytes {
     char bytes[128] = {};
 };
