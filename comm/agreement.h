@@ -183,7 +183,7 @@ inline void check_shared_folder(const World& world, const std::string& folder, b
         // A network file system may show a new file a little later.
         for (int tries = seconds * 10; looks && access((folder + "/" + name).c_str(), F_OK) != 0; tries--) {
             if (tries == 0)
-                fail("--run-dir %s: the first rank's node writes there and this one does not find it; name a "
+                fail("--run-dir %s: the first rank's node writes there, but this one cannot see it; name a "
                      "folder on a file system that all nodes share",
                      printable(folder).c_str());
             usleep(100000);

@@ -139,7 +139,7 @@ public:
     // Called by the process that reads, for `processes` of them.
     NodeMemory(int processes, const BatchShape& shape)
         : descriptor_(memfd_create("train_gpt batches", MFD_CLOEXEC)) {
-        if (!descriptor_) fail_with_errno("--data-reader node: shared memory", "make it");
+        if (!descriptor_) fail_with_errno("--data-reader node: shared memory", "create it");
         lay_out(processes, shape);
         // The limit is half of the memory: filling the last of it would not fail here, but trigger the OOM
         // killer.
@@ -169,7 +169,7 @@ public:
         if (!descriptor_ || fstat(descriptor_.get(), &status) != 0 || status.st_size != (off_t)bytes_) {
             fail("--data-reader node: process %d cannot use the shared memory of process %d (%s); use "
                  "--data-reader rank",
-                 (int)getpid(), process_, descriptor_ ? "it has another size" : strerror(errno));
+                 (int)getpid(), process_, descriptor_ ? "its size differs" : strerror(errno));
         }
         map();
         // Older kernels do not have pidfd_open; then only the launcher notices that the process has died.

@@ -91,9 +91,9 @@ constexpr ncclDataType_t nccl_type() {
         return std::is_signed_v<T> ? ncclInt64 : ncclUint64;
     else {
 #ifndef DEVICE_CPU
-        static_assert(std::is_same_v<T, __nv_bfloat16>, "not a type that NCCL has");
+        static_assert(std::is_same_v<T, __nv_bfloat16>, "NCCL does not support this type");
 #else
-        static_assert(sizeof(T) == 0, "not a type that NCCL has");
+        static_assert(sizeof(T) == 0, "NCCL does not support this type");
 #endif
         return ncclBfloat16;
     }
@@ -137,7 +137,8 @@ public:
     template <typename World>
     static Communicator of_world(const World& world, cudaStream_t stream, int max_blocks = 32) {
         if (world.size() == 1) return {};
-        // Each of these ranks bootstraps some of the others, so that thousands do not all connect to one.
+        // One rank in ranks_of_bootstrap creates an id for bootstrapping, so that thousands of ranks do not
+        // all connect to a single one.
         std::vector<ncclUniqueId> ids((size_t)ceil_div(world.size(), ranks_of_bootstrap));
         for (size_t i = 0; i < ids.size(); i++) {
             int maker = (int)i * ranks_of_bootstrap;
@@ -152,7 +153,7 @@ public:
 #else
         ncclResult_t result = ncclCommInitRankConfig(&made, world.size(), ids[0], world.rank(), &config);
 #endif
-        nccl_check(when_over(result, made), "making the group of all ranks", __FILE__, __LINE__);
+        nccl_check(when_over(result, made), "creating the communicator of all ranks", __FILE__, __LINE__);
         Communicator all(made);
         int* number = nullptr;
         cudaCheck(cudaMalloc((void**)&number, sizeof *number));

@@ -260,7 +260,7 @@ private:
     // call: MPI_Isend, or MPI_Issend, which completes only when the other rank receives the message.
     MPI_Request send(decltype(MPI_Isend) call, std::string_view message, int to, int tag) const {
         if (message.size() > INT_MAX)
-            fail("a message to rank %d: %zu bytes are too many; send less", to, message.size());
+            fail("message to rank %d: %zu bytes exceed MPI's limit of 2 GiB; send less", to, message.size());
         MPI_Request request;
         mpiCheck(call(message.data(), (int)message.size(), MPI_BYTE, to, tag, mpi_, &request));
         return request;

@@ -220,9 +220,8 @@ private:
             if (tensors.size() > most) list += text(" and %zu more", tensors.size() - most);
             line += (line.empty() ? "" : "; ") + members[(size_t)member]["place"].get<std::string>() +
                     ": its " + name_of_held[what] + " differ from those of " +
-                    (2 * odd.size() < members.size()
-                         ? text("%zu ranks", members.size() - odd.size())
-                         : "the others, and no majority says which of them is right") +
+                    (2 * odd.size() < members.size() ? text("%zu ranks", members.size() - odd.size())
+                                                     : "the others (no majority shows which are right)") +
                     " in " + list;
         }
         return line;
@@ -341,10 +340,10 @@ private:
                 std::string units =
                     different_units(ranks[(size_t)rank]["others"], ranks[(size_t)next]["own"]);
                 if (with_both(rank))
-                    add(place(rank) + ": it makes other gradients than both its neighbours, in " + units);
+                    add(place(rank) + ": its gradients differ from those of both its neighbors, in " + units);
                 if (!is_wrong(rank) || with_both(rank) || with_both(next)) continue;
                 add(place(rank) + ", or " + place(next) +
-                    ": of the same micro-batch they make other gradients, in " + units);
+                    ": their gradients of the same micro-batch differ, in " + units);
             }
             return line;
         });
@@ -397,12 +396,11 @@ private:
         if (found.empty()) return;
         checkpoints_.forbid_saving();
         std::string sound =
-            sound_ < 0 ? "it was the first check" : text("all was well after step %d", sound_);
-        world_.fail_on_all(
-            text("%s %d, after step %d: %s; %s, and nothing is saved: go on without that device "
-                 "from a checkpoint of then",
-                 option, every, step, found.c_str(), sound.c_str()),
-            exit_failed_part);
+            sound_ < 0 ? "this was the first check" : text("all was well after step %d", sound_);
+        world_.fail_on_all(text("%s %d, after step %d: %s; %s, and nothing is saved; resume without that "
+                                "device, from a checkpoint known to be good",
+                                option, every, step, found.c_str(), sound.c_str()),
+                           exit_failed_part);
     }
 
     const Options& o_;

@@ -112,7 +112,7 @@ inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) 
 
 // Returns why calls on the group are refused, or ncclSuccess if they are not.
 inline ncclResult_t host_refusal(const ncclComm& comm) {
-    if (comm.unfinished) return host_nccl_failure(ncclInvalidArgument, "the group's last call is not over");
+    if (comm.unfinished) return host_nccl_failure(ncclInvalidArgument, "the group's last call is unfinished");
     return comm.error;
 }
 

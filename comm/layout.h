@@ -199,7 +199,7 @@ inline std::string layers_text(const std::vector<int>& split) {
 inline std::string pipeline_text(const Layout& layout) {
     auto& shape = layout.pipeline;
     std::string layers = layers_text(layout.split);
-    return text("%d stages%s with %s; %s, %s a step: stages wait %.0f%% of the time they work", shape.stages,
+    return text("%d stages%s with %s; %s, %s a step: the bubble is %.0f%% of the working time", shape.stages,
                 shape.chunks > 1 ? text(" of %d chunks", shape.chunks).c_str() : "", layers.c_str(),
                 name_of(shape.schedule), counted(shape.micro_batches, "micro-batch").c_str(),
                 100 * time_pipeline(shape, {}).bubble());

@@ -201,7 +201,7 @@ public:
           arrays_(memory, rounds_, shape, scratch_of),
           stream_(stream) {
         if (!rounds_.empty() && stage.size() != shape.along(stage_axes))
-            fail("mesh: has no group of a stage's ranks, and matrices travel there; see "
+            fail("mesh: has no group of a stage's ranks, which send each other matrices; see "
                  "MeshShape::stage_group");
     }
 

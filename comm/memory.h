@@ -83,7 +83,7 @@ void allocate(T*& pointer, size_t count, bool on_host = false, bool is_floatX = 
     if (error == cudaErrorMemoryAllocation) {
         fail("cannot allocate %s of %s memory; free some, or %s", size_text(bytes).c_str(),
              on_host ? "host" : "device",
-             on_host ? "do without --async-save and --offload" : "choose a smaller --micro-batch or --model");
+             on_host ? "turn off --async-save and --offload" : "choose a smaller --micro-batch or --model");
     }
     cudaCheck(error);
 }
@@ -117,7 +117,7 @@ public:
     explicit Arena(Mode mode = takes, size_t element_bytes = ::element_bytes())
         : mode_(mode), element_bytes_(element_bytes) {
         if (mode == takes && !ledger && element_bytes != sizeof(floatX))
-            fail("memory: numbers of %zu bytes can only be counted here; take those of this build",
+            fail("memory: elements of %zu bytes can only be counted; allocate those of this build",
                  element_bytes);
     }
     ~Arena() {

@@ -147,7 +147,7 @@ struct MemoryCapacity {
     size_t device, host = SIZE_MAX;
 };
 
-// Reports whether what a model needs fits into the memory of a rank, and which micro-batch would.
+// Determines whether a model fits into the memory of a rank, and the largest micro-batch with which it would.
 class MemoryPlan {
 public:
     // Bytes of each class with B sequences in a micro-batch and this many micro-batches in a step.
@@ -169,8 +169,8 @@ public:
     size_t pins() const { return pinned_total(classes_); }
     bool fits() const { return needs() <= capacity_.device && pins() <= capacity_.host; }
 
-    // Returns the largest micro-batch that fits, or 0. A step of several micro-batches keeps its size:
-    // smaller ones are then more in number, and a pipeline may keep more of them.
+    // Returns the largest micro-batch that fits, or 0. A step of several micro-batches keeps its size: if
+    // they are smaller, there are more of them, and a pipeline may hold more at once.
     int largest_micro_batch() const {
         int step = pipeline_.micro_batches * B_;
         bool single = pipeline_.micro_batches == 1;
@@ -191,17 +191,17 @@ public:
     void check() const {
         if (fits()) return;
         if (pins() > capacity_.host)
-            fail("--async-save and --offload: need %s of the host's memory for each rank, with its batches, "
-                 "and "
-                 "%s are free; give --async-save off, offload less, or a smaller --micro-batch",
+            fail("--async-save and --offload: need %s of the host's memory for each rank, including its "
+                 "batches, but only %s are free; give --async-save off, offload less, or choose a smaller "
+                 "--micro-batch",
                  size_text(pins()).c_str(), size_text(capacity_.host).c_str());
         bool saves_more = training_ && recompute_ < Recompute::block;
         if (int fits = largest_micro_batch()) {
-            fail("--micro-batch %d: needs %s of memory and %s are free; --micro-batch %d fits%s", B_,
+            fail("--micro-batch %d: needs %s of memory, but only %s are free; --micro-batch %d fits%s", B_,
                  size_text(needs()).c_str(), size_text(capacity_.device).c_str(), fits,
                  saves_more ? ", --recompute block saves more" : "");
         }
-        fail("the model needs %s of memory and %s are free; %s", size_text(needs()).c_str(),
+        fail("the model needs %s of memory, but only %s are free; %s", size_text(needs()).c_str(),
              size_text(capacity_.device).c_str(),
              !training_
                  ? "free some, ask for less at once, or start more processes, which share it (mpirun -np)"
@@ -217,13 +217,13 @@ public:
         for (const MemoryClass& one : classes_)
             if (one.name != taken) needs += memory_total({one});
         if (needs <= left) return;
-        fail("--micro-batch %d: needs %s more memory and %s are free behind the %s; choose a smaller one, or "
-             "--recompute block",
+        fail("--micro-batch %d: needs %s more memory, but only %s are left after the %s; choose a smaller "
+             "one, or --recompute block",
              B_, size_text(needs).c_str(), size_text(left).c_str(), std::string(taken).c_str());
     }
 
     void print_lines(int ranks) const {
-        const char* where = pipeline_.stages > 1 ? " on the stage that takes most"
+        const char* where = pipeline_.stages > 1 ? " on the stage that needs most"
                             : ranks > 1          ? " on each rank"
                                                  : "";
         print("memory      ");
@@ -232,9 +232,9 @@ public:
               size_text(needs()).c_str(), where, size_text(capacity_.device).c_str(),
               size_text(library_memory()).c_str(), largest_micro_batch());
         if (has_own_memory && pins() > 0)
-            print("             %s of the host's memory%s, of which %s are free for each rank\n",
+            print("             %s of the host's memory%s; %s are free for each rank\n",
                   size_text(pins()).c_str(),
-                  pipeline_.stages > 1 ? " on the stage that takes most of it" : "",
+                  pipeline_.stages > 1 ? " on the stage that needs most of it" : "",
                   size_text(capacity_.host).c_str());
     }
 
@@ -348,7 +348,7 @@ inline TrainingMemory fit_training(const Options& o, const World& world, std::ve
         const MemoryPlan& plan = with(Recompute::none).plan;         // every rank has tried this first
         int least = -world.largest(-(int)(plan.available() >> 20));  // MiB, the least of any rank
         if (kind != Recompute::none)
-            notes.push_back(text("--recompute %s, for %s are free, and to keep all takes %s", name_of(kind),
+            notes.push_back(text("--recompute %s: %s are free, but without it %s are needed", name_of(kind),
                                  size_text((size_t)least << 20).c_str(), size_text(plan.needs()).c_str()));
     }
     world.on_all_ranks([&] { with(kind).plan.check(); });

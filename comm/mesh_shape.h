@@ -61,8 +61,8 @@ struct MeshTraffic {
 // product. The world group only sums a few numbers, and more blocks would take memory for each of its ranks.
 //
 // A stage posts its receives as soon as there is room, so the links' blocks hold multiprocessors for whole
-// passes. One block would do if messages were hidden behind passes; but when they go around from the last
-// stage to the first, stages wait for them.
+// passes. One block would do if passes always hid the messages; but stages wait for messages that go around
+// from the last stage to the first.
 constexpr int blocks_of_links = 2, blocks_of_groups = 16, blocks_of_world = 1;
 
 // Bytes per second that one block moves: an estimate.
@@ -76,7 +76,7 @@ enum class MeshGroup { world, tensor, shard, gathers, replica, stage, asks, copi
 // The kinds of calls that a group makes, as bits.
 namespace Calls {
 constexpr unsigned none = 0;
-constexpr unsigned sums = 1, scatters = 2, gathers = 4;  // units; sums also single numbers
+constexpr unsigned sums = 1, scatters = 2, gathers = 4;  // on whole units; sums also on single numbers
 constexpr unsigned exchanges = 8;                        // all-to-all of gradients in bf16
 constexpr unsigned moves_rows = 16;  // all-gather of activations, reduce-scatter of their sums
 constexpr unsigned messages = 32;    // each rank sends to each other rank
@@ -91,7 +91,7 @@ struct GroupRow {
     bool alone = false;  // it has its own communicator, even if another group has the same ranks
     // Returns the size of a group, whose ranks are neighbors along the axes. Null: all ranks along them.
     int (*factor)(const MeshShape&) = nullptr;
-    bool ends = false;  // only the first rank along the axes, and the last
+    bool ends = false;  // the group is only the first and the last rank along the axes
 };
 
 inline constexpr auto mesh_groups = std::to_array<GroupRow>({

@@ -52,9 +52,9 @@ inline const char* ncclGetErrorString(ncclResult_t result) {
     case ncclSuccess:
         return "no error";
     case ncclUnhandledCudaError:
-        return "a call of CUDA failed";
+        return "a CUDA call failed";
     case ncclSystemError:
-        return "a call of MPI or of the system failed";
+        return "an MPI call or a system call failed";
     case ncclInvalidArgument:
         return "invalid argument";
     case ncclInvalidUsage:
@@ -62,7 +62,7 @@ inline const char* ncclGetErrorString(ncclResult_t result) {
     case ncclRemoteError:
         return "another process failed or left";
     case ncclInProgress:
-        return "the call is not over";
+        return "the call has not finished";
     default:
         return "internal error";
     }

@@ -120,7 +120,7 @@ public:
         if (int number = index.find(hash_name);
             number < 0 || !has_only(index.tensors[number], Slot::data) ||
             index.tensors[number].size() != 1 + (uint64_t)config_.vocab_size)
-            fail("%s: no hash of n-grams for %d tokens; choose the options that it was trained with",
+            fail("%s: has no n-gram hash for %d tokens; choose the options that it was trained with",
                  reader.folder().c_str(), config_.vocab_size);
         for (const CheckpointPiece& piece : index.pieces) {
             const CheckpointTensor& tensor = index.tensors[piece.tensor];
@@ -132,7 +132,7 @@ public:
         for (auto& [place, of_rows] : parts) {
             auto [ids, rows, squares] = of_rows;
             if (!ids || !rows || !squares || rows->count != ids->count * W_ || squares->count != ids->count)
-                fail("%s: rows of layer %d's table without their numbers; use another checkpoint",
+                fail("%s: rows of layer %d's table do not match their row numbers; use another checkpoint",
                      reader.folder().c_str(), place.first);
             if (turn++ % shape_.ranks() != me()) continue;
             PieceBatch batch = {{ids, rows, squares}};
@@ -161,8 +161,8 @@ public:
         for (size_t i = 0; i < count; i++) {
             uint64_t id = at<uint64_t>(values, i);
             if (id >= rows_)
-                fail("%s: row %llu of a table of %llu; use another checkpoint", reader_->folder().c_str(),
-                     (unsigned long long)id, (unsigned long long)rows_);
+                fail("%s: row %llu is outside the table of %llu rows; use another checkpoint",
+                     reader_->folder().c_str(), (unsigned long long)id, (unsigned long long)rows_);
             of_rank[owner(layer, id)].push_back(i);
         }
         Messages messages;
@@ -255,7 +255,7 @@ private:
         tensor.slots[(size_t)slot] = dtype;
         return tensor;
     }
-    // The layer of a tensor, and its place in parts_of_row. Layer -1: it is not a table's.
+    // Returns the layer of a tensor, and its index in parts_of_row. Layer -1: the tensor belongs to no table.
     std::pair<int, size_t> place_of(const std::string& name) const {
         for (int layer : layers_)
             for (size_t part = 0; part < parts_of_row.size(); part++)
@@ -274,9 +274,8 @@ private:
                     has_only(index.tensors[number], part == 0 ? Slot::data : Slot::weight) &&
                     (part != 2 || index.tensors[number].dtype(Slot::weight) == Dtype::fp32);
         if (!good)
-            fail("%s: has no tensor %s of rows of %zu numbers, which the model has; choose the options that "
-                 "it was "
-                 "trained with",
+            fail("%s: has no tensor %s with rows of %zu numbers, which the model has; choose the options "
+                 "that it was trained with",
                  reader_->folder().c_str(), name.c_str(), W_);
     }
 
@@ -306,7 +305,8 @@ private:
         return found == here.end() ? nullptr : &squares_[(size_t)(found - here.begin())];
     }
 
-    // Copies a table to its staging memory; from the host, only rows that have had a gradient: few pages.
+    // Copies a table to its staging memory. If the table is on the host, copies only the rows that have had a
+    // gradient, so that few pages are touched.
     void stage(int layer, const std::vector<float>& squares) {
         const floatX* from = tables_.own(layer).values;
         floatX* to = tables_.staged(layer).values;

@@ -226,7 +226,7 @@ public:
         if (!here()) return;
         keys_.resize(sizes_.tables());
         if (sizes_.owners > 1 && mesh.stage().size() != (int)sizes_.owners)
-            fail("mesh: has no group of a stage's ranks, and rows of tables travel there; see "
+            fail("mesh: has no group of a stage's ranks, which send each other table rows; see "
                  "MeshShape::stage_group");
         found_.resize(sizes_.lookups);
         moved_.resize(sizes_.owners > 1 ? sizes_.distinct() : 0);
@@ -420,7 +420,7 @@ inline int NgramTables::place_of(uint64_t row, size_t& count, uint64_t* distinct
 inline void NgramTables::list_rows(TableLists& list, const Lookups& lookups) {
     const int heads = sizes_.heads, first_head = mesh_.position[Axis::tensor] * heads;
     if (lookups.count > sizes_.micro_batches)
-        fail("n-gram tables: %d micro-batches are looked up at once, and there is room for %d; see "
+        fail("n-gram tables: %d micro-batches are looked up at once, but there is only room for %d; see "
              "most_at_once",
              lookups.count, sizes_.micro_batches);
     const size_t owners = sizes_.owners;
@@ -475,9 +475,8 @@ inline void NgramTables::ask_owners(TableLists& list) {
     wait_for(asks_, mesh_);
     list.from.assign(from.begin(), from.end());
     if (list.asks() > sizes_.asked())
-        fail("n-gram tables: a rank is asked for %zu rows, and hashes should deal it %zu at most; this is a "
-             "fault "
-             "of the program",
+        fail("n-gram tables: a rank is asked for %zu rows, but hashing should assign it at most %zu; this is "
+             "a bug in the program",
              list.asks(), sizes_.asked());
     exchange(mesh_.asks(), arrays_.wanted, list.to, arrays_.asks, list.from, 1, Traffic::statistics, asks_);
     copy_async(list.asked, arrays_.asks, list.asks(), asks_);

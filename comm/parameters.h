@@ -108,8 +108,8 @@ void each_piece(const std::vector<TensorPart>& parts, size_t most, Visit&& visit
     }
 }
 
-// Parts of a unit begin at multiples of this many elements: 16 bytes of the narrowest type, as vector loads
-// and NCCL access at once.
+// Parts of a unit begin at multiples of this many elements: 16 bytes of the narrowest type, which vector
+// loads and NCCL access at once.
 constexpr size_t part_alignment = 8;
 
 // Elements [begin, end) of a unit.
@@ -118,8 +118,8 @@ struct UnitRange {
     bool operator==(const UnitRange&) const = default;
 };
 
-// Elements of a unit whose gradient is the sum over `ranks` neighboring tensor ranks. rank / ranks is the
-// number of such a group of neighbors.
+// Elements of a unit whose gradient is the sum over `ranks` neighboring tensor ranks: tensor rank r is in
+// group r / ranks.
 struct GradientSum {
     size_t begin, count;
     int ranks;
@@ -364,8 +364,8 @@ private:
     }
 
     [[noreturn]] void refuse(const TensorRow& row) const {
-        fail("--tp %d: tensor %s cannot be cut into so many parts; choose a --tp that divides the heads and "
-             "the widths of the MLP and of the local filter",
+        fail("--tp %d: tensor %s cannot be cut that many ways; choose a --tp that divides the heads and the "
+             "widths of the MLP and of the local filter",
              place.tp, row.name);
     }
 

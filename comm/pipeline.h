@@ -266,11 +266,11 @@ inline const PipelineShape& checked_pipeline(const Mesh& mesh, const PipelineSha
                                              const PipelineCapacity& capacity) {
     check_pipeline(shape);
     if (shape.stages != mesh.shape.pp || (int)capacity.kept.size() != shape.chunks)
-        fail("pipeline: %d stages of %d chunks on a mesh of %d, with room for %zu; make all for one shape",
+        fail("pipeline: %d stages of %d chunks on a mesh of %d, with room for %zu; use one shape for all",
              shape.stages, shape.chunks, mesh.shape.pp, capacity.kept.size());
     if (shape.stages > 1 && shape.chunks > 1 && !mesh.shape.ring)
-        fail("pipeline: %d chunks on a stage go round, and the mesh has no way from the last stage to the "
-             "first; make it with MeshShape::ring",
+        fail("pipeline: %d chunks on a stage need a link from the last stage to the first, which the mesh "
+             "lacks; make it with MeshShape::ring",
              shape.chunks);
     return shape;
 }
@@ -301,8 +301,8 @@ inline Pipeline::~Pipeline() {
 inline void Pipeline::begin_run(const std::vector<PipelineAction>& list, size_t count) {
     PipelineCapacity need = pipeline_capacity(list, shape_.chunks);
     if (count > most_ || !capacity_.holds(need))
-        fail("pipeline: a list of %zu actions on %zu elements needs more room than was taken; make the "
-             "pipeline with the room of the list that needs most",
+        fail("pipeline: a list of %zu actions on %zu elements needs more room than was allocated; make the "
+             "pipeline with the capacity of its largest list",
              list.size(), count);
     count_ = count;
     has_backward_ = need.has_backward;

@@ -55,11 +55,11 @@ struct PipelineShape {
 inline void check_pipeline(const PipelineShape& shape) {
     auto [schedule, stages, micro_batches, chunks] = shape;
     if (stages < 1 || micro_batches < 1 || chunks < 1)
-        fail("pipeline: %d stages, %d micro-batches, %d chunks: each must be 1 or more; give such numbers",
+        fail("pipeline: %d stages, %d micro-batches, %d chunks: each must be at least 1; correct them",
              stages, micro_batches, chunks);
     bool interleaved = schedule == PipelineSchedule::interleaved;
     if (chunks > 1 && !interleaved)
-        fail("pipeline: %d chunks on a stage are for the interleaved schedule; choose that, or 1", chunks);
+        fail("pipeline: %d chunks on a stage need the interleaved schedule; choose it, or 1 chunk", chunks);
 }
 
 // ----------------------------------------------------------------------------
@@ -239,7 +239,7 @@ inline PipelineTiming time_pipeline(const PipelineShape& shape, const PipelineCo
     }
     for (int stage = 0; stage < S; stage++) {
         if (next[stage] < lists[stage].size())
-            fail("pipeline: stage %d waits for ever at action %zu of its list", stage, next[stage]);
+            fail("pipeline: stage %d waits forever at action %zu of its list", stage, next[stage]);
     }
     return timing;
 }

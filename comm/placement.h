@@ -181,7 +181,7 @@ inline void choose_device(const World& world) {
         int devices = 0;
         cudaError_t error = cudaGetDeviceCount(&devices);
         if (error != cudaSuccess || devices == 0) {
-            fail("GPU: none found on %s (%s); see that nvidia-smi lists one, or build for the CPU with "
+            fail("GPU: none found on %s (%s); check that nvidia-smi lists one, or build for the CPU with "
                  "DEVICE=cpu",
                  world.host().c_str(), cudaGetErrorString(error));
         }
@@ -215,10 +215,9 @@ inline void choose_device(const World& world) {
         for (auto& [host, different] : of_host) {
             auto there = (int)different.size();
             if (there < processes[host])
-                return text(
-                    "GPUs: %d processes on %s have %d of them, and NCCL needs one each; start %d there, "
-                    "or build with COMM=mpi to share",
-                    processes[host], host.c_str(), there, there);
+                return text("GPUs: %d processes on %s have %d of them, but NCCL needs one each; start %d "
+                            "there, or build with COMM=mpi to share",
+                            processes[host], host.c_str(), there, there);
         }
         return std::string();
     });

@@ -34,12 +34,12 @@ inline void check_plan(const Options& o, const Machine& machine) {
     check_precision(o, (size_t)machine.element_bytes);
     bool fp8 = o.matmul_dtype == MatmulDtype::fp8;
     if (fp8 && !multiplies_fp8(machine.capability))
-        fail("--matmul-dtype fp8: the machine has no such products; give --matmul-dtype auto, or plan for an "
-             "Ada, a Hopper or later");
+        fail("--matmul-dtype fp8: the machine does not multiply in fp8; give --matmul-dtype auto, or plan "
+             "for an Ada or Hopper card or later");
     if (o.fp8_fast_gradients && !fp8)
-        fail("--fp8-fast-gradients on: goes with --matmul-dtype fp8; give --fp8-fast-gradients off");
+        fail("--fp8-fast-gradients on: needs --matmul-dtype fp8; give --fp8-fast-gradients off");
     if (o.matmul_dtype == MatmulDtype::bf16 && machine.element_bytes == sizeof(float))
-        fail("--matmul-dtype bf16: plans know products in fp32 of such a machine; give --matmul-dtype auto");
+        fail("--matmul-dtype bf16: plans assume fp32 products on such a machine; give --matmul-dtype auto");
 }
 
 // The task of planning a run whose layout is not complete. Options of the layout are kept if they are given
@@ -61,11 +61,11 @@ inline PlanTask plan_task(const Options& o, const GivenOptions& given, const Mac
 // For --tp auto: chooses the fastest layout that uses all processes.
 inline void choose_cut(Options& o, const GivenOptions& given, const Machine& machine, int processes) {
     if (machine.flops == 0)
-        fail("--tp auto: --machine is missing, and the device here is not a card that is known; measure it "
+        fail("--tp auto: --machine is missing, and this device is not a known card; measure it "
              "with train_gpt plan --measure, or give --tp and --pp");
     if (!is_expected(o))
-        fail("--tp auto: plans know no --batch-ramp and no --throttle-link; leave them out, or give --tp and "
-             "--pp");
+        fail("--tp auto: plans do not model --batch-ramp or --throttle-link; leave them out, or give --tp "
+             "and --pp");
     check_plan(o, machine);
     if (o.global_batch == 0) fail("--tp auto: --global-batch is missing; give the tokens of a step");
     if (o.global_batch % o.sequence_length)
@@ -82,7 +82,7 @@ inline void choose_cut(Options& o, const GivenOptions& given, const Machine& mac
     auto found = std::ranges::find_if(best, whole);
     if (found == best.end())
         fail("--tp auto: no layout of all %d processes fits the model, the batch and the memory of %s; give "
-             "--tp and --pp, or start another number",
+             "--tp and --pp, or start a different number of processes",
              processes, size_text((size_t)machine.memory).c_str());
     static_cast<Cut&>(o) = found->cut;
 }
@@ -129,7 +129,7 @@ inline double expected_step(const Options& o, Recompute recompute, const World& 
         Machine machine = expected_machine(o, world);
         if (machine.flops == 0 || !is_expected(o)) return;
         if ((size_t)machine.element_bytes != sizeof(floatX))
-            fail("--machine %s: of programs with numbers of %d bytes, and this one has %zu; give another",
+            fail("--machine %s: for programs with %d-byte numbers, but this one has %zu; give another",
                  printable(o.machine).c_str(), machine.element_bytes, sizeof(floatX));
         PlanTask task = {.options = o, .machine = machine, .devices = world.size()};
         Cut cut = o;

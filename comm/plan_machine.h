@@ -156,7 +156,7 @@ inline Machine find_machine(const std::string& name) {
         std::transform(words.begin(), words.end(), words.begin(), [](unsigned char c) { return tolower(c); });
         known.push_back(words);
     }
-    fail("--machine %s: not a card that is known here%s; give a .json file that describes it, or one of %s",
+    fail("--machine %s: not a known card%s; give a .json file that describes it, or one of %s",
          printable(name).c_str(), nearest_name(name, known).c_str(), joined(known, " ").c_str());
 }
 
@@ -262,8 +262,8 @@ inline void measure_memory(Machine& machine, const Stopwatch& watch, const World
     machine.memory = (double)total / (has_own_memory ? 1 : world.local_size());
 }
 
-// Measures a device's host: the rate at which AdamW updates parameters there, with 28 bytes read and written
-// for each, and what is written for the device; and copies from pinned memory.
+// Measures a device's host: the memory bandwidth that AdamW reaches there, and the rate of copies from pinned
+// memory to the device.
 inline void measure_host(Machine& machine, const Stopwatch& watch, const World& world, size_t count,
                          cudaStream_t stream) {
     machine.host_memory = (double)available_host_memory(world.local_size());
@@ -286,7 +286,7 @@ inline void measure_host(Machine& machine, const Stopwatch& watch, const World& 
     world.barrier();
     double start = seconds_now();
     step();
-    double bytes = 4 + 4 * 4 + (has_master ? 8 : 4) + sizeof(floatX) * has_master;
+    double bytes = 4 + 4 * 4 + 8 + sizeof(floatX) * has_master;  // as optimizer_cost() counts them
     machine.host_bandwidth = bytes * (double)count / std::max(seconds_now() - start, 1e-9);
 }
 
@@ -330,7 +330,7 @@ inline void measure_group(const Communicator& group, const Stopwatch& watch, siz
 // For all ranks.
 inline Machine measured_machine(const World& world, const MeasuredSizes& sizes = measured_sizes()) {
     if (world.size() % world.local_size())
-        fail("--measure: nodes have different numbers of ranks; start as many on each");
+        fail("--measure: nodes have different numbers of ranks; start the same number on each");
     ComputeStream own;
     cudaStream_t stream = own.stream;
     Machine machine = {};
@@ -365,17 +365,17 @@ inline std::string measurement_text(const Machine& m, const World& world, const 
     auto say = [&](const char* what, const std::string& words) {
         result += text("%-13s%s\n", what, words.c_str());
     };
-    say("products", text("%sFLOP/s; sums of %.0f terms take twice as long as their share",
-                         human(m.gemm_flops).c_str(), m.gemm_half_k));
+    say("products",
+        text("%sFLOP/s; half that rate for sums of %.0f terms", human(m.gemm_flops).c_str(), m.gemm_half_k));
     say("attention", text("%sFLOP/s forward, %sFLOP/s backward", human(m.attention_forward).c_str(),
                           human(m.attention_backward).c_str()));
     say("memory",
         text("%s at %sB/s; %.3g us from one kernel to the next", size_text((size_t)m.memory).c_str(),
              human(m.memory_bandwidth).c_str(), 1e6 * m.launch));
     bool one = world.local_size() == 1, one_node = world.size() == world.local_size();
-    say("links", one ? "not measured, for it takes two ranks on a node; the usual value is assumed"
+    say("links", one ? "not measured, because that takes two ranks on a node; the usual value is assumed"
                      : text("%sB/s, %.3g us", human(m.node_bandwidth).c_str(), 1e6 * m.link_latency));
-    say("network", one_node ? "not measured, for it takes two nodes; the usual value is assumed"
+    say("network", one_node ? "not measured, because that takes two nodes; the usual value is assumed"
                             : text("%sB/s, %.3g us", human(m.network).c_str(), 1e6 * m.network_latency));
     return result + "\n" + text("train_gpt plan --machine %s ...\n", file.c_str());
 }
@@ -384,7 +384,7 @@ inline std::string measurement_text(const Machine& m, const World& world, const 
 inline void check_measure(const std::string& path, const World& world) {
     world.on_all_ranks([&] {
         if (!path.ends_with(".json"))
-            fail("--measure %s: not the name of a .json file, which --machine would take; give one",
+            fail("--measure %s: not the name of a .json file, which --machine requires; give one",
                  printable(path).c_str());
         if (world.is_root() && access(path.c_str(), F_OK) == 0)
             fail("--measure %s: is there already; delete it or name another", printable(path).c_str());

@@ -418,10 +418,10 @@ inline void StepPlayer::refuse_deadlock(const std::vector<Came>& came) const {
             return call.group.has(rank) &&
                    std::ranges::none_of(came[i], [&](auto& one) { return numbers_[one.first] == rank; });
         };
-        fail("a step never ends: rank %d waits in call %d of the group \"%s\", and rank %d does not come to "
-             "it; make the calls of both in one order",
+        fail("a step never ends: rank %d waits in call %d of the group \"%s\", and rank %d never reaches it; "
+             "make their calls in the same order",
              numbers_[came[i][0].first], number, group_name(call),
              *std::ranges::find_if(numbers_, is_missing));
     }
-    fail("a step never ends: a stream waits for an event that no other comes to; see the order of its work");
+    fail("a step never ends: a stream waits for an event that no other reaches; check the order of its work");
 }

@@ -98,12 +98,12 @@ inline std::vector<std::string> plan_warnings(const Planner& planner, const Mach
     const Cut& cut = f.step.cut;
     double room = (double)planner.available(), memory = (double)f.memory;
     if (memory > room)
-        warnings.push_back(text("it does not fit: it needs %s of memory, and %s are available",
+        warnings.push_back(text("it does not fit: it needs %s of memory, but only %s are available",
                                 size_text(f.memory).c_str(), size_text(planner.available()).c_str()));
     else if (planner.pinned(f.step.memory) > planner.host_room())
-        warnings.push_back(
-            text("it does not fit: it needs %s of the host's memory for each device, and %s are available",
-                 size_text(planner.pinned(f.step.memory)).c_str(), size_text(planner.host_room()).c_str()));
+        warnings.push_back(text(
+            "it does not fit: it needs %s of the host's memory for each device, but only %s are available",
+            size_text(planner.pinned(f.step.memory)).c_str(), size_text(planner.host_room()).c_str()));
     else if (memory > 0.97 * room)
         warnings.push_back(
             text("memory is within 3%% of the %s available; other programs may not fit on the device",
@@ -119,7 +119,7 @@ inline std::vector<std::string> plan_warnings(const Planner& planner, const Mach
                                 "micro-batch",
                                 cut.shard_group, cut.zero));
     if (cut.ranks() < devices)
-        warnings.push_back(text("%lld of %d devices stay idle: no layout of more of them is faster",
+        warnings.push_back(text("%lld of %d devices stay idle: no layout that uses more is faster",
                                 devices - cut.ranks(), devices));
     return warnings;
 }
@@ -244,7 +244,7 @@ inline std::string failures_text(const FailureFigures& f, double days) {
         if (f.hours_of[part] > 0)
             append_item(parts, text("of %s in %s", name_of_part[part], time(f.hours_of[part]).c_str()));
     words += " (" + parts + ")";
-    words += text("; %.1f%% of the time trains", 100 * f.share);
+    words += text("; %.1f%% of the time is spent training", 100 * f.share);
     if (days > 0 && f.share > 0) words += text(", %.3g days in all", days / f.share);
     for (const Remedy& one : f.remedies)
         words += text("%s %.1f%% with %s", &one == &f.remedies[0] ? "; it would be" : ",", 100 * one.share,
@@ -434,10 +434,10 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
     std::string memory;
     for (const MemoryClass& one : best.step.memory)
         memory +=
-            text("%s %s%s, ", one.name, size_text(one.bytes).c_str(), one.on_host ? " of the host" : "");
+            text("%s %s%s, ", one.name, size_text(one.bytes).c_str(), one.on_host ? " on the host" : "");
     say("memory", memory + text("%s of %s on a device%s", size_text(best.memory).c_str(),
                                 size_text(planner.available()).c_str(),
-                                cut.pp > 1 ? " of the stage that takes most" : ""));
+                                cut.pp > 1 ? " of the stage that needs most" : ""));
     const char* head = "messages";
     for (const PlannedMessage& one : planner.messages(cut)) {
         say(head, text("%s (%s): %s of %s in %.3g ms, between %d ranks %s", name_of(one.call).c_str(),
@@ -453,17 +453,15 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
                      size_text((size_t)sent.pipeline).c_str()));
     if (double seconds = best.seconds_with_bf16_gradients;
         0 < seconds && seconds < worth_saying * best.step.seconds)
-        say("",
-            text("with --reduce-dtype bf16, which sends gradients in half as many bytes, a step takes %.4g s "
-                 "(%+.1f%%)",
-                 seconds, 100 * (seconds / best.step.seconds - 1)));
+        say("", text("with --reduce-dtype bf16, which halves the bytes of gradients, a step takes %.4g s "
+                     "(%+.1f%%)",
+                     seconds, 100 * (seconds / best.step.seconds - 1)));
     if (command.tokens > 0) {
-        say("run",
-            text("%d steps, %.3g days%s; %.4g PetaFLOP/s-days by 6 FLOPs a parameter and token, %.4g by "
-                 "8, as with recomputation",
-                 o.steps, best.days,
-                 best.cost > 0 ? text(", which cost %s", human(best.cost).c_str()).c_str() : "",
-                 petaflop_days(line, 6), petaflop_days(line, 8)));
+        say("run", text("%d steps, %.3g days%s; %.4g PetaFLOP/s-days at 6 FLOPs per parameter and token, "
+                        "%.4g at 8, as with recomputation",
+                        o.steps, best.days,
+                        best.cost > 0 ? text(", which cost %s", human(best.cost).c_str()).c_str() : "",
+                        petaflop_days(line, 6), petaflop_days(line, 8)));
     }
     if (FailureFigures failures = failure_figures(line, machine, best); failures.hours > 0)
         say("failures", failures_text(failures, best.days));
@@ -505,10 +503,9 @@ inline Cut given_cut(Planner& planner, const PlanLine& line) {
 [[noreturn]] inline void refuse_plan(Planner& planner, const PlanLine& line, const PlanTask& task) {
     PlannedStep least = planner.smallest();
     if (least.memory.empty()) {
-        fail(
-            "plan: no layout divides %s and %lld sequences a step as the options say; leave some of those of "
-            "the layout out",
-            line.options.model.c_str(), line.options.global_batch / line.options.sequence_length);
+        fail("plan: no layout divides %s and %lld sequences a step with these options; leave out some of the "
+             "layout options",
+             line.options.model.c_str(), line.options.global_batch / line.options.sequence_length);
     }
     // Doubles the device count until the model fits, then bisects; more devices never need more memory each.
     std::string nearest;
@@ -530,11 +527,11 @@ inline Cut given_cut(Planner& planner, const PlanLine& line) {
         int middle = too_few + (enough - too_few) / 2;
         (is_enough(middle) ? enough : too_few) = middle;
     }
-    fail("plan: %s does not fit on %d devices: the layout that takes least, --tp %d --pp %d --zero %d, needs "
-         "%s on each and there are %s; %s",
+    fail("plan: %s does not fit on %d devices: the smallest layout, --tp %d --pp %d --zero %d, needs %s on "
+         "each, but only %s are available; %s",
          line.options.model.c_str(), task.devices, least.cut.tp, least.cut.pp, least.cut.zero,
          size_text(planner.total(least.memory)).c_str(), size_text(planner.available()).c_str(),
-         nearest.empty() ? "more devices do not help, so take larger ones, or a larger --global-batch"
+         nearest.empty() ? "more devices do not help, so use larger ones, or a larger --global-batch"
                          : nearest.c_str());
 }
 
@@ -542,9 +539,8 @@ inline Cut given_cut(Planner& planner, const PlanLine& line) {
 inline Machine planned_machine(const std::string& name) {
     if (!name.empty()) return find_machine(name);
     if (const Card* card = card_here()) return machine_of(*card);
-    fail(
-        "--machine: missing, and the device here is not a card that is known; name one such as h100, or give "
-        "cpu or a .json file");
+    fail("--machine: missing, and this device is not a known card; name one such as h100, or give cpu or a "
+         ".json file");
 }
 
 inline std::string plan(const PlanLine& line) {

@@ -149,7 +149,7 @@ inline std::string prediction_text(const Machine& machine, double peak, bool tak
     double rate = flops_per_token(o, o.sequence_length, false) * tokens_of_step(o, 0) / time.all();
     return text(
         "%.3g ms a step and %.1f%% MFU (products %.0f%%, attention %.0f%%, memory %.0f%%), by rates that "
-        "are expected of such cards; nothing of it is measured",
+        "are expected of such cards; none of it is measured",
         1e3 * time.all(), 100 * rate / peak, 100 * time.products / time.all(),
         100 * time.attention / time.all(), 100 * time.streams / time.all());
 }

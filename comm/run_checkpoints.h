@@ -44,14 +44,15 @@ The checkpoints of a run: the one it resumes from, and those it saves while trai
 // ----------------------------------------------------------------------------
 // the last checkpoint of a run
 //
-// Saves the last checkpoint of a run if the run directory cannot take it. The work since the previous
-// checkpoint would be lost, so several ways are tried in turn:
+// Saves the last checkpoint of a run when it cannot be saved in the run directory. Without it, the work since
+// the previous checkpoint would be lost, so several ways are tried in turn:
 //
 //     --fallback-dir    the checkpoint is saved there
-//     the weights       are saved by themselves and marked as such: the program may be killed while it waits
-//     --disk-wait       saving is retried until there is room, the time is over, or Ctrl-C
-//     older ones        are deleted, except the newest whole one and those that --keep-every and --keep-best
-//                       keep
+//     weights           are saved separately and marked as such, because the program may be killed while it
+//                       waits for room
+//     --disk-wait       saving is retried until there is room, the time runs out, or Ctrl-C is pressed
+//     older checkpoints are deleted, except the newest complete one and those that --keep-every and
+//                       --keep-best keep
 //
 // Weights are saved separately if room is lacking (disk, quota, file size), and removed once a complete
 // checkpoint of the step exists. Older checkpoints are deleted only for a full disk or quota. A quota, or a
@@ -94,10 +95,9 @@ public:
         if (failed.error.empty()) return failed.folder;
         if (weights.empty() && failed.lack != Lack::none) weights = save_weights();
         if (weights.empty()) throw CommonError(failed.error);
-        throw CommonError(
-            text("%s (its weights alone are saved, in %s: sample, eval, export and --init take them, "
-                 "but no run can go on from there)",
-                 failed.error.c_str(), weights.c_str()));
+        throw CommonError(text("%s (only its weights are saved, in %s: sample, eval, export and --init can "
+                               "use them, but no run can resume from them)",
+                               failed.error.c_str(), weights.c_str()));
     }
 
 private:
@@ -124,22 +124,22 @@ private:
         return report.error.empty() ? report.folder : "";
     }
 
-    // For all ranks: retries the save when there seems to be room, until it succeeds, time is over, or
-    // Ctrl-C.
+    // For all ranks: retries the save whenever there seems to be room, until it succeeds, the time runs out,
+    // or Ctrl-C is pressed.
     SaveReport try_again(SaveReport failed) {
         double end = seconds_now() + options_.disk_wait, pause = 1, next = 0;
         std::string folder = checkpoints_folder(options_.run_dir);
         auto missing = [&] { return bytes_ - std::min(bytes_, free_space(folder + "/")); };
-        std::string remedy = "see to the disk";
+        std::string remedy = "check the disk";
         if (failed.lack == Lack::disk) {
             uint64_t bytes = missing();
             remedy = text("free %sB in %s", human((double)(bytes ? bytes : bytes_)).c_str(), folder.c_str());
         }
         if (world_.is_root())
-            screen.warn(text(
-                "checkpoint after step %lld: %s; trying again for %s, until Ctrl-C%s", (long long)failed.step,
-                remedy.c_str(), duration(options_.disk_wait).c_str(),
-                failed.lack == Lack::disk && options_.keep > 0 ? "; then older checkpoints make room" : ""));
+            screen.warn(
+                text("checkpoint after step %lld: %s; retrying for %s, or until Ctrl-C%s",
+                     (long long)failed.step, remedy.c_str(), duration(options_.disk_wait).c_str(),
+                     failed.lack == Lack::disk && options_.keep > 0 ? "; then older ones are deleted" : ""));
         waits_for_user = true;
         for (;;) {
             std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -156,8 +156,8 @@ private:
         return failed;
     }
 
-    // For all ranks: deletes older checkpoints, the oldest first, until a new one fits; none if deleting all
-    // of them would not be enough. Returns whether there is more room.
+    // For all ranks: deletes older checkpoints, the oldest first, until a new one fits; deletes none if all
+    // of them together would not free enough. Returns whether this succeeded.
     bool make_room() {
         bool deleted = false;
         world_.on_all_ranks([&] {
@@ -338,7 +338,7 @@ public:
         };
         RunPosition position = load_newest("--resume " + printable(options_.resume), folders, run_of);
         origin_ = {loaded_, position.step};
-        print("resume       %s: goes on after step %d\n", loaded_.c_str(), position.step);
+        print("resume       %s: resumes after step %d\n", loaded_.c_str(), position.step);
         return position;
     }
 
@@ -364,7 +364,7 @@ public:
     // For all ranks: loads only the weights.
     void take_weights(const StoredRun& origin) {
         load(origin, true);
-        print("weights      of %s\n", origin.checkpoint.c_str());
+        print("weights      from %s\n", origin.checkpoint.c_str());
     }
 
     // Returns whether to save the state after this step. The first rank decides for all; others return false.

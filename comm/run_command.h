@@ -33,8 +33,8 @@ struct ComparedOptions {
     }
 };
 
-// For all ranks: returns the tokens of one pass over the data, for --epochs. The first rank counts them for
-// all, while it completes the options, which determine the files and how they are cut into samples.
+// For all ranks: returns the number of tokens in one pass over the data, for --epochs. The first rank counts
+// them for all, while it completes the options, which determine the files and how they are cut into samples.
 inline double tokens_of_epoch(const AskedLine& asked, const World& world, const FindCheckpoint& find,
                               LayoutChoices choose) {
     return std::stod(text_from_root(world, [&] {
@@ -48,7 +48,7 @@ inline double tokens_of_epoch(const AskedLine& asked, const World& world, const 
     }));
 }
 
-// Runs the command on every rank by work(command line, world). Throws the error that stops it.
+// Runs the command on every rank by calling work(command line, world). Throws the error that stops it.
 template <typename Work>
 void run_command(const AskedLine& asked, const World& world, Work&& work) {
     check_same_program(world, source_hash, asked.name.c_str());
@@ -57,8 +57,8 @@ void run_command(const AskedLine& asked, const World& world, Work&& work) {
         if (asked.command == command_train) check_all_started();
         bool alone = !computes(asked.command, asked.given);
         if (alone && world.size() > 1)
-            fail("%s: works in one process and there are %d; start it without mpirun", asked.name.c_str(),
-                 world.size());
+            fail("%s: runs in a single process, but %d were started; start it without mpirun",
+                 asked.name.c_str(), world.size());
         if (!world.is_root()) return;
         for (const std::string& remark : asked.remarks) screen.warn(remark);
     });

@@ -53,8 +53,8 @@ inline void choose_attention(const Options& o) {
 #else
     bool wgmma = o.attention == AttentionChoice::wgmma;
     if (wgmma && !has_wgmma_attention(heads_of_model(o))) {
-        fail("--attention wgmma: needs a Hopper card, a program built with PRECISION=bf16, and heads of a "
-             "multiple of 8 up to 128 (here: %s, heads of %d); give auto",
+        fail("--attention wgmma: needs a Hopper card, a program built with PRECISION=bf16, and a head size "
+             "that is a multiple of 8 up to 128 (here: %s, heads of %d); give auto",
              floatX_name, o.head_size);
     }
     attention_kernels = wgmma ? AttentionKernels::wgmma : AttentionKernels::mma;
@@ -76,8 +76,8 @@ inline std::string attention_warning([[maybe_unused]] const Options& o) {
     bool slow = device_properties().major == 9 && hopper_attention_fits(heads_of_model(o)) &&
                 o.attention == AttentionChoice::automatic && !takes_wgmma_attention(o);
     if (slow)
-        return text("warning: attention takes the kernels of every card, at half the speed of Hopper's: this "
-                    "program's code is for sm_%d; build with make GPU_ARCH=90a",
+        return text("warning: attention uses the kernels for any card, at half the speed of Hopper's: this "
+                    "program was compiled for sm_%d; build with make GPU_ARCH=90a",
                     kernel_architecture());
 #endif
     return "";
@@ -100,7 +100,7 @@ inline void choose_matmul_dtype(const Options& o) {
 #ifdef DEVICE_CPU
     cpu_products_in_bf16 = bf16;
     if (bf16 && !has_cpu_products_in_bf16())
-        refuse("this processor has no such products; take one with avx512_bf16 or AMX");
+        refuse("this processor does not multiply in bf16; use one with avx512_bf16 or AMX");
 #else
     if (bf16 && !has_products_in_bf16)
         refuse(text("this program multiplies in fp32 (%s); build with PRECISION=bf16", device_name));
@@ -108,16 +108,16 @@ inline void choose_matmul_dtype(const Options& o) {
     if (o.matmul_dtype != MatmulDtype::fp8) {
         // The option may have been given, or come from a checkpoint.
         if (o.fp8_fast_gradients)
-            fail("--fp8-fast-gradients on: goes with --matmul-dtype fp8; give --fp8-fast-gradients off");
+            fail("--fp8-fast-gradients on: needs --matmul-dtype fp8; give --fp8-fast-gradients off");
         return;
     }
     if (!has_products_in_bf16) {
-        refuse(text("this program has no such products (%s, %s); build with DEVICE=cuda PRECISION=bf16",
+        refuse(text("this program does not multiply in fp8 (%s, %s); build with DEVICE=cuda PRECISION=bf16",
                     device_name, floatX_name));
     }
     const cudaDeviceProp& device = device_properties();
     if (!multiplies_fp8(capability_of(device)))
-        refuse(text("%s has no such products; take an Ada, a Hopper or later", device.name));
+        refuse(text("%s does not multiply in fp8; use an Ada or Hopper card or later", device.name));
     if (std::string reason = fp8_refusal(o); !reason.empty()) refuse(reason);
 }
 
@@ -184,7 +184,7 @@ inline std::string device_text([[maybe_unused]] const Options& o) {
     const char* attention = "";
 #else
     const char* attention =
-        takes_wgmma_attention(o) ? "; attention by wgmma" : "; attention by mma, of every card";
+        takes_wgmma_attention(o) ? "; attention by wgmma" : "; attention by mma, for any card";
 #endif
     return text("%s (%s, %s; %s%s)", device_properties().name, device_name, floatX_name,
                 communication_libraries().c_str(), attention);
@@ -354,14 +354,14 @@ std::vector<std::string> choose_products(const World& world, const std::string& 
     });
     std::vector<std::string> notes;
     if (!all.choices.empty()) {
-        notes.push_back(text("%zu kinds timed in %.1f s: %d are faster than what would be taken untimed, "
-                             "%.1f%% less time for one of each",
+        notes.push_back(text("%zu kinds timed in %.1f s: %d are faster than the default algorithm, %.1f%% "
+                             "less time for one of each",
                              all.choices.size(), seconds_now() - start, all.changed,
                              100 * (1 - all.seconds / all.seconds_once)));
     }
     if (all.others > 0)
-        notes.push_back(
-            text("%d ranks have another card or library than the first; theirs are not timed", all.others));
+        notes.push_back(text("%d ranks have a different card or library from the first; theirs are not timed",
+                             all.others));
     return notes;
 }
 

@@ -90,11 +90,11 @@ public:
         if (every_.unit != Interval::best) return "";
         std::string failures = std::isinf(between_failures_)
                                    ? "no failures"
-                                   : text("a failure every %s of %s", long_time(between_failures_).c_str(),
+                                   : text("a failure every %s on %s", long_time(between_failures_).c_str(),
                                           counted(devices_, "device").c_str());
-        std::string stall = saves_ ? text("training waits %.3f s for one, which is written in %.1f s",
+        std::string stall = saves_ ? text("training waits %.3f s for a save, which takes %.1f s to write",
                                           stalls_ / saves_, written_)
-                                   : "until one has been measured";
+                                   : "no save has been measured yet";
         return text("every %s: %s, %s", duration(seconds_).c_str(), stall.c_str(), failures.c_str());
     }
 

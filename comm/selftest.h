@@ -112,10 +112,9 @@ struct KnownSums {
         }
         if (bad_rows.empty() && bad_columns.empty()) return "";
         auto first = [](const std::vector<size_t>& bad) { return bad.empty() ? -1 : (long)bad[0]; };
-        return text(
-            "a matrix product is wrong in %zu of its %zu rows and %zu of its %zu columns, the first of "
-            "them row %ld and column %ld",
-            bad_rows.size(), OC, bad_columns.size(), C, first(bad_rows), first(bad_columns));
+        return text("a matrix product is wrong in %zu of its %zu rows and %zu of its %zu columns, the first "
+                    "being row %ld and column %ld",
+                    bad_rows.size(), OC, bad_columns.size(), C, first(bad_rows), first(bad_columns));
     }
 
 private:
@@ -164,7 +163,7 @@ public:
 
     void read(std::vector<char>& data) const {
         if (!read_at(file_, path_, 0, data.data(), data.size()))
-            fail_part("%s: became shorter while it was read; check the disk", path_.c_str());
+            fail_part("%s: was truncated while being read; check the disk", path_.c_str());
     }
 
 private:
@@ -268,8 +267,7 @@ private:
             products += at_once;
         } while (seconds_now() < end);
         if (wrong > 0 && first.empty())
-            found_fault(
-                text("%zu of %zu matrix products have other bits than the first one", wrong, products));
+            found_fault(text("%zu of %zu matrix products differ from the first one", wrong, products));
         findings_.bits = text("%016llx", (unsigned long long)right);
         findings_.rates[rate_products] = rate_of_device(rates);
         findings_.tested["products"] = (double)products;
@@ -303,10 +301,9 @@ private:
             }
         }
         if (WrongWords found = on_host(wrong.data, 1)[0]; found.count > 0)
-            found_fault(
-                text("%llu of %zu words of memory have changed in %d patterns, the first of them word "
-                     "%llu, in bits %016llx",
-                     found.count, words, passes, found.first, found.bits));
+            found_fault(text("%llu of %zu words of memory have changed in %d patterns, the first being word "
+                             "%llu, in bits %016llx",
+                             found.count, words, passes, found.first, found.bits));
         findings_.rates[rate_memory] = rate_of_device(rates);
         findings_.tested["memory_bytes"] = (double)bytes;
         findings_.tested["memory_patterns"] = passes;
@@ -336,9 +333,9 @@ private:
             take_best(rate_from_device, (double)bytes / back.seconds());
         }
         if (!right_there)
-            found_fault("copies to the device arrive with other bits");
+            found_fault("copies to the device arrive corrupted");
         else if (!right_back)
-            found_fault("copies from the device arrive with other bits");
+            found_fault("copies from the device arrive corrupted");
     }
 
     void take_best(RateNumber rate, double value) {
@@ -379,7 +376,7 @@ private:
             hash_bytes(hashes.data, received.data, bytes, stream());
             hash_bytes(hashes.data + 1, expected.data, bytes, stream());
             std::vector<uint64_t> both = on_host(hashes.data, 2);
-            if (both[0] != both[1]) found_fault(text("what rank %d sends arrives with other bits", partner));
+            if (both[0] != both[1]) found_fault(text("messages from rank %d arrive corrupted", partner));
             findings_.pairs.push_back({round.rate, partner, best});
         }
     }
@@ -407,7 +404,7 @@ private:
                 seconds = seconds_of([&] { file.read(found); });
                 if (from_disk) take_best(rate_disk_read, (double)found.size() / seconds);
                 if (found == written) continue;
-                found_fault("what is written to disk is read with other bits");
+                found_fault("data written to disk is read back corrupted");
                 break;
             }
         });
@@ -502,7 +499,7 @@ inline void selftest(const SelftestOptions& o, const World& world) {
         if (text_form && healthy)
             print_text(world.size() == 1
                            ? "healthy, by itself: there is no other rank to compare it with\n"
-                           : "healthy: all bits are right, and no rank is far from the others\n");
+                           : "healthy: all bits are right, and no rank is much slower than the others\n");
         if (text_form && healthy && !o.measure.empty())
             print_text(text("train_gpt plan --machine %s ...\n", o.measure.c_str()));
         fflush(stdout);
@@ -511,8 +508,8 @@ inline void selftest(const SelftestOptions& o, const World& world) {
     }
     suspects = world.largest(suspects);
     if (suspects > 0)
-        world.fail_on_all(text("selftest: %s; look at what is named above, or leave it out of runs%s",
+        world.fail_on_all(text("selftest: %s; check what is named above, or leave it out of runs%s",
                                counted(suspects, "suspect").c_str(),
-                               o.measure.empty() ? "" : "; --measure has written nothing"),
+                               o.measure.empty() ? "" : "; --measure wrote nothing"),
                           exit_failed_part);
 }

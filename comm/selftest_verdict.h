@@ -238,7 +238,7 @@ private:
         if (most->second * 2 <= findings_.size()) return;
         for (size_t rank = 0; rank < findings_.size(); rank++) {
             if (findings_[rank].bits == most->first || !findings_[rank].faults.empty()) continue;
-            std::string what = "its matrix products have other bits than those of the other ranks";
+            std::string what = "its matrix products differ from those of the other ranks";
             suspects_.push_back({(int)rank, -1, what, 0, 0, place((int)rank) + ": " + what});
         }
     }

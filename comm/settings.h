@@ -252,7 +252,7 @@ inline void check_precision(const Options& o, size_t element_bytes = sizeof(floa
 
 // Says why a run with this layout cannot have products in fp8; empty if it can.
 inline std::string fp8_refusal(const Options& o) {
-    if (o.zero == 3) return "weights are known by where they lie, and --zero 3 moves them; give --zero 2";
+    if (o.zero == 3) return "weights must stay at one address, and --zero 3 moves them; give --zero 2";
     if (!o.ngram.empty()) return "n-gram memory multiplies in bf16; leave out --ngram";
     auto multiplies = [](size_t size) { return size % 16 == 0; };
     for (const LocalProduct& product : local_products(o, o.tp)) {
@@ -263,7 +263,7 @@ inline std::string fp8_refusal(const Options& o) {
     }
     int tokens = o.micro_batch * o.sequence_length / (o.tp > 1 ? o.tp * std::max(o.tp_overlap, 1) : 1);
     if (multiplies(tokens)) return "";
-    return text("%d tokens of a micro-batch at once on a rank, no multiple of 16; choose other sizes",
+    return text("%d tokens of a micro-batch at once on a rank, not a multiple of 16; choose other sizes",
                 tokens);
 }
 

@@ -51,7 +51,7 @@ public:
         at.spikes.in_a_row = 0;
         if (!to) {
             progress_.note(text("spikes       %d in a row up to step %d, and no checkpoint from before them: "
-                                "the run goes on with the weights that it has",
+                                "the run continues with its current weights",
                                 from.spikes.in_a_row, from.step));
             return;
         }
@@ -76,7 +76,7 @@ public:
     }
 
 private:
-    static constexpr int most_times = 3;  // returns to the same checkpoint
+    static constexpr int most_times = 3;  // times that a run may go back to the same checkpoint
 
     const Options& o_;
     const World& world_;

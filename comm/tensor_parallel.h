@@ -1,8 +1,8 @@
 /*
 Tensor parallelism (Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
-Parallelism", 2019) with the rows between products cut as well, which is sequence parallelism (Korthikanti et
-al., "Reducing Activation Recomputation in Large Transformer Models", 2022). The ranks of a tensor group share
-each matrix of a block. A pair of matrices needs no communication between its two products:
+Parallelism", 2019) with the activations between products split by rows as well, which is sequence parallelism
+(Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022). The ranks of a
+tensor group share each matrix of a block. A pair of matrices needs no communication between its two products:
 
     column-parallel   each rank computes a part of the outputs of all rows    gather rows, then multiply
     row-parallel      each rank computes partial sums from its inputs         multiply, then scatter sums
@@ -19,7 +19,7 @@ contiguous in memory. 12 rows in 2 chunks over 3 ranks:
     rank           0  |   1   |   2   ||   0   |   1   |   2         own rows of rank 1:  2 3 8 9
 
 While one chunk is being sent, the product works on another. Communication has its own stream for that;
-without overlap it runs on the compute stream, with the same calls and so the same bits.
+without overlap it runs on the compute stream, with the same calls, so the results are identical to the bit.
 
 A rank keeps only its own rows of a column-parallel matrix's input. The weight's gradient needs all of them,
 so the backward pass regathers them, overlapped with the weight gradient that precedes it.
@@ -47,7 +47,7 @@ public:
     // For all ranks of the group.
     SequenceParallel(const Communicator& group, int chunks, bool overlap, cudaStream_t compute)
         : group_(group), compute_(compute), sends_(compute) {
-        if (chunks < 1) fail("sequence parallel: %d chunks; 1 is the least", chunks);
+        if (chunks < 1) fail("sequence parallel: %d chunks; there must be at least 1", chunks);
         if (ranks() == 1) return;
         chunks_ = chunks;
         if (!overlap) return;
@@ -150,7 +150,7 @@ private:
 
     template <typename Work>
     static void work_alone(const floatX* own, const floatX* all, int rows, Work&& work) {
-        if (own != all) fail("sequence parallel: of a group of one, the own rows are all rows");
+        if (own != all) fail("sequence parallel: in a group of one, a rank's own rows are all rows");
         work(0, rows);
     }
 

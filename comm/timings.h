@@ -230,7 +230,7 @@ private:
         if (world_.is_root())
             error.empty() ? progress_.note(text("trace        %s: steps %d to %d of %d ranks", path.c_str(),
                                                 trace_->first, trace_->last, world_.size()))
-                          : progress_.warn("trace: " + error + "; the run goes on without it");
+                          : progress_.warn("trace: " + error + "; the run continues without it");
         trace_.reset();
     }
 

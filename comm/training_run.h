@@ -89,7 +89,7 @@ struct Interlude {
     int every;         // steps; 0: never
     std::function<void()> work;
     bool counted = false;  // the status line counts its micro-batches
-    double tokens = 0;     // its time is first guessed as that of a step of this many tokens
+    double tokens = 0;     // its time is first estimated as that of a step with this many tokens
     TimeTaken time = {};
 };
 
@@ -111,7 +111,7 @@ struct TrainingRun {
                                }};
     RunCheckpoints checkpoints{
         model.contributors(saved_state), model.state.settings().staging, o, world,
-        // Syncs the log, so that it contains every step of a checkpoint even if the power fails.
+        // Syncs the log, so that it contains every step up to the checkpoint even if the power fails.
         [&] { plan.log ? progress.warn(plan.log->sync()) : void(); },
         [&](const SaveReport& report) {
             if (report.error.empty()) limit.save.add(report.stalled + report.seconds);
@@ -315,8 +315,8 @@ struct TrainingRun {
     // An untrained model does not count among the best.
     void keep_best(const ValidationSet& set, float loss) {
         if (at.best.begin(set.name, set.content))
-            progress.note("--keep-best  the losses so far are of other tokens: their checkpoints are not "
-                          "kept any more");
+            progress.note("--keep-best  the losses so far were measured on other tokens: their checkpoints "
+                          "are no longer kept");
         if (at.step > 0 && at.best.add(at.step, loss, o.keep_best))
             saving = saving || !checkpoints.is_on_disk(at.step);
     }

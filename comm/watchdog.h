@@ -134,10 +134,9 @@ private:
 
 // "writing a.bin has taken 12 s", and what to do.
 inline std::string alone_line(const BusyState& work) {
-    return text(
-        "%s has taken %.4g s: see whether the disk answers, or raise --communication-timeout (0: wait "
-        "for ever)",
-        work.what.c_str(), work.seconds());
+    return text("%s has taken %.4g s: check whether the disk responds, or raise --communication-timeout (0: "
+                "wait forever)",
+                work.what.c_str(), work.seconds());
 }
 
 class LoneWatchdog : public RankWatch {
@@ -252,13 +251,13 @@ inline std::string blame(const std::vector<RollAnswer>& roll, int asker, const s
         else if (wait)
             someone_came_late |= wait->seconds < limit;
         else if (gives && gives->seconds >= limit)
-            full.push_back(text("%s is %s, which has taken none for %.4g s", name_of(rank).c_str(),
+            full.push_back(text("%s is %s, which has accepted none for %.4g s", name_of(rank).c_str(),
                                 gives->what.c_str(), gives->seconds));
         else if (gives)
             someone_works = true;
         else
-            absent.push_back(text("%s has not come (it is in the phase `%s`)", name_of(rank).c_str(),
-                                  state.phase.c_str()));
+            absent.push_back(
+                text("%s is missing (it is in the phase `%s`)", name_of(rank).c_str(), state.phase.c_str()));
     }
     std::vector<std::string>& guilty = !silent.empty()   ? silent
                                        : !stuck.empty()  ? stuck
@@ -273,14 +272,14 @@ inline std::string blame(const std::vector<RollAnswer>& roll, int asker, const s
 // The line that ends the job.
 inline std::string blame_line(const std::string& reason, const std::string& waiting, double seconds,
                               const std::string& phase) {
-    return text("communication: %s; %s has waited for %.4g s in the phase `%s`: see whether something is "
-                "stuck, or raise --communication-timeout (0: wait for ever)",
+    return text("communication: %s; %s has waited for %.4g s in the phase `%s`: check whether something is "
+                "stuck, or raise --communication-timeout (0: wait forever)",
                 reason.c_str(), waiting.c_str(), seconds, phase.c_str());
 }
 // The line if the rank that asked does not wait, but is stuck itself.
 inline std::string stuck_line(const std::string& reason, const std::string& phase) {
-    return text("communication: %s, in the phase `%s`: see whether it is stuck, or raise "
-                "--communication-timeout (0: wait for ever)",
+    return text("communication: %s, in the phase `%s`: check whether it is stuck, or raise "
+                "--communication-timeout (0: wait forever)",
                 reason.c_str(), phase.c_str());
 }
 
@@ -391,7 +390,7 @@ private:
     void blame_stopped(const BusyState& wait) {
         std::string names;
         for (const std::string& process : stopped_neighbours()) append_item(names, process + " is stopped");
-        if (names.empty()) names = "a process has not come, and none of those here is stopped";
+        if (names.empty()) names = "a process is missing, and none of those here is stopped";
         end_job(blame_line(names + " on " + host_, "another process", wait.seconds(), wait.phase));
     }
 
@@ -482,8 +481,8 @@ private:
         for (Patience patience; !mpi_mutex.try_lock(); patience.wait()) {
             double waited = seconds_now() - begin, limit = time_limit;
             if (limit > 0 && waited > std::max(limit, answer_time))
-                end_job(blame_line("a call of MPI does not return", name_of_(rank_), waited,
-                                   Phase::of_process()));
+                end_job(
+                    blame_line("an MPI call does not return", name_of_(rank_), waited, Phase::of_process()));
         }
         std::lock_guard lock(mpi_mutex, std::adopt_lock);
         calls();

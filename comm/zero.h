@@ -257,7 +257,7 @@ inline const Mesh& ZeroState::with_groups(const Mesh& mesh, const ParameterLayou
     for (int unit : layout.held()) {
         for (const GradientSum& sum : layout.sums(unit)) {
             if (neighbours(mesh, sum.ranks).size() != sum.ranks)
-                fail("ZeRO: %d tensor ranks share copies, and the mesh has no groups of them; see "
+                fail("ZeRO: %d tensor ranks share copies, but the mesh has no groups of them; see "
                      "MeshShape::copies",
                      sum.ranks);
         }
@@ -595,7 +595,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
                               const std::function<void()>& measured) {
     bool transforms = (bool)optimizer.transform, has_room = settings_.transform_scratch;
     if (optimizer.takes_norms != settings_.takes_norms || transforms != has_room)
-        fail("optimizer: it asks for other norms or matrices than the settings of the state say");
+        fail("optimizer: its use of norms or matrices differs from the settings of the state");
     LaunchGuard gives;
     sum_copies();
     wait(Traffic::gradients, reductions_);  // the last gradient has been summed

@@ -72,7 +72,7 @@ inline SlotSources slot_sources(const CheckpointReader& reader, const ZeroSettin
             fail("%s: %s; start a new run from it with --init", reader.folder().c_str(),
                  any.keeps_optimizer()
                      ? text("its optimizer kept no %s, which this one needs", slot_name(slot)).c_str()
-                     : "has weights only, and no state of the optimizer");
+                     : "has only weights, and no optimizer state");
         }
         sources[slot] = any.dtype(slot) ? slot : Slot::weight;
     }
@@ -137,8 +137,8 @@ inline void check_slots(const CheckpointReader& reader, const ParameterLayout& l
         for (Slot slot : settings.slots) {
             bool wants = std::ranges::count(wanted, slot) > 0, has = tensor.dtype(slot).has_value();
             if (wants == has) continue;
-            fail("%s: of tensor %s its optimizer kept %s '%s' and this one keeps %s; take the optimizer that "
-                 "it was trained with, or start a new run from it with --init",
+            fail("%s: for tensor %s its optimizer kept %s '%s', but this one keeps %s; use the optimizer "
+                 "that it was trained with, or start a new run from it with --init",
                  reader.folder().c_str(), name.c_str(), has ? "the slot" : "no slot", slot_name(slot),
                  wants ? "one" : "none");
         }

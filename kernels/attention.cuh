@@ -179,7 +179,7 @@ inline void attention_backward(floatX* dqkv,        // (B, Tk, NH + 2*NKV, HS)
                                const float* lse,    // (B, NH, Tq)
                                const AttentionShape& shape, cudaStream_t stream,
                                float* dbias = nullptr) {  // (NH + 2*NKV, HS) +=
-    if (dbias && shape.Tq < shape.Tk) fail("attention: the gradient of a bias from a part of the queries");
+    if (dbias && shape.Tq < shape.Tk) fail("attention: the gradient of a bias needs all queries");
     ON_DEVICE(stream, attention_backward_costs(dqkv, scratch, dout, lse, shape, dbias),
               attention_backward_cpu({dqkv, dout, qkv, out, lse, shape}, scratch, dbias),
               launch_attention_backward(dqkv, scratch, dout, qkv, out, lse, shape, stream, dbias));

@@ -198,7 +198,7 @@ struct BackwardQueries : QueryTile {
         const AttentionShape& s = a.shape;
         dout.load(a.dout + s.output(b, start, h), s.out_row(), count, s.HS);
         doutT.transpose(dout);
-        std::fill_n(lse, tile_rows, INFINITY);  // makes the probabilities of rows after the last 0
+        std::fill_n(lse, tile_rows, INFINITY);  // rows past the last query get probability 0
         std::fill_n(dot, tile_rows, 0.0f);
         for (int i = 0; i < count; i++) {
             lse[i] = a.lse[s.lse(b, start + i, h)];

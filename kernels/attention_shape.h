@@ -59,13 +59,12 @@ private:
 // Returns the shape; throws Error if it is not supported.
 inline AttentionShape attention_shape(const AttentionShape& s) {
     if (s.HS > max_head_size || s.NH % s.NKV != 0) {
-        fail("attention: not for %d query heads on %d key/value heads of size %d; the size must be at most "
-             "%d, the numbers divisible",
+        fail("attention: %d query heads on %d key/value heads of size %d are not supported; the size must be "
+             "at most %d, and the first number a multiple of the second",
              s.NH, s.NKV, s.HS, max_head_size);
     }
     if (s.q0 < 0 || s.Tq < 1 || s.Tq > s.Tk - s.q0) {
-        fail("attention: not for %d queries from position %d of %d on; each must stand at one of the "
-             "positions",
+        fail("attention: %d queries from position %d of %d on do not fit; each needs one of the positions",
              s.Tq, s.q0, s.Tk);
     }
     return s;

@@ -145,7 +145,7 @@ struct ProfileRange {
 
 // The CPU's side of a launcher that only GPUs implement.
 [[noreturn]] inline void fail_on_cpu() {
-    fail("a CPU has no products in fp8, nor with a GELU; build with DEVICE=cuda");
+    fail("CPUs have no products in fp8 or with a fused GELU; build with DEVICE=cuda");
 }
 
 // A launcher's body is one ON_DEVICE. After the stream it is passed the cost on a card, for a ledger (a

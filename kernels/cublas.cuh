@@ -369,8 +369,8 @@ inline void take_workspaces(cudaStream_t stream) {
     for (const auto& [kind, plan] : cublas().plans) {
         size_t bytes = workspaces.size_for(plan.algorithm.workspace);
         if (workspaces.of_stream(stream, bytes)) continue;
-        fail("matrix products: %zu MiB for their sums are not free; give a smaller --micro-batch or "
-             "--matmul-tuning off",
+        fail("matrix products: %zu MiB for their workspace are not free; choose a smaller --micro-batch, or "
+             "give --matmul-tuning off",
              bytes >> 20);
     }
 }

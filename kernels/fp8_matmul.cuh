@@ -229,7 +229,7 @@ public:
                          int C, int OC, float* dbias = nullptr, float* scratch = nullptr,
                          bool accumulate = true) {
         if (on_) {
-            if ((size_t)N != rows_) fail("fp8: the gradient of a weight from %d of %zu rows", N, rows_);
+            if ((size_t)N != rows_) fail("fp8: a weight's gradient needs all rows, not %d of %zu", N, rows_);
             if (dout != transposed_) {
                 Fp8Matrix columns = {nullptr, nullptr, arrays_.dout.scale};
                 quantized(columns, arrays_.dout.transposed, Fp8::e5m2, dout, {}, N, OC);

@@ -6,7 +6,7 @@ A graph is fixed: the same kernels on the same memory with the same sizes. So ea
 everything that the work depends on. Work with a new key runs normally; the second time it is captured, and
 from then on its graph is launched. The first run also makes libraries load their code, choose their
 algorithms and allocate their memory, none of which is allowed during a capture. The kernels and their order
-are the same, so the bits are too.
+are the same as in a normal run, so the results are identical to the bit.
 
 The work must be on one stream, or on others that fork from it and join it by events. Anything else that the
 host does in it must not matter, because it is skipped when the graph is launched.
@@ -20,7 +20,7 @@ host does in it must not matter, because it is skipped when the graph is launche
 
 #include "kernels/common.cuh"
 
-// Returns the bytes of numbers, pointers, and lists of such without padding.
+// Returns the bytes of the values: numbers, pointers, and lists of these, without padding.
 template <typename... Values>
 std::string graph_key(const Values&... values) {
     std::string key;

@@ -81,7 +81,7 @@ struct CachedQuery {
         largest = -1e30f, total = 0;
     }
 
-    // Keys and values are `row` apart.
+    // Consecutive keys are `row` elements apart, and so are consecutive values.
     void add_tile(const floatX* k, const floatX* v, size_t row, int count, int HS) {
         alignas(64) float p[tile];
         float before = largest;

@@ -99,7 +99,7 @@ inline thread_local int spared_multiprocessors = 0;
 struct LedgerEntry {
     enum Kind { launch, record, hold, call, repeat, step } kind;
     const void* stream;
-    int section = 0;                 // index in the ledger's list
+    int section = 0;                 // index in Ledger::sections
     const char* launcher = nullptr;  // launch: function in kernels/; null: a fill or copy by the driver
     LaunchCost cost = {};            // launch
     int spared = 0;                  // launch: spared multiprocessors
@@ -122,8 +122,8 @@ public:
         int task, work, micro_batch, unit;  // the pass's number, kind (PipelineWork) and micro-batch; unit
     };
 
-    // T and V are for costs that depend on data: a sequence has T positions, and tokens are distinct ones of
-    // V words.
+    // Costs that depend on data assume that a sequence has T positions, and that tokens are distinct, from a
+    // vocabulary of V.
     explicit Ledger(const LedgerCard& card, int T = 1, int V = INT_MAX)
         : card(card), T(T), V(V), before_(std::exchange(ledger, this)) {}
     ~Ledger() { ledger = before_; }

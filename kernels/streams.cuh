@@ -114,7 +114,7 @@ inline void host_work(cudaStream_t stream, int threads, std::function<void()> wo
 // ----------------------------------------------------------------------------
 // events
 
-// A point in a stream's work: the last one at which it was recorded.
+// A point in a stream's work: the last one at which the event was recorded.
 class Event {
 public:
     // For ordering only: it measures no time.
@@ -140,7 +140,7 @@ public:
         if (ledger) return ledger->add({.kind = LedgerEntry::hold, .stream = stream, .event = event_});
         cudaCheck(cudaStreamWaitEvent(stream, event_, 0));
     }
-    // Makes work put on `after` from now on wait for the work put on `before` until now.
+    // Makes work put on `after` from now on wait for all work that is already on `before`.
     void order(cudaStream_t before, cudaStream_t after) const {
         if (before == after) return;
         record(before);
@@ -152,7 +152,8 @@ public:
     }
     cudaError_t query() const { return ledger ? cudaSuccess : cudaEventQuery(event_); }
 
-    // Returns the time between two points that have been reached, of events that measure time.
+    // Returns the time from `start` to this event. Both must have been reached, and must measure time
+    // (cudaEventDefault).
     double seconds_since(const Event& start) const {
         float milliseconds = 0;
         cudaCheck(cudaEventElapsedTime(&milliseconds, start.event_, event_));

@@ -118,7 +118,7 @@ public:
     LaunchGuard() {
         tick();
         if (current_) return;
-        current_ = &noted_.emplace(Activity::launches, "giving work to its device");
+        current_ = &noted_.emplace(Activity::launches, "launching work on its device");
     }
     ~LaunchGuard() {
         tick();

@@ -42,12 +42,12 @@ is going to write. It refuses to write through them. A folder may itself be a li
                  {ENAMETOOLONG, "check the path"},
                  {EACCES, "check the permissions"},
                  {EPERM, "check the permissions"},
-                 {EROFS, "name another place"},
-                 {ENOSPC, "free some space there or name another place, then try again", Lack::disk},
-                 {EDQUOT, "delete files of yours there or name another place, then try again", Lack::quota},
-                 {EFBIG, "raise the largest size of a file (ulimit -f) or name another place, then try again",
+                 {EROFS, "choose another location"},
+                 {ENOSPC, "free some space there or choose another location, then try again", Lack::disk},
+                 {EDQUOT, "delete some files or choose another location, then try again", Lack::quota},
+                 {EFBIG, "raise the size limit (ulimit -f) or choose another location, then try again",
                   Lack::file_size},
-                 {EMFILE, "raise the limit of open files (ulimit -n)"}};
+                 {EMFILE, "raise the limit on open files (ulimit -n)"}};
     const int given = errno;
     const std::string message = text("%s: cannot %s: %s; ", path.c_str(), action, strerror(given));
     for (const auto& [reason, remedy, lack] : known) {
@@ -100,8 +100,8 @@ inline FileHandle open_to_write(const std::string& path, int flags) {
     struct stat status;
     bool known = file ? fstat(file.get(), &status) == 0 : lstat(path.c_str(), &status) == 0;
     if (known && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))
-        fail("%s: is %s; remove it, or name another place", path.c_str(),
-             S_ISLNK(status.st_mode) ? "a link, which is not written through" : "no regular file");
+        fail("%s: is %s; remove it, or choose another location", path.c_str(),
+             S_ISLNK(status.st_mode) ? "a link, and output does not follow links" : "not a regular file");
     errno = reason;
     return file;
 }
@@ -110,7 +110,7 @@ inline FileHandle open_to_write(const std::string& path, int flags) {
 inline FileHandle open_regular(const std::string& path, struct stat* status) {
     FileHandle file = open_file(path, O_RDONLY | O_NONBLOCK);
     if (!file) fail_with_errno(path, "open it");
-    if (fstat(file.get(), status) != 0) fail_with_errno(path, "look at it");
+    if (fstat(file.get(), status) != 0) fail_with_errno(path, "stat it");
     if (S_ISDIR(status->st_mode)) fail("%s: is a folder; name the files in it", path.c_str());
     if (!S_ISREG(status->st_mode)) fail("%s: is not a regular file; copy it to one", path.c_str());
     return file;
@@ -143,7 +143,7 @@ inline std::string read_whole(const std::string& path, uint64_t most, const char
         fail("%s: %lld bytes; %s", path.c_str(), (long long)status.st_size, refusal);
     std::string bytes((size_t)status.st_size, '\0');
     if (!read_at(file, path, 0, bytes.data(), bytes.size()))
-        fail("%s: became shorter while it was read; read it again when nothing writes it", path.c_str());
+        fail("%s: was truncated while being read; try again when nothing is writing it", path.c_str());
     return bytes;
 }
 
@@ -191,7 +191,7 @@ inline bool is_locked(const std::string& path) {
 
 // Flushes writes to the file, or the names in the folder, to disk.
 inline void sync_file(const FileHandle& file, const std::string& path) {
-    WorksOn work("bringing to disk " + path);
+    WorksOn work("flushing " + path);
     while (fsync(file.get()) != 0) {
         if (errno == EINVAL) return;  // some file systems cannot sync a folder, and need not
         if (errno != EINTR) fail_with_errno(path, "write it");
@@ -220,7 +220,7 @@ inline void open_standard_streams() {
 // Throws if text on standard output could not be written.
 inline void check_standard_output() {
     if (fflush(stdout) != 0 || ferror(stdout))
-        fail("standard output: not all could be written; check the disk or the program that it goes to");
+        fail("standard output: could not be written in full; check the disk or the program that reads it");
 }
 
 // ----------------------------------------------------------------------------
@@ -232,8 +232,8 @@ inline thread_local sigjmp_buf* mapped_reader = nullptr;
 
 inline void leave_lost_page(int) {
     if (mapped_reader) siglongjmp(*mapped_reader, 1);
-    constexpr char message[] = "train_gpt: files: one was cut short or could not be read while in use; put "
-                               "it back and start again\n";
+    constexpr char message[] = "train_gpt: files: one was truncated or became unreadable while in use; "
+                               "restore it and start again\n";
     [[maybe_unused]] ssize_t written = write(STDERR_FILENO, message, sizeof message - 1);
     _exit(exit_failed_part);
 }
@@ -248,7 +248,7 @@ void read_mapped(const std::string& path, Read&& read) {
     } restored{mapped_reader};
     sigjmp_buf here;
     if (sigsetjmp(here, 1) != 0)
-        fail_part("%s: was cut short or could not be read while in use; put it back", path.c_str());
+        fail_part("%s: was truncated or became unreadable while in use; restore it", path.c_str());
     mapped_reader = &here;
     read();
 }
@@ -290,7 +290,7 @@ private:
 
 // Bytes free in the folder of a file; UINT64_MAX if unknown, so that writing will find out.
 inline uint64_t free_space(const std::string& path) {
-    WorksOn work("looking for space at " + path);
+    WorksOn work("checking the free space at " + path);
     std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
     struct statvfs status;
     while (statvfs(folder.c_str(), &status) != 0) {
@@ -306,7 +306,7 @@ inline void check_space(const std::string& path, uint64_t needed) {
     if (free_bytes >= needed) return;
     constexpr double MB = 1e6;
     throw DiskFull(
-        text("%s: needs %.1f MB, and %.1f MB are free; free some space there or name another place",
+        text("%s: needs %.1f MB, but only %.1f MB are free; free some space there or choose another location",
              path.c_str(), (double)needed / MB, (double)free_bytes / MB));
 }
 
@@ -381,7 +381,7 @@ private:
         if (!locked || !same) fail_as_busy();
     }
     [[noreturn]] void fail_as_busy() const {
-        fail("%s: another process is writing it; wait for that to end or choose another name", path_.c_str());
+        fail("%s: another process is writing it; wait until it ends or choose another name", path_.c_str());
     }
 
     std::string path_, partial_;
@@ -408,7 +408,7 @@ inline void check_own_folder(const std::string& path) {
     struct stat status;
     if (lstat(path.c_str(), &status) != 0) return;
     if (!S_ISDIR(status.st_mode) || status.st_uid != geteuid())
-        fail("%s: is no folder of yours, as far as its owner tells; name another place", path.c_str());
+        fail("%s: is not a folder that you own; choose another location", path.c_str());
 }
 
 // Creates a folder and its missing parents. Returns whether it is new.
@@ -426,9 +426,9 @@ inline bool make_folder(const std::string& path, const std::string& remedy = "ch
 inline void check_folder_of_run(const std::string& path) {
     struct stat status;
     if (lstat(path.c_str(), &status) == 0 && !S_ISDIR(status.st_mode))
-        fail("%s: is %s; move it away, or name another run directory", path.c_str(),
-             S_ISLNK(status.st_mode) ? "a link (a run directory may be one, the folders in it may not)"
-                                     : "no folder");
+        fail("%s: is %s; move it away, or choose another run directory", path.c_str(),
+             S_ISLNK(status.st_mode) ? "a link (a run directory may be one, but not the folders in it)"
+                                     : "not a folder");
 }
 
 inline bool is_same_folder(const std::string& a, const std::string& b) {

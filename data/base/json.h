@@ -156,7 +156,7 @@ public:
 
     std::string string(const std::string& name) {
         const nlohmann::json& value = get(name);
-        if (!value.is_string()) wrong(name, "a text");
+        if (!value.is_string()) wrong(name, "a string");
         return value.get<std::string>();
     }
 

@@ -61,7 +61,7 @@ public:
     void append(const std::string& lines) {
         WorksOn work("writing " + path_);
         struct stat status;
-        if (fstat(file_.get(), &status) != 0) fail_with_errno(path_, "look at it");
+        if (fstat(file_.get(), &status) != 0) fail_with_errno(path_, "stat it");
         for (size_t done = 0; done < lines.size();) {
             ssize_t written = write(file_.get(), lines.data() + done, lines.size() - done);
             if (written < 0 && errno == EINTR) continue;
@@ -77,7 +77,7 @@ public:
     }
 
     void truncate_to(uint64_t bytes) {
-        if (ftruncate(file_.get(), (off_t)bytes) != 0) fail_with_errno(path_, "shorten it");
+        if (ftruncate(file_.get(), (off_t)bytes) != 0) fail_with_errno(path_, "truncate it");
     }
 
 private:
@@ -93,8 +93,8 @@ private:
         note_error(error, work);
         bool was_failing = std::exchange(failing_, !error.empty());
         if (failing_ == was_failing) return "";
-        if (!failing_) return path_ + ": can be written again, and has the lines that waited";
-        return text("%s (the run goes on: lines of the log wait in memory, at most %zu)", error.c_str(),
+        if (!failing_) return path_ + ": can be written again; all pending lines are now in it";
+        return text("%s (the run continues: up to %zu log lines are kept in memory)", error.c_str(),
                     most_waiting);
     }
 

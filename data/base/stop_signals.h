@@ -103,11 +103,11 @@ inline void stop_on_interrupt() {
 // Returns advice for users of a launcher on how to stop the run; empty if there is none.
 inline std::string launcher_advice() {
     if (!getenv("OMPI_COMM_WORLD_SIZE") || getenv("OMPI_MCA_odls_base_sigkill_timeout")) return "";
-    return "SIGUSR1 to mpirun ends the run with a checkpoint; after SIGTERM or Ctrl-C mpirun kills its\n"
-           "             ranks in 2 s: with --mca odls_base_sigkill_timeout 600 it gives them time to save";
+    return "SIGUSR1 to mpirun ends the run with a checkpoint; on SIGTERM or Ctrl-C mpirun kills its\n"
+           "             ranks after 2 s; --mca odls_base_sigkill_timeout 600 gives them time to save";
 }
 
 // Fails if the user interrupted work that has no result unless it finishes.
 inline void check_interrupted(const char* what) {
-    if (stop_requested) fail("%s: interrupted; nothing was written, start it again", what);
+    if (stop_requested) fail("%s: interrupted and nothing was written; start it again", what);
 }

@@ -57,8 +57,8 @@ public:
     std::string not_finite() const {
         if (not_finite_ == 0) return "";
         return text(
-            "not finite: %llu of the numbers, the first in tensor %s; whatever the model computes will "
-            "be nan, so get it again from where it was good",
+            "not finite: %llu of the numbers, the first in tensor %s; all outputs of the model will be NaN, "
+            "so get an intact copy",
             (unsigned long long)not_finite_, first_not_finite_.c_str());
     }
 

@@ -198,10 +198,9 @@ public:
 
     void check_sizes() const {
         for (uint32_t number = 0; number < files_.size(); number++) {
-            WorksOn work("looking at " + data_path(number));
+            WorksOn work("checking " + data_path(number));
             struct stat status;
-            if (stat(data_path(number).c_str(), &status) != 0)
-                fail_with_errno(data_path(number), "look at it");
+            if (stat(data_path(number).c_str(), &status) != 0) fail_with_errno(data_path(number), "stat it");
             check_size(number, status);
         }
     }
@@ -234,7 +233,7 @@ public:
         std::string name = name_of(piece);
         uint64_t hash = checkpoint_format::move_and_hash(to, bytes, [&](uint64_t done, uint64_t n) {
             if (!read_at(*file, name, piece.offset + done, (char*)to + done, n))
-                fail("%s: the file became shorter; use another checkpoint", name.c_str());
+                fail("%s: the file was truncated; use another checkpoint", name.c_str());
         });
         if (hash != piece.hash) fail("%s: does not match its checksum; use another checkpoint", name.c_str());
     }
@@ -249,7 +248,7 @@ public:
                  (unsigned long long)(first + count));
         }
         if (slot == Slot::data)
-            fail("%s: tensor %s is of whole numbers; take one of parameters", folder_.c_str(),
+            fail("%s: tensor %s holds integers; use one of parameters", folder_.c_str(),
                  printable(whole.name).c_str());
         if (tensor != kept_tensor_ || slot != kept_slot_) keep_pieces_of(tensor, slot);
         const BoxRun wanted = {0, whole.width(), first, count};
@@ -276,7 +275,7 @@ private:
 
     void check_size(uint32_t number, const struct stat& status) const {
         if (S_ISREG(status.st_mode) && (uint64_t)status.st_size == index_.file_bytes[number]) return;
-        fail("%s: %lld bytes, and the index says %llu; use another checkpoint", data_path(number).c_str(),
+        fail("%s: %lld bytes, but the index says %llu; use another checkpoint", data_path(number).c_str(),
              (long long)status.st_size, (unsigned long long)index_.file_bytes[number]);
     }
 
@@ -303,12 +302,12 @@ private:
         DataPreamble found, wanted = data_preamble(origin.number, origin.save_id, index_.file_bytes[number]);
         std::string path = data_path(number);
         if (!read_at(file, path, 0, &found, sizeof found))
-            fail("%s: became shorter while it was read; use another checkpoint", path.c_str());
+            fail("%s: was truncated while being read; use another checkpoint", path.c_str());
         if (memcmp(&found, &wanted, sizeof found) == 0) return;
         bool whole =
             memcmp(found.magic, data_magic, sizeof data_magic) == 0 && found.hash == preamble_hash(found);
         if (!whole) fail("%s: damaged in its first 64 bytes; use another checkpoint", path.c_str());
-        fail("%s: belongs to another save, or has another file's name; use another checkpoint", path.c_str());
+        fail("%s: belongs to another save, or was renamed; use another checkpoint", path.c_str());
     }
 
     void keep_pieces_of(int tensor, Slot slot) {

@@ -86,9 +86,9 @@ inline std::vector<int64_t> checkpoint_steps(const std::string& run_dir, const s
 [[noreturn]] inline void fail_without_checkpoint(const std::string& path, const std::string& option = "") {
     const std::string place = printable(path), thing = option + place;
     if (access((path + "/config.json").c_str(), F_OK) == 0)
-        fail("%s: a model of transformers; import it first: train_gpt import '%s' --output runs/imported",
+        fail("%s: a Hugging Face model; import it first: train_gpt import '%s' --output runs/imported",
              thing.c_str(), place.c_str());
-    fail("%s: no checkpoint there; name a run directory that has some, or the folder of one", thing.c_str());
+    fail("%s: no checkpoint there; name a run directory that has one, or a checkpoint folder", thing.c_str());
 }
 
 // Returns the newest checkpoint of a run directory; for the folder of a checkpoint, that folder.
@@ -230,15 +230,14 @@ public:
 private:
     void check_data_file(size_t number, uint64_t bytes) const {
         std::string path = partial_ + "/" + data_file_name((int)number);
-        WorksOn work("looking at " + path);
+        WorksOn work("checking " + path);
         struct stat status;
         bool there = stat(path.c_str(), &status) == 0;
-        if (!there && errno != ENOENT) fail_with_errno(path, "look at it");
+        if (!there && errno != ENOENT) fail_with_errno(path, "stat it");
         if (!there || (uint64_t)status.st_size != bytes) {
-            fail(
-                "%s: written by another process, and not here; use a run directory on a file system that all "
-                "machines share",
-                path.c_str());
+            fail("%s: another process wrote it, but it is not visible here; use a run directory on a file "
+                 "system that all machines share",
+                 path.c_str());
         }
     }
 

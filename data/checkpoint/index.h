@@ -209,7 +209,7 @@ private:
         if (memcmp(preamble_.magic, index_magic, sizeof index_magic) != 0)
             refuse("not the index of a checkpoint (wrong magic); name a folder that train_gpt wrote");
         if (preamble_.version != version) {
-            fail("%s: checkpoint format %u, and this program reads format %u; use the program that wrote it",
+            fail("%s: checkpoint format %u, but this program reads format %u; use the program that wrote it",
                  path_.c_str(), preamble_.version, version);
         }
         if (preamble_hash(preamble_) != preamble_.hash || preamble_.zero != 0 ||
@@ -220,7 +220,7 @@ private:
         uint64_t size =
             sizeof preamble_ + preamble_.header_bytes + preamble_.pieces * sizeof(CheckpointPiece);
         if (bytes_.size() != size) {
-            fail("%s: %zu bytes, and its first 64 say %llu; use another checkpoint", path_.c_str(),
+            fail("%s: %zu bytes, but its first 64 bytes say %llu; use another checkpoint", path_.c_str(),
                  bytes_.size(), (unsigned long long)size);
         }
         index_.save_id = preamble_.save_id;
@@ -300,7 +300,7 @@ private:
         if (value == "fp32" && slot != Slot::data) return Dtype::fp32;
         if (value == "bf16" && slot == Slot::weight) return Dtype::bf16;
         if (value == "uint64" && slot == Slot::data) return Dtype::uint64;
-        fail("%s: %s is stored as %s; only fp32 is known, bf16 for the weight, and uint64 for data",
+        fail("%s: %s is stored as %s; supported are fp32, for weights also bf16, and uint64 for data",
              what.c_str(), slot_name(slot), json_text(value).c_str());
     }
 
@@ -331,7 +331,7 @@ private:
                    within(piece.offset, index_.bytes_of(piece), index_.file_bytes[piece.file]);
         }
         if (!good) {
-            fail("%s: piece %td is of a tensor, slot, place or file that does not exist; use another "
+            fail("%s: piece %td refers to a tensor, slot, range or file that does not exist; use another "
                  "checkpoint",
                  path_.c_str(), &piece - index_.pieces.data());
         }

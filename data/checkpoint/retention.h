@@ -67,7 +67,7 @@ inline BestCheckpoints best_checkpoints(const nlohmann::json& header, const std:
         value.at("content").get_to(best.content);
         value.at("losses").get_to(best.losses);
     } catch (const nlohmann::json::exception&) {
-        fail("%s: %s is not as it is written; the file is damaged", what.c_str(), best_key);
+        fail("%s: %s is malformed; the file is damaged", what.c_str(), best_key);
     }
     return best;
 }

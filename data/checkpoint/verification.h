@@ -85,13 +85,13 @@ void verify_checkpoint(const CheckpointReader& reader, Report&& report) {
     progress.clear();
     std::vector<std::string> strays = stray_names(reader);
     for (const std::string& name : strays)
-        report(text("%s/%s: is not of this checkpoint; remove it", reader.folder().c_str(),
+        report(text("%s/%s: does not belong to this checkpoint; remove it", reader.folder().c_str(),
                     visible_text(name).c_str()));
     bool damaged = damaged_files + damaged_pieces > 0;
     if (!damaged && strays.empty()) return;
     std::string error = text("%zu of %zu pieces are damaged", damaged_pieces, index.pieces.size());
     if (damaged_files > 0) error += text(", %zu of %zu data files as a whole", damaged_files, files);
-    if (!strays.empty()) error += text(", and files that are not of it: %zu", strays.size());
+    if (!strays.empty()) error += text(", and files that do not belong to it: %zu", strays.size());
     fail("%s: %s; %s", reader.folder().c_str(), error.c_str(),
-         damaged ? "use another checkpoint" : "remove those");
+         damaged ? "use another checkpoint" : "remove them");
 }

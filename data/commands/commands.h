@@ -16,7 +16,7 @@ only on files. It is a separate object, commands.cu, compiled beside train_gpt.c
 struct AskedLine {
     std::string answer;  // to a request for help or the version; empty: there is none
     std::string name;    // the command's
-    NotedError refusal;  // the error in the rest, which all ranks of a command raise together
+    NotedError refusal;  // the error in the command line, if any; all ranks raise it together
     Command command = command_train;
     GivenOptions given;
     std::vector<std::string> job;      // the words after the -- of `launch`
@@ -27,14 +27,14 @@ struct AskedLine {
 };
 AskedLine read_command_line(int argc, char** argv);
 
-// Answers requests for help, and runs `launch` and `agent`, which start and watch ranks but are none
-// themselves. Returns the exit code, or nothing if ranks are to run the command.
+// Answers requests for help, and runs `launch` and `agent`, which start and watch ranks but are not
+// ranks themselves. Returns the exit code, or nothing if ranks are to run the command.
 std::optional<int> run_without_ranks(const AskedLine& asked);
 
 // processes: the number of processes that run the command together.
 CommandLine parse_command_line(const AskedLine& asked, int processes, const FindCheckpoint& find,
                                const LayoutChoices& choose);
 
-// tensors_of: returns the tensors of a checkpoint with the weights of such a model.
+// tensors_of(options): returns the tensors of a checkpoint with the weights of a model with these options.
 void run_on_files(const FileCommand& command,
                   const std::function<std::vector<CheckpointTensor>(const Options&)>& tensors_of);

@@ -43,7 +43,8 @@ public:
           document_end_(document_end < 0 && tokenizer ? tokenizer->end_of_text() : document_end),
           progress_(progress) {}
 
-    // Returns the report of a file: lines with their ends. If the file is damaged, one of them says how.
+    // Returns the report on a file, as lines that each end in a newline. If the file is damaged, one line
+    // says how.
     std::string file(const std::string& path) {
         return report(path, [&] {
             if (is_choice_file(path))
@@ -55,12 +56,12 @@ public:
         });
     }
 
-    // Returns the report of a name that cannot be examined.
+    // Returns the report on a name that cannot be examined, because of `error`.
     std::string refused(const std::string& name, const Error& error) {
         return report(name, [&] { throw error; });
     }
 
-    // Returns the sums over all undamaged files.
+    // Returns the report on all undamaged files together.
     std::string total() {
         out_ = text("together, %zu files\n", files_);
         row("tokens", with_commas(total_tokens_));
@@ -71,7 +72,7 @@ public:
 
     size_t files() const { return files_; }                               // not damaged
     const std::vector<std::string>& damaged() const { return damaged_; }  // names
-    const std::string& damage() const { return damage_; }                 // the last
+    const std::string& damage() const { return damage_; }                 // the last error
 
 private:
     template <typename F>
@@ -91,19 +92,19 @@ private:
     void shard(const TokenShard& shard) {
         row("kind", text("token shard of llm.c, %d bytes a token", shard.width()));
         if (auto record = read_token_record(record_of_shard(shard.path()))) {
-            row("made with", text("tokenizer %s, of which token %d ends documents",
+            row("made with", text("tokenizer %s, whose token %d ends documents",
                                   printable(record->tokenizer).c_str(), record->document_end));
             std::string note = check_token_record(shard.path(), *record, tokenizer_, document_end_);
             if (!note.empty()) row("note", note);
         }
         TokenScan tokens = scan(shard);
         if (document_end_ < 0) {
-            row("documents", "not told apart; name the tokenizer");
+            row("documents", "cannot be separated; name the tokenizer");
         } else if (tokens.document_ends == 0) {
             row("documents",
-                text("1 or a part of one: token %d, which ends documents, is not in it", document_end_));
+                text("1 or part of one: token %d, which ends documents, does not occur", document_end_));
         } else {
-            documents(tokens.lengths, text(", parted by token %d", document_end_));
+            documents(tokens.lengths, text(", separated by token %d", document_end_));
         }
         begins(shard);
         check_fit(shard.path(), tokens.largest);
@@ -183,7 +184,7 @@ private:
         // A machine that loses power leaves such a file, as does a copy that skips unreadable parts.
         if (auto [token, start, length] = scan.longest_run; length >= 1 << 14) {
             row("suspicious",
-                text("token %d stands %s times in a row, from token %s on; was this part of the file ever "
+                text("token %d is repeated %s times, starting at token %s; was this part of the file ever "
                      "written?",
                      token, with_commas(length).c_str(), with_commas(start).c_str()));
         }
@@ -341,8 +342,8 @@ inline void report_data(const std::vector<std::string>& names, const Tokenizer* 
         for (size_t i = 0; i < std::min(most, report.damaged().size()); i++)
             append_item(list, printable(report.damaged()[i]));
         if (report.damaged().size() > most) list += ", ...";
-        fail("data: %zu of %zu files are damaged (%s); see above what is wrong with each, and make or copy "
-             "them again",
+        fail("data: %zu of %zu files are damaged (%s); see above for details, and make or copy them "
+             "again",
              report.damaged().size(), items.size(), list.c_str());
     }
 }

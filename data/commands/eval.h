@@ -206,7 +206,7 @@ inline void shape_evaluation(Options& model, const EvalOptions& command) {
 inline std::string log_of(const TrainedModel& model) {
     std::string run = run_of_checkpoint(model.reader.folder());
     if (run.empty()) {
-        fail("--log: %s lies in no run directory; leave the option out, or name a run",
+        fail("--log: %s is not in a run directory; leave the option out, or name a run",
              model.reader.folder().c_str());
     }
     return log_path(run);

@@ -309,7 +309,7 @@ inline int sample_length(const TrainedModel& model, const SampleOptions& command
     return (int)std::min(most, context);
 }
 
-// Returns the token that ends a document, and those that an imported model was published with.
+// Returns the token that ends a document, and the end tokens that an imported model was published with.
 inline std::vector<int> ends_of_text(const TrainedModel& model) {
     PublishedFiles published(model.reader.index().about);
     std::vector<int> ends = published.ends_of_text(model.options.vocab_size);
@@ -318,9 +318,9 @@ inline std::vector<int> ends_of_text(const TrainedModel& model) {
 }
 
 // Continues each prompt --samples times and prints the texts: a single text as it comes, several when all are
-// complete. Control characters are printed only if no terminal shows them. `number` counts the texts before
-// these, so that each has its own random numbers. make_generator(tokens of the prompts) returns a generator.
-// Returns a line about the time that it took.
+// complete. Control characters are printed only if the output is not shown on a terminal. `number` is the
+// number of texts before these, so that each text has its own random numbers. make_generator(tokens of the
+// prompts) returns a generator. Returns a line about the time that it took.
 template <typename MakeWriter>
 std::string print_samples(const TrainedModel& model, const SampleOptions& command,
                           const std::vector<std::string>& prompts, int number, MakeWriter&& make_generator) {

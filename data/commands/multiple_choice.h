@@ -82,7 +82,7 @@ inline ChoiceExample parse_choices(const nlohmann::json& value, const Tokenizer&
     for (const nlohmann::json& choice : choices) {
         size_t number = example.choices.size();
         if (!choice.is_string()) {
-            fail("%s: %s[%zu] is %s; it must be a text", place.c_str(), choices_name, number,
+            fail("%s: %s[%zu] is %s; it must be a string", place.c_str(), choices_name, number,
                  json_text(choice).c_str());
         }
         const std::string& words = choice.get_ref<const std::string&>();
@@ -138,7 +138,7 @@ public:
                  path_.c_str(), bytes_.size() - at_, count_);
         }
         if (longest_seen_ != longest_) {
-            fail("%s: its header says that the longest example has %d bytes, and the longest has %d; the "
+            fail("%s: its header says that the longest example has %d bytes, but the longest has %d; the "
                  "file is damaged: copy it again",
                  path_.c_str(), longest_, longest_seen_);
         }
@@ -164,7 +164,7 @@ private:
                  path, header[0], choice_file_magic);
         }
         if (header[1] != 1)
-            fail("%s: has version %d, and only version 1 is known; make it again", path, header[1]);
+            fail("%s: has version %d, but only version 1 is supported; make it again", path, header[1]);
         count_ = header[2];
         longest_ = header[3];
         // An example's number is stored in 16 bits.
@@ -187,9 +187,9 @@ private:
         if (int found = next(); found != mark) damaged(text("begins with %d, not with 65535", found));
         int size = next();
         if (size % 2 != 0 || (size_t)size > bytes_.size() - begin_)
-            damaged(text("has %d bytes by its own count, and %zu are left", size, bytes_.size() - begin_));
+            damaged(text("has %d bytes by its own count, but %zu are left", size, bytes_.size() - begin_));
         if (size > longest_)
-            damaged(text("has %d bytes, more than the longest by the header (%d)", size, longest_));
+            damaged(text("has %d bytes, more than the longest in the header (%d)", size, longest_));
         longest_seen_ = std::max(longest_seen_, size);
         end_ = begin_ + (size_t)size;
         if (int found = next(); found != number) damaged(text("is numbered %d", found));
@@ -197,7 +197,7 @@ private:
         int choices = next();
         if (choices < 2) damaged(text("has %d choices; two or more are needed", choices));
         if (example.answer >= choices)
-            damaged(text("has the answer %d, and %d choices from 0 on", example.answer, choices));
+            damaged(text("has answer %d, but its choices are numbered 0 to %d", example.answer, choices - 1));
         example.context = next_tokens("the context");
         for (int i = 0; i < choices; i++)
             example.choices.push_back(next_tokens(text("choice %d", i).c_str()));
@@ -217,7 +217,7 @@ private:
         int count = next();
         if (count == 0) damaged(text("has no tokens in %s", what));
         if ((size_t)count > (end_ - at_) / 2)
-            damaged(text("has %d tokens in %s by its count, and ends before", count, what));
+            damaged(text("has %d tokens in %s by its count, but ends before that", count, what));
         std::vector<int> tokens;
         for (int i = 0; i < count; i++) tokens.push_back(next());
         if (std::find(tokens.begin(), tokens.end(), mark) != tokens.end())
@@ -255,7 +255,7 @@ inline std::vector<ChoiceExample> parse_choice_file(std::string_view content, co
         examples = ChoiceFileParser(content, path).parse();
     } else {
         if (!tokenizer) {
-            fail("%s: is no evaluation file of llm.c, and JSON lines need a tokenizer; name one",
+            fail("%s: is not an llm.c evaluation file, and JSON lines need a tokenizer; name one",
                  path.c_str());
         }
         examples = parse_choice_lines(content, *tokenizer, path);
@@ -285,7 +285,7 @@ inline std::vector<ChoiceExample> read_choices(const std::string& path, const To
 inline void check_choice_fits(const ChoiceExample& example, size_t number, int T) {
     size_t tokens = example.choices[number].size();
     if (tokens <= (size_t)T) return;
-    fail("%s: choice %zu has %zu tokens, and the model sees %d; leave the example out, or use a model with a "
+    fail("%s: choice %zu has %zu tokens, but the model sees %d; leave the example out, or use a model with a "
          "longer context",
          example.place.c_str(), number, tokens, T);
 }

@@ -32,14 +32,14 @@ inline std::string commands_help(int width) {
         if (has_command(row)) result += option_help(row, command_sample, width, "/");
     }
     return result +
-           wrapped("A command without N shows the value. /seed N also begins again: the same prompts "
-                   "then have the same answers. //... is a prompt that begins with one slash.",
+           wrapped("A command without N shows the value. /seed N also starts over: the same prompts then "
+                   "get the same answers. //... is a prompt that begins with one slash.",
                    0, 0, width) +
            "\n" + wrapped(find_option("--interactive")->help, 0, 0, width);
 }
 
-// Executes a command and returns its reply. `number`, which numbers the next answer, restarts with a new
-// seed.
+// Executes a command and returns its reply. `number`, which numbers the next answer, restarts at 0 with a
+// new seed.
 inline std::string obey_command(std::string line, SampleOptions& options, int& number) {
     line.erase(line.find_last_not_of(" \t") + 1);
     size_t end = std::min(line.find(' '), line.size()), begin = line.find_first_not_of(' ', end);
@@ -60,8 +60,8 @@ inline std::string obey_command(std::string line, SampleOptions& options, int& n
          nearest_name(name, names).c_str());
 }
 
-// For all ranks, of which one speaks: executes a line if it is a command. Returns false for a prompt, and
-// removes the extra slash of a prompt that begins with one.
+// For all ranks: executes a line if it is a command; only the rank with `speaks` prints the reply. Returns
+// false for a prompt; if that begins with //, removes one slash.
 inline bool obey(std::string& line, SampleOptions& options, int& number, bool speaks) {
     bool is_command = line.starts_with('/') && !line.starts_with("//");
     if (!is_command && line.starts_with('/')) line.erase(0, 1);

@@ -65,10 +65,9 @@ inline ModelConfig hf_model(const nlohmann::json& json, const std::string& file,
     std::string names;
     for (const std::string& key : unknown) append_item(names, printable(key));
     if (!names.empty()) {
-        notes.push_back(
-            text("%s: not known here, and passed over: %s; look whether the model computes the same "
-                 "without",
-                 file.c_str(), names.c_str()));
+        notes.push_back(text("%s: unknown keys, ignored: %s; check that the model computes the same "
+                             "without them",
+                             file.c_str(), names.c_str()));
     }
     return model;
 }

@@ -40,7 +40,7 @@ inline void refuse_older(const std::string& folder, const std::vector<TextFile>&
     for (const TextFile& text : texts) {
         std::string path = folder + "/" + text.name;
         if (access(path.c_str(), F_OK) == 0)
-            fail("%s: is there already; remove it or name another folder", path.c_str());
+            fail("%s: already exists; remove it or name another folder", path.c_str());
     }
 }
 

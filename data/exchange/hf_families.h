@@ -309,8 +309,8 @@ inline void read_layer_windows(HfConfig& config) {
         same = types[layer] == (window_of_layer(model, layer) ? "sliding_attention" : "full_attention");
     if (!same) {
         config.refuse("layer_types", "given",
-                      "types that agree with use_sliding_window: all the same, or some sliding ones and some "
-                      "full ones in turn");
+                      "a list that agrees with use_sliding_window and either is uniform or repeats a run of "
+                      "sliding layers and a run of full ones");
     }
 }
 
@@ -385,7 +385,7 @@ inline void gpt_neox(HfConfig& config) {
     double rotated = json.number("rotary_pct", 1, 0.25);
     rope(config, "rotary_emb_base", &rotated);
     model.rope_dims = (int)(model.channels / model.heads * rotated);
-    if (model.rope_dims < 2) config.refuse("rotary_pct", text("%g", rotated), "a pair in each head or more");
+    if (model.rope_dims < 2) config.refuse("rotary_pct", text("%g", rotated), "one pair per head or more");
     // Some versions of transformers write these in addition to the two above.
     float theta = model.rope_theta;
     config.real("rope_theta", theta, theta);

@@ -81,7 +81,7 @@ public:
             if (values == other) return;
             const char* remedy =
                 theirs.role == HfRole::may_copy
-                    ? "--tie-embeddings on has one tensor for both; if the model's are two, say "
+                    ? "--tie-embeddings on has one tensor for both; if the model has two, set "
                       "\"tie_word_embeddings\": false in config.json"
                     : "--block parallel has one norm for attention and MLP, so this model cannot be "
                       "expressed; "
@@ -103,10 +103,10 @@ private:
         if (!found && theirs.role == HfRole::may_copy) {
             theirs.name.clear();
         } else if (!found) {
-            fail("%s: tensor %s is missing; the weights are not those of config.json",
-                 files_.folder().c_str(), theirs.name.c_str());
+            fail("%s: tensor %s is missing; the weights do not match config.json", files_.folder().c_str(),
+                 theirs.name.c_str());
         } else if (found->shape != theirs.shape) {
-            fail("%s: tensor %s is of shape %s, and config.json says %s; the weights are not those of "
+            fail("%s: tensor %s has shape %s, but config.json says %s; the weights do not match "
                  "config.json",
                  files_.folder().c_str(), theirs.name.c_str(), shape_text(found->shape).c_str(),
                  shape_text(theirs.shape).c_str());
@@ -118,7 +118,7 @@ private:
         for (const HfTensor& theirs : table_) known.insert(theirs.name);
         for (const std::string& name : files_.names()) {
             if (known.contains(name) || hf_recomputes(name)) continue;
-            fail("%s: tensor %s is not known in a model of this kind; the weights are not those of "
+            fail("%s: tensor %s does not exist in a model of this kind; the weights do not match "
                  "config.json",
                  files_.folder().c_str(), printable(name).c_str());
         }
@@ -152,8 +152,8 @@ inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& path, std::v
     nlohmann::json file = parse_json(read_text(path), path), model = JsonObject(file, path).get("model");
     nlohmann::json kind = model.is_object() ? model.value("type", nlohmann::json()) : nlohmann::json();
     if (!kind.is_string() || kind == "BPE") return Tokenizer::load_if_any(path);
-    remarks.push_back(text("%s: of kind %s, and BPE alone is read here: the run has no tokenizer; make token "
-                           "files of numbers with Python's tokenizers, as llm.c's .bin, and train on them",
+    remarks.push_back(text("%s: of type %s, but only BPE is supported: the run has no tokenizer; make token "
+                           "files such as llm.c's .bin with Python's tokenizers, and train on them",
                            path.c_str(), json_text(kind).c_str()));
     return nullptr;
 }
@@ -173,7 +173,7 @@ inline Options imported_options(const std::string& folder, const std::string& ru
     options.tokenizer = tokenizer_path(run_dir);
     if (options.document_end < 0) options.document_end = tokenizer->end_of_text();
     if (tokenizer->vocab_size() > options.vocab_size)
-        fail("%s: has %d tokens, and the model only %d; put the tokenizer of the model there",
+        fail("%s: has %d tokens, but the model only %d; put the model's own tokenizer there",
              tokenizer->file().c_str(), tokenizer->vocab_size(), options.vocab_size);
     return options;
 }

@@ -201,13 +201,13 @@ inline std::map<std::string, int> match_hf_tensors(const std::vector<HfTensor>& 
         auto ours = numbers.find(theirs.ours);
         bool fits = ours != numbers.end() && tensors[(size_t)ours->second].width() == theirs.our_width();
         if (!fits)
-            fail("%s: tensor %s is missing or of another shape than the options say; use another checkpoint",
+            fail("%s: tensor %s is missing or its shape does not match the options; use another checkpoint",
                  what.c_str(), theirs.ours.c_str());
         if (theirs.role == HfRole::holds) held[theirs.ours] += theirs.size();
     }
     for (const CheckpointTensor& tensor : tensors) {
         if (held[tensor.name] != tensor.size())
-            fail("%s: tensor %s is of another shape than the options say; use another checkpoint",
+            fail("%s: tensor %s has a shape that does not match the options; use another checkpoint",
                  what.c_str(), printable(tensor.name).c_str());
     }
     return numbers;

@@ -33,8 +33,8 @@ inline void check_master(LlmcModel& model, const LlmcState& state) {
                                ? master == weight
                                : weight >> 16 == master >> 16 || weight >> 16 == (master >> 16) + 1;
             if (rounded || (std::isnan(masters[k]) && std::isnan(weights[k]))) continue;
-            fail("%s: tensor %s: element %llu is %g, and the master weight in the state beside it %g; they "
-                 "are not of one save, so copy both again, or the model alone to import its weights",
+            fail("%s: tensor %s: element %llu is %g, but the master weight in its state is %g; they "
+                 "are of different saves: copy both again, or only the model to import its weights",
                  model.path().c_str(), model.tensors()[i].name.c_str(), (unsigned long long)(first + k),
                  (double)weights[k], (double)masters[k]);
         }
@@ -58,13 +58,13 @@ inline std::vector<std::string> remarks(const LlmcModel& model, const std::optio
     std::vector<std::string> lines;
     if (state) {
         lines.push_back(text("step %lld, with the state of %d ranks", (long long)step, state->ranks()));
-        lines.push_back("the data is read from its beginning: llm.c orders it in another way");
+        lines.push_back("the data is read from the beginning, because llm.c orders it differently");
         std::filesystem::path done =
             std::filesystem::path(model.path()).parent_path() / text("DONE_%08lld", (long long)step);
         if (access(done.c_str(), F_OK) != 0) {
             lines.push_back(
                 done.filename().string() +
-                " is not there, with which llm.c marks a save as complete; sizes are right, though");
+                " is missing: llm.c writes it once a save is complete; the file sizes are right, though");
         }
     } else {
         lines.push_back("weights only: there is no state_*.bin of its step beside it");

@@ -44,7 +44,7 @@ constexpr uint64_t most_at_once = 1 << 20;  // parameters in memory
 inline void check_zeros(const Header& header, size_t begin, size_t end, const std::string& path) {
     for (size_t i = begin; i < end; i++) {
         if (header[i] != 0) {
-            fail("%s: number %zu of the header is %d; only zero is known there, so it is damaged or of a "
+            fail("%s: number %zu of the header is %d; it must be zero, so the file is damaged or from a "
                  "newer llm.c",
                  path.c_str(), i, header[i]);
         }
@@ -97,7 +97,7 @@ inline std::vector<int> numbers(const std::vector<LlmcTensor>& table,
     for (const LlmcTensor& tensor : table) {
         auto row = by_name.find(tensor.name);
         if (row == by_name.end() || ours[(size_t)row->second].size() != tensor.used) {
-            fail("%s: tensor %s is missing or of another size; the checkpoint is not of this model",
+            fail("%s: tensor %s is missing or has the wrong size; the checkpoint is not of this model",
                  path.c_str(), tensor.name.c_str());
         }
         result.push_back(row->second);
@@ -131,7 +131,7 @@ public:
         if (header[0] != llmc::model_magic)
             fail("%s: not a model of llm.c (wrong magic); name a file model_*.bin", path.c_str());
         if (header[1] != llmc::fp32_version && header[1] != llmc::bf16_version) {
-            fail("%s: version %d of llm.c's format, and only 3 (fp32) and 5 (bf16) are known; write it with "
+            fail("%s: version %d of llm.c's format, but only 3 (fp32) and 5 (bf16) are known; write it with "
                  "a recent llm.c",
                  path.c_str(), header[1]);
         }
@@ -182,7 +182,7 @@ private:
 
     void read_bytes(uint64_t offset, void* to, uint64_t bytes) const {
         if (!read_at(file_, path_, offset, to, bytes))
-            fail("%s: became shorter while it was read; read it again when nothing writes it", path_.c_str());
+            fail("%s: was truncated while being read; try again when nothing is writing it", path_.c_str());
     }
 
     std::string path_;
@@ -209,7 +209,7 @@ inline void export_llmc(CheckpointReader& reader, const ModelConfig& model, cons
                            model.channels,    (int32_t)padded_vocab};
     uint64_t bytes = sizeof header + llmc::parameters(table) * dtype_size(dtype);
     if (access(path.c_str(), F_OK) == 0)
-        fail("%s: is there already; remove it or name another file", path.c_str());
+        fail("%s: already exists; remove it or name another file", path.c_str());
     check_space(path, bytes);
     NewFile file(path);
     file.resize(bytes);  // the padding is zero

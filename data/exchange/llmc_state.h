@@ -78,19 +78,19 @@ public:
         int missing = (int)paths_.size(), other = files.begin()->first;
         if (missing == 0 || missing < header_[2]) {
             std::string folder = std::filesystem::path(files.begin()->second).parent_path();
-            fail("%s: missing, and %s is there; copy the state of all ranks",
+            fail("%s: missing, although %s is present; copy the state files of all ranks",
                  (std::filesystem::path(folder) / llmc::state_name(step, missing)).c_str(),
                  llmc::state_name(step, other).c_str());
         }
         if (files.size() > (size_t)header_[2]) {
-            fail("%s: there is state of %zu ranks, and it says that %d wrote it; remove what is of another "
-                 "run",
+            fail("%s: there are files of %zu ranks, but it says that %d wrote the state; remove those of "
+                 "another run",
                  paths_[0].c_str(), files.size(), header_[2]);
         }
         parts_ = parts_of(paths_[0]);
         for (const std::string& path : paths_) {
             if (parts_of(path) != parts_)
-                fail("%s: not of the size of %s; copy both again", path.c_str(), paths_[0].c_str());
+                fail("%s: differs in size from %s; copy both again", path.c_str(), paths_[0].c_str());
         }
     }
 
@@ -125,7 +125,7 @@ private:
     static void read_bytes(const FileHandle& file, const std::string& path, uint64_t offset, void* to,
                            uint64_t bytes) {
         if (!read_at(file, path, offset, to, bytes))
-            fail("%s: too short, or became shorter while it was read; copy it again", path.c_str());
+            fail("%s: too short, or was truncated while being read; copy it again", path.c_str());
     }
 
     // Returns the index of the slot among the sequences.
@@ -142,15 +142,15 @@ private:
         if (header[0] != llmc::state_magic)
             fail("%s: not a training state of llm.c (wrong magic); copy it again", path.c_str());
         if (header[1] != llmc::state_version) {
-            fail("%s: version %d of llm.c's state, and only 1 is known; use the llm.c that wrote it",
+            fail("%s: version %d of llm.c's state, but only 1 is known; use the llm.c that wrote it",
                  path.c_str(), header[1]);
         }
         if (header[3] != rank || header[2] <= rank) {
-            fail("%s: of rank %d of %d, and its name is of rank %d; copy the files again", path.c_str(),
+            fail("%s: of rank %d of %d, but its name says rank %d; copy the files again", path.c_str(),
                  header[3], header[2], rank);
         }
         if (header[10] != step_) {
-            fail("%s: of step %d, and its name is of step %lld; copy the files again", path.c_str(),
+            fail("%s: of step %d, but its name says step %lld; copy the files again", path.c_str(),
                  header[10], (long long)step_);
         }
         if ((header[4] | header[5] | 1) != 1) {
@@ -171,13 +171,13 @@ private:
         uint64_t parameters = llmc::parameters(tensors_), ranks = (uint64_t)header_[2];
         if (has_size(path, parameters)) return 1;
         if (parameters % ranks != 0 || !has_size(path, parameters / ranks)) {
-            fail("%s: of no size that the state of %llu parameters on %llu ranks can have; copy it again "
+            fail("%s: its size fits no state of %llu parameters on %llu ranks; copy it again "
                  "from where it was written",
                  path.c_str(), (unsigned long long)parameters, (unsigned long long)ranks);
         }
         for (const LlmcTensor& tensor : tensors_) {
             if (tensor.size % ranks != 0) {
-                fail("%s: cut for %llu ranks, which do not divide tensor %s; the file is damaged",
+                fail("%s: sharded over %llu ranks, which do not divide tensor %s; the file is damaged",
                      path.c_str(), (unsigned long long)ranks, tensor.name.c_str());
             }
         }

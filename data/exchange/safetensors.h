@@ -52,7 +52,7 @@ public:
         FloatFormat format = format_of(tensor);
         uint64_t size = tensor.size(), width = float_bytes(format);
         if (first > size || count > size - first) {
-            fail("%s: tensor %s has %llu elements, more were asked for; the file is of another model",
+            fail("%s: tensor %s has %llu elements, more were requested; the file is of another model",
                  path_.c_str(), printable(tensor.name).c_str(), (unsigned long long)size);
         }
         if (!file_) reopen();
@@ -83,7 +83,7 @@ private:
 
     void read_bytes(uint64_t offset, void* to, uint64_t bytes) const {
         if (!read_at(file_, path_, offset, to, bytes)) {
-            fail("%s: became shorter while it was read; read it again when nothing writes it", path_.c_str());
+            fail("%s: was truncated while being read; try again when nothing is writing it", path_.c_str());
         }
     }
 
@@ -93,7 +93,7 @@ private:
         bool same = now.st_dev == status_.st_dev && now.st_ino == status_.st_ino &&
                     now.st_size == status_.st_size && now.st_mtim.tv_sec == status_.st_mtim.tv_sec &&
                     now.st_mtim.tv_nsec == status_.st_mtim.tv_nsec;
-        if (!same) fail("%s: changed while it was read; read it again when nothing writes it", path_.c_str());
+        if (!same) fail("%s: changed while being read; try again when nothing is writing it", path_.c_str());
     }
 
     std::string path_;
@@ -116,8 +116,8 @@ public:
         } else if (fs::exists(index, error)) {
             read_index(index);
         } else {
-            fail("%s: neither model.safetensors nor model.safetensors.index.json there; name the folder of a "
-                 "model in safetensors form",
+            fail("%s: has neither model.safetensors nor model.safetensors.index.json; name the folder of a "
+                 "model in safetensors format",
                  folder.c_str());
         }
     }
@@ -167,7 +167,7 @@ private:
     void read_index(const std::string& path) {
         nlohmann::json index = parse_json(read_whole(path, longest_index, "not the index of a model"), path);
         if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
-            fail("%s: no weight_map that is an object; not the index of a model", path.c_str());
+            fail("%s: has no weight_map object; not the index of a model", path.c_str());
         std::map<std::string, size_t> shard_of;  // by the name of the file
         for (const auto& [tensor, file] : index["weight_map"].items()) {
             std::string name = file_name(path, tensor, file);

@@ -73,7 +73,7 @@ inline uint64_t element_bits(std::string_view dtype) {
 // Returns the type of a value, for messages about one that has the wrong type.
 inline const char* kind_of(const nlohmann::json& value) {
     static constexpr const char* kinds[] = {
-        "null",          "an object",         "an array", "a text",
+        "null",          "an object",         "an array", "a string",
         "true or false", "a negative number", "a number", "a number that is not whole or too large"};
     static_assert((int)nlohmann::json::value_t::number_float == std::size(kinds) - 1);
     return kinds[(size_t)value.type()];
@@ -94,7 +94,7 @@ inline void add_row(SafetensorsHeader& header, const std::string& name, const nl
     if (name == metadata_key) {
         for (const auto& [field, value] : row.items()) {
             if (value.is_string()) continue;
-            fail("%s: %s: \"%s\" is %s; metadata must be texts", path.c_str(), metadata_key,
+            fail("%s: %s: \"%s\" is %s; metadata values must be strings", path.c_str(), metadata_key,
                  printable(field).c_str(), kind_of(value));
         }
         return;
@@ -107,7 +107,7 @@ inline void add_row(SafetensorsHeader& header, const std::string& name, const nl
             if (field != "dtype" && !number.is_number_unsigned()) refuse_field(field, number);
         }
     }
-    if (row.size() != 3) refuse_row("has not all of dtype, shape and data_offsets");
+    if (row.size() != 3) refuse_row("lacks one of dtype, shape and data_offsets");
     SafeTensor tensor{name, row["dtype"], row["shape"]};
     if (element_bits(tensor.dtype) == 0) {
         fail("%s: tensor %s: dtype %s is not known; write the file with another", path.c_str(),
@@ -173,7 +173,7 @@ inline void check_size(const SafeTensor& tensor, const std::string& where) {
     overflow |= __builtin_mul_overflow(bits, element_bits(tensor.dtype), &bits);
     if (overflow) fail("%s: shape overflows 64 bits; the file is damaged", where.c_str());
     if (bits % 8) {
-        fail("%s: %llu bits of %s are no whole number of bytes; the file is damaged", where.c_str(),
+        fail("%s: %llu bits of %s are not a whole number of bytes; the file is damaged", where.c_str(),
              (unsigned long long)bits, tensor.dtype.c_str());
     }
     if (tensor.end - tensor.begin != bits / 8) {
@@ -203,7 +203,7 @@ inline void check_places(SafetensorsHeader& header, uint64_t data_bytes, const s
         header.by_name[tensor.name] = i;
     }
     if (end != data_bytes) {
-        fail("%s: %llu bytes behind the header, and the tensors have %llu: %s; copy or download it again",
+        fail("%s: %llu bytes after the header, but the tensors have %llu: %s; copy or download it again",
              path.c_str(), (unsigned long long)data_bytes, (unsigned long long)end,
              data_bytes < end ? "it is cut short" : "something else follows them");
     }

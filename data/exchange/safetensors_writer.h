@@ -138,7 +138,7 @@ private:
         for (; !error && entry != end; entry.increment(error)) {
             std::string name = entry->path().filename();
             if (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")) {
-                fail("%s/%s: is there already; remove it or name another folder", folder_.c_str(),
+                fail("%s/%s: already exists; remove it or name another folder", folder_.c_str(),
                      printable(name).c_str());
             }
         }

@@ -60,7 +60,7 @@ template <typename Value>
 GivenOption config_option(const std::string& file, long line, const std::string& name, Value&& value) try {
     const OptionRow* row = find_option(name, command_train);
     if (!row) refuse_unknown(name, command_train);
-    if (!is_in_config(*row)) fail("%s: is for the command line alone; leave it out", name.c_str());
+    if (!is_in_config(*row)) fail("%s: works only on the command line; leave it out", name.c_str());
     GivenOption option = {row, value(*row)};
     Options checked;
     set_value(*row, checked, option.value);
@@ -79,11 +79,11 @@ inline std::string config_value(std::string_view rest) {
         end = behind_literal(rest, 0);
         nlohmann::json text = try_json(rest.substr(0, end));
         if (!text.is_string())
-            fail("the quotes do not hold a text of JSON; give '...' for text as it stands");
+            fail("the double quotes do not hold a JSON string; use '...' for literal text");
         value = text;
     } else if (rest.starts_with('\'')) {
         end = rest.find('\'', 1);
-        if (end == rest.npos) fail("the quote has no end; add a '");
+        if (end == rest.npos) fail("the quote is not closed; add a '");
         value = rest.substr(1, end++ - 1);
     } else {
         while (end < rest.size() &&
@@ -121,7 +121,7 @@ inline GivenOptions options_of_record(const std::string& file, const std::string
 inline GivenOptions read_config(const std::string& file) {
     constexpr uint64_t most_bytes = 1 << 20;
     constexpr std::string_view blanks = " \t\r\n";
-    const std::string content = read_whole(file, most_bytes, "that is no file of options");
+    const std::string content = read_whole(file, most_bytes, "too large for an options file");
     size_t begin = content.find_first_not_of(blanks);
     if (begin != content.npos && content[begin] == '{') return options_of_record(file, content);
     GivenOptions given;
@@ -168,7 +168,7 @@ inline std::string config_text(const Options& options) {
         if (!is_in_config(row) || follows_ranks(row)) continue;
         std::string value = value_text(row, options);
         if (!is_utf8(value))
-            fail("%s %s: is not valid UTF-8, as a file of options must be; rename it",
+            fail("%s %s: is not valid UTF-8, which an options file requires; rename it",
                  option_name(row).c_str(), printable(value).c_str());
         bool as_it_is = one_line(value) == value && value.find('\'') == value.npos;
         if (value.empty() || value.find_first_not_of(plain) != value.npos)

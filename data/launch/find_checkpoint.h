@@ -75,8 +75,7 @@ inline std::string complete_unfinished(const std::string& run_dir) {
     } catch (const Error& error) {
         return std::string("passed over: ") + error.what();
     }
-    return found + ": whole to the last byte, and only its name was missing: it is " +
-           checkpoint_folder(run_dir, newest) + " now";
+    return found + ": complete except for its name; renamed to " + checkpoint_folder(run_dir, newest);
 }
 
 // Returns the checkpoint in a folder, after checking that all of its files are there.
@@ -91,8 +90,8 @@ inline StoredRun checkpoint_at(const std::string& folder) {
 
 inline std::optional<StoredRun> find_checkpoint(const std::string& place) {
     if (place.ends_with(".partial")) {
-        fail("%s: an unfinished checkpoint; name its run directory, from which --resume takes it if it is "
-             "whole",
+        fail("%s: an unfinished checkpoint; name its run directory, and --resume uses it if it is "
+             "complete",
              place.c_str());
     }
     if (access(index_path(place).c_str(), F_OK) == 0) return checkpoint_at(place);
@@ -112,6 +111,6 @@ inline std::optional<StoredRun> find_checkpoint(const std::string& place) {
         }
     }
     if (unusable.empty()) return std::nullopt;
-    fail("%s: it has %s, and none can be used, the newest because of %s", place.c_str(),
+    fail("%s: has %s, but none can be used; the newest: %s", place.c_str(),
          counted(unusable.size(), "checkpoint").c_str(), unusable[0].c_str());
 }

@@ -114,8 +114,8 @@ inline GivenOptions read_arguments(Command command, const std::vector<std::strin
         bool takes =
             positional && (holds<std::vector<std::string>>(*positional) || !is_given(*positional, given));
         if (!takes) {
-            fail("%s: unexpected; options are written --name value and switches on or off, see train_gpt %s "
-                 "--help",
+            fail("%s: unexpected argument; write options as --name value and switches as --name on|off, see "
+                 "train_gpt %s --help",
                  printable(argument).c_str(), command_name(command));
         }
         given.push_back({positional, argument});
@@ -137,7 +137,7 @@ inline std::vector<std::string> repeated_options(const GivenOptions& given) {
         if (row.field == std::string("train_data"))
             fail("%s: given twice; name all files in one list, as in %s,%s", option_name(row).c_str(),
                  printable(first).c_str(), printable(second).c_str());
-        lines.push_back(text("%s %s: given again, and %s holds", option_name(row).c_str(),
+        lines.push_back(text("%s %s: given again as %s, which is used", option_name(row).c_str(),
                              printable(first).c_str(), printable(second).c_str()));
     }
     return lines;
@@ -148,9 +148,9 @@ inline std::vector<std::string> repeated_options(const GivenOptions& given) {
 
 inline void check_origin(const Options& asked) {
     if (resumes_newest(asked) && asked.overwrite)
-        fail("--overwrite: deletes what --resume auto goes on from; leave one of them out");
+        fail("--overwrite: would delete what --resume auto resumes from; leave one of them out");
     if (!asked.resume.empty() && !asked.init.empty() && !resumes_newest(asked)) {
-        fail("--init %s: weights come from --resume %s already; leave one of them out",
+        fail("--init %s: the weights already come from --resume %s; leave one of them out",
              printable(asked.init).c_str(), printable(asked.resume).c_str());
     }
     if (!asked.resume.empty() && !asked.init.empty() && asked.run_dir.empty())
@@ -224,7 +224,7 @@ inline void check_run_folder(TrainingLine& line) {
     const Options& o = line.options;
     bool of_origin = line.origin && is_same_folder(line.origin->run_dir, o.run_dir);
     if (of_origin && o.overwrite) {
-        fail("--overwrite: deletes what %s %s takes; leave it out, or name another directory with --run-dir",
+        fail("--overwrite: would delete what %s %s reads; leave it out, or name another --run-dir",
              line.weights_only ? "--init" : "--resume", printable(line.origin->checkpoint).c_str());
     }
     if (o.overwrite) line.folder = RunFolder::replaced;
@@ -273,7 +273,7 @@ inline void check_steps_left(const TrainingLine& line) {
     const Options& options = line.options;
     const StoredRun& origin = *line.origin;
     if (line.weights_only || options.steps >= origin.step) return;
-    fail("--steps %d: the checkpoint %s is after step %lld; give more steps, or go on from an earlier "
+    fail("--steps %d: the checkpoint %s is already at step %lld; give more steps, or resume from an earlier "
          "checkpoint",
          options.steps, origin.checkpoint.c_str(), (long long)origin.step);
 }
@@ -286,7 +286,7 @@ inline Options asked_options(const GivenOptions& given) {
         const OptionRow& row = *find_option(other);
         std::string value = value_text(row, asked);
         if (is_given(name, given) && value != value_text(row.standard(command_train)))
-            fail("%s %s: %s says it already; leave one of them out", other, value.c_str(), name);
+            fail("%s %s: conflicts with %s; leave one of them out", other, value.c_str(), name);
     }
     check_origin(asked);
     return asked;
@@ -344,7 +344,7 @@ inline PlanLine parse_plan(const GivenOptions& given) {
     PlanOptions& command = line.command;
     set_values(given, command);
     bool measures = !command.measure.empty();
-    if (measures && given.size() > 1) fail("--measure: plans nothing; leave the other options out");
+    if (measures && given.size() > 1) fail("--measure: makes no plan; leave the other options out");
     if (measures) return line;
     line.options.model = command.model;
     apply_model(line.options, line.notes);
@@ -354,8 +354,8 @@ inline PlanLine parse_plan(const GivenOptions& given) {
     bool has_batch = command.global_batch > 0;
     complete_options(command);
     if (!has_batch)
-        line.notes.push_back(text("--global-batch %lld, about as many tokens as GPT-3 of this size had in a "
-                                  "step; give those of your run",
+        line.notes.push_back(text("--global-batch %lld, about the batch of a GPT-3 of this size, is "
+                                  "assumed; give yours",
                                   command.global_batch));
     for (const OptionRow& row : option_table()) {
         if (row.belongs_to(command_train) && row.belongs_to(command_plan))

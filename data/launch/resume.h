@@ -102,7 +102,7 @@ inline bool follows_ranks(const OptionRow& row) {
 inline void check_tokenizer(const Tokenizer& tokenizer, const std::string& name, const Options& model,
                             const std::string& checkpoint) {
     if (tokenizer.vocab_size() <= model.vocab_size) return;
-    fail("--tokenizer %s: has %d tokens, and the model of %s only %d; name the one it was trained with",
+    fail("--tokenizer %s: has %d tokens, but the model of %s only %d; name the one it was trained with",
          printable(name).c_str(), tokenizer.vocab_size(), checkpoint.c_str(), model.vocab_size);
 }
 
@@ -145,7 +145,7 @@ public:
                 missing += " " + name + " '" + shown(*find_option(name, command_train), stored_) + "'";
         }
         if (!missing.empty() && !weights_only_)
-            fail("%s: made with files that are not here; give these options with the paths of today:%s",
+            fail("%s: was made with files that are missing here; give these options with their new paths:%s",
                  run_.checkpoint.c_str(), missing.c_str());
     }
 
@@ -158,7 +158,7 @@ public:
             if (!fixed || adapts_to_context(row) || !is_stored(row) || comes_to_stored(row, options))
                 continue;
             if (weights_only_ && &row == find_option("--context"))
-                remedy = "it has a learned vector for each; leave the option out, or begin a run with "
+                remedy = "each position has a learned vector; leave the option out, or begin a run with "
                          "--position rope";
             fail("%s %s: the checkpoint %s was made with %s; %s", option_name(row).c_str(),
                  shown(row, options).c_str(), run_.checkpoint.c_str(), shown(row, stored_).c_str(), remedy);
@@ -222,8 +222,8 @@ public:
         bool was_batches = is_stored(*find_option("--val-tokens")) && !run_.options.contains("val_tokens");
         if (was_batches && !options.val_data.empty() && options.val_tokens == stored_.val_tokens)
             lines.push_back(
-                text("--val-tokens %lld: those of the batches that this run has validated on so far; "
-                     "they stay the same",
+                text("--val-tokens %lld: from the --val-batches of this run so far, so that it still "
+                     "validates on the same tokens",
                      options.val_tokens));
         if (std::string jump = learning_rate_jump(options); !jump.empty()) lines.push_back(jump);
         return lines;
@@ -269,7 +269,7 @@ private:
         if (run_.step == 0 || std::abs(now - before) <= 0.1f * std::max(now, before)) return "";
         float last = rate(stored_, run_.step - 1);
         return text("the learning rate jumps from %.3g to %.3g; --schedule constant --learning-rate %.3g "
-                    "--warmup-steps 0 goes on from the last step's",
+                    "--warmup-steps 0 keeps the last step's",
                     last, now, last);
     }
 

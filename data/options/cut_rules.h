@@ -139,7 +139,7 @@ inline std::vector<int> parse_split(const std::string& list, int layers, int par
         const char* end = item.data() + item.size();
         auto [rest, error] = std::from_chars(item.data(), end, number);
         if (error != std::errc() || rest != end || number < 1) {
-            fail("--pp-layers %s: '%s' is no number of layers; give time, memory or a list such as 3,4,4,3",
+            fail("--pp-layers %s: '%s' is not a number of layers; give time, memory or a list like 3,4,4,3",
                  printable(list).c_str(), printable(item).c_str());
         }
         split.push_back(number);
@@ -151,7 +151,7 @@ inline std::vector<int> parse_split(const std::string& list, int layers, int par
              counted(parts, "part").c_str());
     }
     if (sum != layers) {
-        fail("--pp-layers %s: %lld layers in all, and the model has %d; change the list or --layers",
+        fail("--pp-layers %s: adds up to %lld layers, but the model has %d; change the list or --layers",
              printable(list).c_str(), sum, layers);
     }
     return split;
@@ -182,7 +182,7 @@ inline void complete_ranks(Options& options, int processes) {
     if (options.dp == 0) options.dp = (int)(processes / parts);
     // The product does not overflow: each factor is at most 2^20.
     if (parts * options.dp != processes) {
-        fail("--dp %d: with --tp %d and --pp %d a layout of %lld processes, and this run has %d; give %s, or "
+        fail("--dp %d: with --tp %d and --pp %d needs %lld processes, but this run has %d; give %s, or "
              "start %lld (mpirun -np %lld)",
              options.dp, options.tp, options.pp, parts * options.dp, processes,
              nearest_layouts(options, asked, processes).c_str(), parts * options.dp, parts * options.dp);
@@ -192,7 +192,7 @@ inline void complete_ranks(Options& options, int processes) {
 // Refuses options that no number of stages would make valid.
 inline void check_pipeline_options(const Options& options) {
     if (options.pp_chunks > 1 && options.pp_schedule != PipelineSchedule::interleaved) {
-        fail("--pp-chunks %d: with --pp-schedule %s a stage has one part of the layers; add --pp-schedule "
+        fail("--pp-chunks %d: with --pp-schedule %s each stage has only one chunk; add --pp-schedule "
              "interleaved, or leave --pp-chunks out",
              options.pp_chunks, name_of(options.pp_schedule));
     }
@@ -251,12 +251,12 @@ inline void complete_batch_ramp(Options& options, long long tokens) {
     const char* given = options.batch_ramp.c_str();
     if (options.global_batch == 0) options.global_batch = ramp.last;
     if (options.global_batch != ramp.last) {
-        fail("--batch-ramp %s: ends with %lld tokens, and --global-batch is %lld; give the same to both",
-             given, ramp.last, options.global_batch);
+        fail("--batch-ramp %s: ends with %lld tokens, but --global-batch is %lld; make them equal", given,
+             ramp.last, options.global_batch);
     }
     if (ramp.first % tokens || ramp.first / tokens < options.dp) {
-        fail("--batch-ramp %s: begins with %lld tokens, and the fewest of a step are %lld, in micro-batches "
-             "of %lld; give a multiple of %lld from there on, or a smaller --micro-batch",
+        fail("--batch-ramp %s: begins with %lld tokens, but a step has at least %lld, in micro-batches of "
+             "%lld; give that many or a larger multiple of %lld, or a smaller --micro-batch",
              given, ramp.first, tokens * options.dp, tokens, tokens);
     }
 }
@@ -302,13 +302,13 @@ inline void complete_global_batch(Options& options) {
 struct LayoutChoices {
     // Completes the cut of a run whose --tp or --pp is auto.
     std::function<void(Options& options, int processes)> cut = [](Options&, int) {
-        fail("--tp auto: a layout is chosen where a run begins; give --tp and --pp");
+        fail("--tp auto: the layout is only chosen when a run starts; give --tp and --pp");
     };
     // Returns the number of ranks that share the state, for a layout that is otherwise complete.
     std::function<int(const Options& options)> shard_group = [](const Options& o) { return o.dp; };
     // Returns the tokens in one pass over the data.
     std::function<double(const Options& options)> tokens_of_epoch = [](const Options&) -> double {
-        fail("--epochs: tokens are counted where a run begins; give --steps");
+        fail("--epochs: tokens are only counted when a run starts; give --steps");
     };
 };
 

@@ -38,7 +38,7 @@ inline const std::vector<CommandHelp>& command_table() {
           "tokenize code --output tokens/code --tokenizer Qwen3-0.6B/tokenizer.json"}},
         {command_data,
          "data",
-         "Says what token files hold: documents, their lengths, the beginning as text, and any damage.",
+         "Describes token files: documents, their lengths, the beginning as text, and any damage.",
          {"data tokens/mine_*.bin --tokenizer tokens/mine_tokenizer.json", "data megatron/web.idx"}},
         {command_train,
          "train",
@@ -54,7 +54,7 @@ inline const std::vector<CommandHelp>& command_table() {
           "train --init runs/qwen3 --train-data 'mine_train_*.bin' --run-dir runs/tuned --steps 500"}},
         {command_plan,
          "plan",
-         "Finds the fastest layout for a model on many devices, and says how long and how much, by "
+         "Finds the fastest layout for a model on many devices, and estimates time and cost by "
          "simulation.",
          {"plan --model gpt3-175B --machine h100 --gpus 12288 --global-batch 12M --tokens 300B",
           "plan --model llama3-8B --machine cluster.json --gpus 64 --global-batch 4M --tokens 1T --price "
@@ -63,7 +63,7 @@ inline const std::vector<CommandHelp>& command_table() {
           "plan --model llama3-8B --machine h200 --gpus 8 --global-batch 1M --explain --tp 2 --zero 1"}},
         {command_launch,
          "launch",
-         "Starts a training job on many hosts, watches it, names what holds it up and restarts it.",
+         "Starts a training job on many hosts, monitors it, diagnoses hangs and restarts it.",
          {"launch --ranks 4 -- train --train-data 'tokens/headers_train_*.bin' --run-dir runs/a",
           "launch --hosts hosts --ranks 64 --spares 1 -- train --model llama3-8B --run-dir runs/a ...",
           "launch --hosts hosts --launcher srun --on-event 'mail -s training me' -- train --run-dir runs/a "
@@ -72,28 +72,28 @@ inline const std::vector<CommandHelp>& command_table() {
           "..."}},
         {command_agent,
          "agent",
-         "Prints what the ranks of a run on this host are at, again and again: launch starts one on each.",
+         "Prints repeatedly what the ranks of a run on this host are doing; launch starts one on each host.",
          {"agent --run-dir runs/a --hang-timeout 60"}},
         {command_selftest,
          "selftest",
-         "Tests the devices, links and disks of the ranks that it is started with, and names those that are "
+         "Tests the devices, links and disks of the ranks that it runs on, and names those that are "
          "slow or wrong.",
          {"selftest", "selftest --run-dir /shared/runs --seconds 100",
           "selftest --format json --measure cluster.json"}},
         {command_sample,
          "sample",
-         "Writes text with a trained model.",
+         "Generates text with a trained model.",
          {"sample runs/tiny --prompt '#include <' --tokens 400",
           "sample runs/tiny --samples 8 --temperature 0.8 --top-p 0.95 --stop 'THE END'",
           "sample runs/large --prompt-file prompts.jsonl --tp 4 --pp 2", "sample runs/tiny --interactive"}},
         {command_eval,
          "eval",
-         "Measures a trained model: loss, perplexity and bits per byte, and multiple-choice questions.",
+         "Evaluates a trained model: loss, perplexity and bits per byte, and multiple-choice questions.",
          {"eval runs/tiny --data 'tokens/headers_val_*.bin'", "eval runs/tiny --choices hellaswag_val.bin",
           "eval runs/a runs/b --choices questions.jsonl --format json --output scores.json"}},
         {command_inspect,
          "inspect",
-         "Says what a checkpoint holds: step, options, tensors, files, and any damage.",
+         "Describes a checkpoint: step, options, tensors, files, and any damage.",
          {"inspect runs/tiny", "inspect runs/tiny/checkpoints/step_00001000 --verify"}},
         {command_report,
          "report",
@@ -103,12 +103,12 @@ inline const std::vector<CommandHelp>& command_table() {
           "report runs/tiny --format tensorboard"}},
         {command_export,
          "export",
-         "Writes a trained model in the form of other programs: Hugging Face transformers, llm.c.",
+         "Writes a trained model in another program's format: Hugging Face transformers, llm.c.",
          {"export runs/tiny --output tiny-hf", "export runs/tiny --output tiny-hf --dtype bf16",
           "export runs/gpt2-124M --format llmc --output gpt2_124M.bin --dtype fp32"}},
         {command_import,
          "import",
-         "Makes a run directory of a model that others trained: to sample, measure, and train on with "
+         "Makes a run directory from a model trained elsewhere, to sample, evaluate, and train further with "
          "--init.",
          {"import Qwen3-0.6B --output runs/qwen3", "import gpt2_124M_bf16.bin --output runs/gpt2"}},
     };
@@ -271,20 +271,20 @@ inline std::string help_section(Command command, const std::string& asked, int w
 // The help of `launch` on what happens to a job, by the way it ends.
 inline std::string launch_help(int width) {
     std::string result = wrapped(
-        "The arguments after -- are the job, as train_gpt would take them; they name its --run-dir. --resume "
-        "auto is added to them. The job has a session of its own and writes to RUN/job.log, which is shown "
-        "here. Ctrl-C, SIGTERM or SIGUSR1 makes it save and end, and a second Ctrl-C ends it without that. "
-        "If the supervisor is killed, the job trains on: the same command line takes it up again.",
+        "The arguments after -- are the job, as they would be given to train_gpt, and must have a --run-dir. "
+        "--resume auto is added. The job has its own session and writes to RUN/job.log, which is shown here. "
+        "Ctrl-C, SIGTERM or SIGUSR1 makes it save and exit; a second Ctrl-C ends it without saving. "
+        "If the supervisor is killed, the job keeps training: the same command line reattaches to it.",
         0, 0, width);
     const std::pair<const char*, const char*> rows[] = {
         {"exit code 0", "done, or stopped as asked"},
-        {"1", "the user's error: never tried again"},
-        {"70", "tried once more, from the checkpoint before the newest"},
-        {"75, a signal, a lost daemon", "the hosts are checked, then the job is started again"},
-        {"no progress", "who holds it up is named, the job is ended and started again"},
-        {"a host that fails its check", "a spare takes its place; without one, fewer data ranks go on"},
-        {"the same step twice", "as two restarts without progress: it ends, with the reason"}};
-    result += "\nWhat happens to a job, and what is done\n";
+        {"1", "user error: not retried"},
+        {"70", "retried once, from the checkpoint before the newest"},
+        {"75, a signal, a lost daemon", "the hosts are checked, then the job is restarted"},
+        {"no progress", "the cause is named, then the job is ended and restarted"},
+        {"a host that fails its check", "a spare replaces it; without one, fewer data ranks continue"},
+        {"the same step twice", "counts as two restarts without progress: launch ends, with the reason"}};
+    result += "\nHow a job can end, and what is done\n";
     constexpr int indent = 30;
     for (auto [what, done] : rows) {
         std::string line = "  " + std::string(what);
@@ -292,8 +292,8 @@ inline std::string launch_help(int width) {
         result += line + wrapped(done, indent, indent, width);
     }
     return result + "\n" +
-           wrapped("RUN/incidents.jsonl tells when, what, who, how many steps were lost and how long it "
-                   "took; RUN/supervisor.json has the share of the time that trained.",
+           wrapped("RUN/incidents.jsonl records when, what, who, the steps lost and the time "
+                   "taken; RUN/supervisor.json has the share of time spent training.",
                    0, 0, width);
 }
 
@@ -332,13 +332,12 @@ inline std::string general_help(int width) {
     }
     return result + "\n" +
            wrapped("train_gpt help COMMAND, or train_gpt COMMAND --help, explains a command and its options; "
-                   "train_gpt COMMAND --help SECTION, some of them; train_gpt --version tells the version.",
+                   "train_gpt COMMAND --help SECTION, one section; train_gpt --version prints the version.",
                    0, 0, width) +
            "\n" +
-           wrapped(
-               "Exit codes: 0 done, or stopped as asked; 1 the user's input; 70 numbers of a run that "
-               "are not finite; 75 a process, link, device or disk that failed, which is worth a new start.",
-               0, 0, width);
+           wrapped("Exit codes: 0 done, or stopped as asked; 1 user error; 70 numbers in a run are not "
+                   "finite; 75 a process, link, device or disk failed, and a restart may help.",
+                   0, 0, width);
 }
 
 // ----------------------------------------------------------------------------

@@ -82,7 +82,7 @@ inline WindowPattern parse_window_pattern(const std::string& source) {
     };
     const char *begin = source.data(), *end = begin + source.size(), *colon = std::find(begin, end, ':');
     if (colon == end || !number(begin, colon, pattern.sliding) || !number(colon + 1, end, pattern.full)) {
-        fail("--window-pattern %s: not two numbers of layers; give such as 3:1, for one full layer after "
+        fail("--window-pattern %s: not two numbers of layers; give, for example, 3:1: one full layer after "
              "three with a window",
              printable(source).c_str());
     }
@@ -116,7 +116,7 @@ inline std::vector<int> parse_ascending(const char* option, const std::string& l
         if (error != std::errc() || rest != end || number < (numbers.empty() ? least : numbers.back() + 1) ||
             number > most) {
             std::string such_as = std::to_string(least) + (most > least ? text(",%d", least + 1) : "");
-            fail("%s %s: not ascending numbers from %d to %d; give such as %s", option,
+            fail("%s %s: not ascending numbers from %d to %d; give, for example, %s", option,
                  printable(list).c_str(), least, most, such_as.c_str());
         }
         numbers.push_back(number);
@@ -171,7 +171,7 @@ inline std::vector<NgramHead> ngram_heads(const ModelConfig& c) {
             do rows--;
             while (rows > 0 && !is_prime(rows));
             if (rows == 0)
-                fail("--ngram-rows %lld: too few for %d heads with a prime number each; give more",
+                fail("--ngram-rows %lld: too few for %d heads, each with a prime number of rows; raise it",
                      c.ngram_rows, ngram_head_count(c));
             heads.push_back({tokens, first, rows});
             first += rows;
@@ -187,7 +187,7 @@ inline uint64_t rows_of_table(const ModelConfig& c) {
     return last.first + last.rows;
 }
 
-// Numbers in all the rows that one token looks up.
+// The number of elements in all the rows of a table that one token looks up.
 inline int ngram_inputs(const ModelConfig& c) {
     return ngram_head_count(c) * c.ngram_width;
 }
@@ -197,12 +197,13 @@ inline int ngram_inputs(const ModelConfig& c) {
 
 enum class SublayerKind { attention, filtered_attention, mlp, ngram_memory };
 
-// Sublayers side by side: all read the same norm of the residual stream, and add to the stream.
+// Sublayers side by side: all read the same norm of the residual stream, and each adds its output to the
+// stream.
 using SublayerGroup = std::vector<SublayerKind>;
 
 struct LayerKind {
     int window;                         // the attention window; 0: none
-    bool has_table;                     // n-grams look up rows before all groups
+    bool has_table;                     // n-gram rows are looked up before the first group
     std::vector<SublayerGroup> groups;  // one after another, each with its own norm
 };
 
@@ -315,7 +316,7 @@ enum Tensor {
 };
 // clang-format on
 
-constexpr int vocab_multiple = 128;  // the vocabulary is padded to this: products with odd sizes are slow
+constexpr int vocab_multiple = 128;  // the vocabulary is padded to a multiple: odd sizes make products slow
 
 // Initial values follow GPT-2: normal(0, 0.02), with the two projections back to the residual stream scaled
 // by 1/sqrt(2 layers). Those of the local filter follow Yuan 2.0: uniform within 1/sqrt(fan-in). The rows of
@@ -323,8 +324,9 @@ constexpr int vocab_multiple = 128;  // the vocabulary is padded to this: produc
 //
 // Each tensor rank has a part of the heads, of the MLP and of the vocabulary (Shoeybi et al., "Megatron-LM",
 // 2019): rows of the matrices that read the residual stream, columns of those that write to it. Norms, and
-// biases of what is written, work on each rank's part of the tokens (Korthikanti et al., "Reducing activation
-// recomputation in large transformer models", 2022), so their gradients are summed.
+// the biases of the matrices that write to it, are applied to each rank's own part of the tokens (Korthikanti
+// et al., "Reducing activation recomputation in large transformer models", 2022), so their gradients are
+// summed over the tensor ranks.
 inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
     size_t C = c.channels, V = c.vocab_size, P = c.context, HS = c.head_size, A = c.heads * HS,
            KV = c.kv_heads * HS, F = c.mlp_width, F1 = fc_width(c);
@@ -447,7 +449,7 @@ inline void complete(ModelConfig& c) {
         c.head_size = c.channels / c.heads;
     }
     if (c.head_size > most_head_size) {
-        fail("--head-size %d: attention takes heads up to %d wide; use more heads or a smaller --head-size",
+        fail("--head-size %d: attention supports heads up to %d; use more heads or a smaller --head-size",
              c.head_size, most_head_size);
     }
     if (c.kv_heads == 0) c.kv_heads = c.heads;
@@ -458,12 +460,12 @@ inline void complete(ModelConfig& c) {
     if (c.bias && c.qkv_bias)
         fail("--qkv-bias on: --bias on has these biases too; leave it out, or give --bias off");
     if (c.local_filter && c.channels % 2) {
-        fail("--local-filter on: --channels %d is odd, and the filter has half as many within; give an even "
+        fail("--local-filter on: --channels %d is odd, but the filter is half as wide inside; give an even "
              "number",
              c.channels);
     }
     if (!c.ngram_layers.empty() && c.ngram.empty()) {
-        fail("--ngram-layers %s: no n-grams look rows up there; give --ngram too, or leave this out",
+        fail("--ngram-layers %s: there are no n-grams to look up there; give --ngram too, or leave this out",
              printable(c.ngram_layers).c_str());
     }
     if (!c.ngram.empty()) {
@@ -483,7 +485,7 @@ inline void complete(ModelConfig& c) {
     if (c.position == PositionKind::rope) {
         if (c.rope_dims == 0) c.rope_dims = c.head_size;
         if (c.rope_dims > c.head_size || c.rope_dims % 2) {
-            fail("--rope-dims %d: RoPE turns pairs within a head of %d; give an even number up to that",
+            fail("--rope-dims %d: RoPE rotates pairs within a head of %d; give an even number up to that",
                  c.rope_dims, c.head_size);
         }
         if (c.rope_scaling > 1 && !(c.rope_high_frequency > c.rope_low_frequency)) {

@@ -43,11 +43,11 @@ inline std::vector<NamedList> named_lists(const char* option, const std::string&
     for (const NamedList& one : lists) {
         if (one.list.empty()) fail("%s %s: names no files; give some", option, printable(given).c_str());
         if (lists.size() > 1 && one.name.empty())
-            fail("%s %s: with several lists, each needs a name; write NAME=%s, or name all files in one "
-                 "list with commas between them",
+            fail("%s %s: with several lists, each needs a name; write NAME=%s, or put all files in one "
+                 "list, separated by commas",
                  option, printable(one.list).c_str(), printable(one.list).c_str());
         if (std::ranges::count(lists, one.name, &NamedList::name) > 1)
-            fail("%s: two lists are named %s; give each a name of its own", option, one.name.c_str());
+            fail("%s: two lists are named %s; give each its own name", option, one.name.c_str());
     }
     return lists;
 }

@@ -46,7 +46,7 @@ void complete_sequence_length(O& options) {
 
 inline void check_micro_batch(const Options& options) {
     if ((long long)options.micro_batch * options.sequence_length > INT32_MAX) {
-        fail("--micro-batch %d: with sequences of %d tokens more than 2^31 tokens at once; lower it",
+        fail("--micro-batch %d: more than 2^31 tokens at once with sequences of %d tokens; lower it",
              options.micro_batch, options.sequence_length);
     }
 }
@@ -55,14 +55,14 @@ inline void check_micro_batch(const Options& options) {
 inline void check_validation(const Options& options) {
     std::vector<NamedList> sets = named_lists("--val-data", options.val_data);
     if (options.keep_best > 0 && (sets.empty() || options.val_every == 0))
-        fail("--keep-best %d: the best are found by validation, and there is none; give --val-data and "
+        fail("--keep-best %d: the best are chosen by validation, but there is none; give --val-data and "
              "--val-every, or leave it out",
              options.keep_best);
     if (options.keep_best == 0 && !options.best_set.empty())
-        fail("--best-set %s: --keep-best says how many stay; give it too, or leave this out",
+        fail("--best-set %s: only has an effect with --keep-best; give it too, or leave this out",
              printable(options.best_set).c_str());
     if (options.choices_every == 0 && !options.choices.empty())
-        fail("--choices %s: with --choices-every 0 they are never asked; leave one of them out",
+        fail("--choices %s: never asked with --choices-every 0; leave one of them out",
              printable(options.choices).c_str());
     std::vector<std::string> names;
     for (const NamedList& set : sets) names.push_back(set.name);
@@ -76,7 +76,7 @@ inline void check_checkpoint_options(const Options& options) {
     int steps = save.unit == Interval::steps ? save.count : 0;
     if (options.keep_every > 0 && (steps == 0 || options.keep_every % steps)) {
         std::string other = steps ? text(" or give a multiple of %d", steps) : "";
-        fail("--keep-every %d: there is no checkpoint after every so many steps with --save-every %s; give "
+        fail("--keep-every %d: is not a multiple of --save-every %s; give "
              "--save-every a divisor of it%s",
              options.keep_every, interval_text(save).c_str(), other.c_str());
     }
@@ -85,11 +85,11 @@ inline void check_checkpoint_options(const Options& options) {
 // Refuses options of another optimizer, or for a tensor that the model does not have.
 inline void check_optimizer_options(const Options& options) {
     if (options.log_trust_ratios > 0 && options.optimizer != OptimizerKind::lamb) {
-        fail("--log-trust-ratios %d: --optimizer %s takes no ratios; give --optimizer lamb, or leave it out",
+        fail("--log-trust-ratios %d: --optimizer %s has no ratios; give --optimizer lamb, or leave it out",
              options.log_trust_ratios, name_of(options.optimizer));
     }
     if (options.muon_momentum != Options().muon_momentum && options.optimizer != OptimizerKind::muon) {
-        fail("--muon-momentum %g: --optimizer %s has none; give --optimizer muon, or leave it out",
+        fail("--muon-momentum %g: --optimizer %s does not use it; give --optimizer muon, or leave it out",
              options.muon_momentum, name_of(options.optimizer));
     }
     if (options.tie_embeddings && (options.head_lr != 1 || options.head_decay != 1)) {
@@ -104,13 +104,13 @@ inline void check_trace(const Options& options) {
     const char* given = options.trace_steps.c_str();
     StepRange range = parse_step_range("--trace-steps", options.trace_steps);
     if (!options.timings)
-        fail("--trace-steps %s: with --timings off nothing is recorded; leave out one of them", given);
+        fail("--trace-steps %s: nothing is recorded with --timings off; leave out one of them", given);
     if (range.last > options.steps) {
         fail("--trace-steps %s: the run has %d steps; give earlier ones, or raise --steps", given,
              options.steps);
     }
     if (range.last - range.first >= most_steps) {
-        fail("--trace-steps %s: %d steps are more than a timeline can show; give %d at most", given,
+        fail("--trace-steps %s: %d steps are more than a timeline can show; give at most %d", given,
              range.last - range.first + 1, most_steps);
     }
 }
@@ -122,14 +122,14 @@ inline void check_staleness(const Options& options) {
                          : options.ngram_prefetch == 0           ? "--ngram-prefetch 1"
                                                                  : nullptr;
     if (remedy)
-        fail("--ngram-staleness %d: the rows of a step are read behind all updates; give %s too, or 0",
+        fail("--ngram-staleness %d: a step's rows are read only after all updates; give %s too, or 0",
              options.ngram_staleness, remedy);
 }
 
 // Checks compare ranks, so they need several that hold, or could compute, the same values.
 inline void check_comparisons(const Options& options) {
     if (options.check_replay > 0 && options.dp == 1) {
-        fail("--check-replay %d: data ranks compare what they compute, and there is one; leave it out",
+        fail("--check-replay %d: data ranks compare their results, but there is only one; leave it out",
              options.check_replay);
     }
     bool weights = options.zero == 3 ? options.shard_group < options.dp : options.dp > 1;
@@ -137,7 +137,7 @@ inline void check_comparisons(const Options& options) {
     if (options.check_replicas > 0 && !weights && !tied && options.tp == 1) {
         std::string remedy =
             options.dp == 1 ? "leave it out" : "give a smaller --shard-group, or --check-replay";
-        fail("--check-replicas %d: everything is held by one rank alone; %s", options.check_replicas,
+        fail("--check-replicas %d: each value is held by only one rank; %s", options.check_replicas,
              remedy.c_str());
     }
 }
@@ -146,9 +146,7 @@ inline void check_comparisons(const Options& options) {
 inline void check_graphs(const Options& options, int processes) {
     if (options.cuda_graphs != CudaGraphs::on) return;
     if (processes > 1) {
-        fail(
-            "--cuda-graphs on: the passes of one process can be captured, and there are %d; give auto or off",
-            processes);
+        fail("--cuda-graphs on: works only with one process, but there are %d; give auto or off", processes);
     }
     if (options.offload != Offload::none) {
         fail("--cuda-graphs on: passes that send gradients to the host cannot be captured; give auto or off, "
@@ -186,7 +184,7 @@ inline void complete_training(Options& options, int processes, const LayoutChoic
     check_comparisons(options);
     check_staleness(options);
     if (!options.batch_ramp.empty() && parse_batch_ramp(options.batch_ramp).steps >= options.steps) {
-        fail("--batch-ramp %s: ends after the run's %d steps; give fewer steps, or a longer run",
+        fail("--batch-ramp %s: does not end within the run's %d steps; give fewer steps, or a longer run",
              options.batch_ramp.c_str(), options.steps);
     }
     if (options.val_batches > 0)
@@ -199,7 +197,7 @@ inline void complete_training(Options& options, int processes, const LayoutChoic
     }
     check_validation(options);
     if (options.reset_positions && options.document_end < 0) {
-        fail("--reset-positions on: documents are not told apart; give --document-end too, or leave it out");
+        fail("--reset-positions on: document boundaries are unknown; give --document-end, or leave it out");
     }
     if (kind_of<TokenizerKind>(options.tokenizer) == TokenizerKind::none && !options.prompt.empty()) {
         fail("--prompt: cannot be turned into tokens without a tokenizer; add --tokenizer bytes or leave it "
@@ -230,17 +228,17 @@ inline void check_output(const std::string& output, const char* what) {
 
 inline void complete_options(TokenizeOptions& options) {
     if (options.inputs.empty()) fail("tokenize: nothing to read; name files or folders of text");
-    check_output(options.output, "the beginning of the names of the files to write, such as tokens/mytext");
+    check_output(options.output, "a prefix for the names of the files to write, such as tokens/mytext");
     if (options.train_tokenizer > 0 && !options.tokenizer.empty())
-        fail("--tokenizer %s: --train-tokenizer makes one; leave one of them out",
+        fail("--tokenizer %s: --train-tokenizer trains its own; leave one of them out",
              printable(options.tokenizer).c_str());
     if (options.train_tokenizer > 0 && std::ranges::count(options.inputs, "-") > 0)
-        fail("--train-tokenizer %d: reads text twice, which standard input cannot be; save it as a file, or "
-             "give --tokenizer",
+        fail("--train-tokenizer %d: reads text twice, but standard input can be read only once; save it to a "
+             "file, or give --tokenizer",
              options.train_tokenizer);
     if (options.tokenizer.empty()) options.tokenizer = name_of(TokenizerKind::bytes);
     if (kind_of<TokenizerKind>(options.tokenizer) == TokenizerKind::none)
-        fail("--tokenizer none: text becomes tokens by a tokenizer; give bytes or a file");
+        fail("--tokenizer none: tokenizing needs a tokenizer; give bytes or a file");
 }
 
 // The default batch of a plan, in tokens: about that of GPT-3 of the same size (Brown et al., "Language
@@ -262,7 +260,7 @@ inline void complete_options(PlanOptions& options) {
     if (options.global_batch % options.sequence_length) {
         long long below = options.global_batch / options.sequence_length * options.sequence_length,
                   above = below + options.sequence_length;
-        fail("--global-batch %lld: not a multiple of sequences of %d tokens; give %s%lld",
+        fail("--global-batch %lld: not a multiple of the sequence length of %d tokens; give %s%lld",
              options.global_batch, options.sequence_length, below ? text("%lld or ", below).c_str() : "",
              above);
     }
@@ -280,12 +278,12 @@ inline void complete_options(const AgentOptions& options) {
 inline void complete_options(const SelftestOptions&) {}
 
 inline void complete_options(const DataOptions& options) {
-    if (options.inputs.empty()) fail("data: nothing to look into; name token files");
+    if (options.inputs.empty()) fail("data: nothing to inspect; name token files");
 }
 
 inline void check_inference_cut(const InferenceCut& cut) {
     if (cut.zero == 1 || cut.zero == 2)
-        fail("--zero %d: cuts what training keeps, and nothing is trained here; give 3, or leave it out",
+        fail("--zero %d: shards only training state, and nothing is trained here; give 3, or leave it out",
              cut.zero);
 }
 
@@ -298,9 +296,9 @@ inline void complete_options(const SampleOptions& options) {
              "them");
     }
     if (options.interactive && options.samples > 1)
-        fail("--samples %d: --interactive on answers once; leave one of them out", options.samples);
+        fail("--samples %d: --interactive on generates one sample; leave one of them out", options.samples);
     for (const std::string& stop : options.stop) {
-        if (stop.empty()) fail("--stop: an empty text ends every sample at once; give some text");
+        if (stop.empty()) fail("--stop: an empty string would end every sample at once; give some text");
     }
 }
 
@@ -308,12 +306,12 @@ inline void complete_options(const EvalOptions& options) {
     check_run(options.runs.empty() ? "" : options.runs[0], "eval: nothing to evaluate");
     check_inference_cut(options);
     if (options.data.empty() && options.choices.empty())
-        fail("eval: nothing to measure on; give --data or --choices");
+        fail("eval: nothing to evaluate on; give --data or --choices");
     named_lists("--data", options.data);  // refuses invalid lists
 }
 
 inline void complete_options(const InspectOptions& options) {
-    check_run(options.run, "inspect: nothing to look into");
+    check_run(options.run, "inspect: nothing to inspect");
 }
 
 inline void complete_options(const ReportOptions& options) {

@@ -56,8 +56,8 @@ struct BatchRamp {
 // Parses START:END:STEPS. Refuses anything else.
 inline BatchRamp parse_batch_ramp(const std::string& source) {
     auto refuse = [&](const char* reason) {
-        fail("--batch-ramp %s: %s; give tokens of the first step, tokens of a step in the end and the steps "
-             "before that, as in 256k:1M:2000",
+        fail("--batch-ramp %s: %s; give the tokens per step at the start and at the end, and the "
+             "number of steps of the ramp, as in 256k:1M:2000",
              printable(source).c_str(), reason);
     };
     auto number = [&](const char* option, size_t begin, size_t end) {
@@ -71,11 +71,11 @@ inline BatchRamp parse_batch_ramp(const std::string& source) {
     if (second == std::string::npos) refuse("not three numbers");
     BatchRamp ramp = {number("--global-batch", 0, first), number("--global-batch", first + 1, second),
                       number("--steps", second + 1, source.size())};
-    if (ramp.first < 1) refuse("it begins with no tokens");
+    if (ramp.first < 1) refuse("it begins with less than one token");
     if (ramp.last <= ramp.first || ramp.last % ramp.first)
-        refuse("the end is not twice the start, or another multiple of it");
+        refuse("the end is not a multiple of the start, at least twice it");
     if (ramp.steps < ramp.levels() - 1 || ramp.steps > 1'000'000'000)
-        refuse("the steps are fewer than the batch has sizes, or more than a billion");
+        refuse("it has fewer steps than batch sizes, or more than a billion");
     return ramp;
 }
 
@@ -91,8 +91,8 @@ inline StepRange parse_step_range(const char* option, const std::string& source)
     bool two = sscanf(source.c_str(), "%9d:%9d%n", &range.first, &range.last, &length) == 2;
     if (!two && sscanf(source.c_str(), "%9d%n", &range.first, &length) == 1) range.last = range.first;
     if ((size_t)length != source.size() || range.first < 1 || range.last < range.first) {
-        fail("%s %s: no steps; give the first and the last one, counted from 1, as in 100:103", option,
-             printable(source).c_str());
+        fail("%s %s: not a range of steps; give the first and the last, counted from 1, as in 100:103",
+             option, printable(source).c_str());
     }
     return range;
 }

@@ -32,10 +32,10 @@ constexpr Synonym synonyms[] = {
     {" adam-epsilon eps epsilon ", "--adam-eps"},
     {" wd ", "--weight-decay"},
     {" batch-size micro-batch-size local-batch-size per-device-train-batch-size ", "--micro-batch",
-     ", sequences that a rank passes at once; --global-batch is a step's, in tokens"},
+     ", the sequences of one pass on a rank; --global-batch is for the whole step, in tokens"},
     {" global-batch-size total-batch-size train-batch-size ", "--global-batch", ", in tokens"},
     {" gradient-accumulation-steps grad-accum-steps accumulate ", "--global-batch",
-     ", tokens of a step: as many micro-batches as it takes"},
+     ", in tokens per step, which sets the number of micro-batches"},
     {" max-steps max-iters train-iters num-iterations num-steps iterations ", "--steps"},
     {" num-epochs num-train-epochs max-epochs ", "--epochs"},
     {" seq-len seq-length block-size max-seq-len max-length max-seq-length ", "--sequence-length"},
@@ -68,7 +68,7 @@ constexpr Synonym synonyms[] = {
     {" dropout attention-dropout hidden-dropout resid-dropout ", nullptr, "there is no dropout"},
     {" device cpu cuda ", nullptr, "make DEVICE=cpu|cuda chooses the device"},
     {" nproc nproc-per-node num-gpus devices num-processes ", nullptr, "mpirun -np N starts N processes"},
-    {" compile flash-attn use-flash-attn ", nullptr, "its kernels are compiled, with flash attention"},
+    {" compile flash-attn use-flash-attn ", nullptr, "kernels are always compiled, with flash attention"},
 };
 
 // Finds the row of a name such as --batch_size; null if there is none.

@@ -354,8 +354,7 @@ Json in_todays_form(Json json, const std::string& file) {
     if (!json.contains(form_of_record)) {
         if (json.contains("matmul_dtype") && json["matmul_dtype"] == "bf16") json["matmul_dtype"] = "auto";
     } else if (json[form_of_record] != todays_form) {
-        fail("%s: options are of a form that is not known here; use the program that wrote the file",
-             file.c_str());
+        fail("%s: options are in an unknown format; use the program that wrote the file", file.c_str());
     }
     json.erase(form_of_record);
     bool in_batches = json.contains("val_batches") && json.contains("global_batch");

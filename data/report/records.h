@@ -40,7 +40,7 @@ struct Reading {
                              ": the run was interrupted there, or is writing it");
         if (with_nan > 0)
             result.push_back(name + ": a NaN or an infinity in " + counted(with_nan, "line") +
-                             " is shown as no number");
+                             " is shown as a missing value");
         return result;
     }
 };

@@ -182,12 +182,12 @@ inline OrderedJson health_json(const RankHistory& history) {
         if (double celsius = number_in(device, "temperature_c"); celsius >= 85)
             told.push_back(text("%.0f degrees", celsius));
         if (integer_in(device, "ecc_uncorrected") > 0)
-            told.push_back(text("%lld errors of its memory that were not corrected",
-                                (long long)integer_in(device, "ecc_uncorrected")));
+            told.push_back(
+                text("%lld uncorrected memory errors", (long long)integer_in(device, "ecc_uncorrected")));
         if (integer_in(device, "xid") > 0)
             told.push_back(text("XID %lld", (long long)integer_in(device, "xid")));
         if (integer_in(device, "link_errors") > 0)
-            told.push_back(text("%lld errors of its links", (long long)integer_in(device, "link_errors")));
+            told.push_back(text("%lld link errors", (long long)integer_in(device, "link_errors")));
         if (told.empty()) continue;
         int64_t rank = integer_in(device, "rank", -1);
         std::string host = rank < 0 ? "" : history.host((size_t)rank);
@@ -335,7 +335,7 @@ inline std::string state_words(const RunHistory& run, double now) {
     case RunState::running:
         return "running: " + step;
     case RunState::recent:
-        return "going on, or stopped a moment ago: " + step;
+        return "running, or stopped a moment ago: " + step;
     case RunState::stopped:
         return "stopped as asked after " + step;
     case RunState::cut_short:

@@ -33,7 +33,7 @@ inline void check_run_log(const std::string& run_dir) {
     struct stat status;
     if (stat(run_dir.c_str(), &status) != 0) fail_with_errno(run_dir, "open it");
     if (!S_ISDIR(status.st_mode))
-        fail("%s: is no folder; name the directory of a run", printable(run_dir).c_str());
+        fail("%s: is not a directory; name the directory of a run", printable(run_dir).c_str());
     if (!exists(log_path(run_dir)))
         fail("%s: has no log.jsonl; name the directory of a run", printable(run_dir).c_str());
 }
@@ -99,7 +99,7 @@ public:
         }
         if (dropped_ > 0)
             notes_.push_back("log.jsonl: " + counted(dropped_, "line") +
-                             " could never be written, for want of a disk");
+                             " could never be written, because the disk failed");
         std::vector<std::string> may_be_nan = validation_losses();
         may_be_nan.insert(may_be_nan.begin(), {"loss", "grad_norm"});
         for (const std::string& name : may_be_nan) {
@@ -126,7 +126,7 @@ public:
                         : text_in(options_, "val_data") == text_in(other.options_, "val_data") &&
                               integer_in(options_, "val_tokens") == integer_in(other.options_, "val_tokens");
         if (same) return;
-        notes_.push_back("its validation loss is that of other tokens than that of " + other.run_dir_ +
+        notes_.push_back("its validation loss is computed on other tokens than that of " + other.run_dir_ +
                          ": the two cannot be compared");
     }
 
@@ -240,7 +240,7 @@ private:
         const nlohmann::json &before = object_in(start_, "validation"), &now = object_in(start, "validation");
         if (!before.empty() && !now.empty() && !are_comparable(before, now))
             notes_.push_back(
-                text("its validation loss is that of other tokens from step %lld on", (long long)step));
+                text("its validation loss is computed on other tokens from step %lld on", (long long)step));
         start_ = start;
         starts_++;
         if (first_time_.empty()) first_time_ = text_in(start, "time");

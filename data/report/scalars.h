@@ -103,7 +103,7 @@ inline void write_csv(const std::vector<std::string>& runs, const std::string& p
             take_scalars(line, [&](const char*, const std::string& name, double) {
                 if (places.try_emplace(name, columns.size()).second) columns.push_back(name);
                 if (columns.size() > most_columns) {
-                    fail("%s: has numbers of more than %zu names, too many for a table; use --format "
+                    fail("%s: has numbers under more than %zu names, too many for a table; use --format "
                          "tensorboard",
                          log_path(run).c_str(), most_columns);
                 }

@@ -36,7 +36,7 @@ inline std::string hex_of(std::string_view bytes) {
 
 inline std::string bytes_of_hex(const std::string& digits) {
     if (digits.size() % 2 || digits.find_first_not_of("0123456789abcdef") != digits.npos)
-        fail("'%s' are no bytes in hexadecimal digits", printable(digits).c_str());
+        fail("'%s' is not a string of hexadecimal bytes", printable(digits).c_str());
     std::string bytes;
     for (size_t i = 0; i < digits.size(); i += 2) {
         bytes += (char)std::stoi(digits.substr(i, 2), nullptr, 16);
@@ -57,9 +57,9 @@ inline AlgorithmTable read_algorithms(const std::string& path) {
     try {
         nlohmann::json json = parse_json(read_whole(path, most, "too many for this kind of file"), path);
         if (!json.is_object() || !json.contains("algorithms") || !json.contains("checksum"))
-            fail("%s: no file of algorithms for matrix products", path.c_str());
+            fail("%s: not a file of matrix-product algorithms", path.c_str());
         if (json["checksum"] != algorithm_checksum(json["algorithms"]))
-            fail("%s: damaged, its checksum does not fit", path.c_str());
+            fail("%s: damaged, its checksum does not match", path.c_str());
         AlgorithmTable table;
         for (auto& [setup, kinds] : json["algorithms"].items()) {
             for (auto& [kind, digits] : kinds.items())

@@ -103,9 +103,9 @@ inline std::string whereabouts(const RankState& rank) {
             rank.pass.micro_batch < 0 ? "" : text(" of micro-batch %d", rank.pass.micro_batch);
         return "it is in the " + rank.pass.operation + (of_batch.empty() ? "" : " pass" + of_batch);
     }
-    std::string blocked = rank.state == "D" ? ", and the system waits for a disk in it" : "";
+    std::string blocked = rank.state == "D" ? ", blocked on a disk" : "";
     std::string work = rank.work.empty() ? "" : ", " + rank.work;
-    return "its device has nothing to do, and its host is in the phase `" + rank.phase + "`" + work + blocked;
+    return "its device is idle, and its host is in the phase `" + rank.phase + "`" + work + blocked;
 }
 
 // ----------------------------------------------------------------------------
@@ -122,7 +122,7 @@ public:
     }
 
     HangDiagnosis diagnosis() {
-        if (states_.empty()) return nobody("no record of a rank is here");
+        if (states_.empty()) return nobody("no rank has a flight record here");
         if (HangDiagnosis dead =
                 among([](const RankState& rank) { return !rank.alive; }, Fault::dead,
                       [](const RankState& rank) {
@@ -130,7 +130,7 @@ public:
                                       rank.process, rank.step);
                       });
             !dead.ranks.empty())
-            return dead.ranks.size() < states_.size() ? dead : nobody("no rank lives any more");
+            return dead.ranks.size() < states_.size() ? dead : nobody("no rank is alive");
         HangDiagnosis moving = somebody_gets_on();
         if (!stands_still_ && !moving.sentence.empty()) return moving;
         HangDiagnosis found = among(
@@ -150,7 +150,7 @@ public:
         if (!found.ranks.empty()) return found;
         if (!moving.sentence.empty()) return moving;
         if (all_known_ && !missing_.empty())
-            return {Fault::dead, missing_, "nothing is heard of ranks " + text_of_ranks(missing_)};
+            return {Fault::dead, missing_, "there is no sign of life from ranks " + text_of_ranks(missing_)};
         bool detailed = std::ranges::all_of(states_, [](auto& each) { return each.second->detailed; });
         return detailed ? diagnosis_of_groups() : diagnosis_of_passes();
     }
@@ -166,9 +166,9 @@ private:
     // Returns a diagnosis without a sentence if no rank makes progress.
     HangDiagnosis somebody_gets_on() const {
         for (auto& [rank, state] : states_) {
-            if (state->quiet_seconds < limit_) return nobody(name_of(*state) + " gets on");
+            if (state->quiet_seconds < limit_) return nobody(name_of(*state) + " is making progress");
             if (!state->work.empty() && state->work_seconds < limit_ && state->state != "T")
-                return nobody(name_of(*state) + " gets on with " + state->work);
+                return nobody(name_of(*state) + " is still " + state->work);
         }
         return {};
     }
@@ -239,13 +239,11 @@ private:
         }
         if (!absent.ranks.empty()) return absent;
         if (!all_came.empty()) return link_diagnosis(all_came);
-        if (unknown) return nobody("the ranks of this machine wait for some of another");
-        HangDiagnosis busy =
-            among([](const RankState& rank) { return is_busy(rank); }, Fault::absent,
-                  [](const RankState& rank) { return "gets no further; " + whereabouts(rank); });
+        if (unknown) return nobody("the ranks of this machine wait for ranks of another");
+        HangDiagnosis busy = among([](const RankState& rank) { return is_busy(rank); }, Fault::absent,
+                                   [](const RankState& rank) { return "is stuck; " + whereabouts(rank); });
         if (!busy.ranks.empty() && busy.ranks.size() < states_.size()) return busy;
-        return nobody(excused.empty() ? "no rank is in a call, and none computes"
-                                      : "ranks wait for each other");
+        return nobody(excused.empty() ? "no rank is in a call or computing" : "ranks wait for each other");
     }
 
     static std::string has_not_come(const RankState& rank, std::vector<Wait>& waits) {
@@ -260,8 +258,8 @@ private:
         return name_of(rank) + " " + what + "; " + whereabouts(rank);
     }
 
-    // Stuck groups, whose members have all begun the call, usually have a rank in common: the members of the
-    // most such groups are accused.
+    // Each of these groups is stuck in a call that all its members have begun. Usually one rank is in all
+    // such groups, so the ranks that are in the most of them are accused.
     HangDiagnosis link_diagnosis(const std::map<int, std::vector<Wait>>& all_came) {
         std::map<int, std::set<std::vector<int>>> groups_of;  // the groups that a member is in
         std::set<std::vector<int>> groups;
@@ -282,7 +280,7 @@ private:
             for (const Wait& wait : waits)
                 if (std::ranges::includes(sorted(wait.members), diagnosis.ranks)) first = &wait;
         diagnosis.sentence =
-            text("all ranks have entered the %s in %s %s, and it gets no further: look at the "
+            text("all ranks have entered the %s in %s %s, but it does not complete: look at the "
                  "links and devices of ",
                  call_text(first->group->next).c_str(), words_for(*first->who, *first->group).c_str(),
                  text_of_ranks(first->members).c_str());
@@ -306,9 +304,9 @@ private:
             [](const RankState& rank) {
                 return !rank.pass.operation.empty() && rank.begun && rank.pass.operation != "optimizer";
             },
-            Fault::absent, [](const RankState& rank) { return "gets no further; " + whereabouts(rank); });
+            Fault::absent, [](const RankState& rank) { return "is stuck; " + whereabouts(rank); });
         if (!behind.ranks.empty() && behind.ranks.size() < states_.size()) return behind;
-        return nobody("the step was recorded without details, and all ranks are at the same");
+        return nobody("the step was recorded without details, and all ranks are at the same point");
     }
 
     const double limit_;

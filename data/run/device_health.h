@@ -155,13 +155,13 @@ public:
             uint64_t more = rise(name);
             if (more) news.push_back(counted(more, kind) + of);
         };
-        add_errors("xids", "critical error",
-                   text(" of the driver, the last one XID %llu", (unsigned long long)now.value("xid", 0ull)));
-        add_errors("ecc_uncorrected", "uncorrected error", " of its memory");
-        add_errors("link_errors", "error", " of its links");
+        add_errors("xids", "critical driver error",
+                   text(", the last one XID %llu", (unsigned long long)now.value("xid", 0ull)));
+        add_errors("ecc_uncorrected", "uncorrected memory error", "");
+        add_errors("link_errors", "link error", "");
         std::string throttled = now.value("throttled", "");
         if (throttled != was.value("throttled", "") && !throttled.empty())
-            news.push_back("its clocks are held down by " + throttled);
+            news.push_back("its clocks are throttled by " + throttled);
         if (rise("cpu_throttled")) news.push_back("its processor was too hot");
         return joined(news);
     }

@@ -155,7 +155,7 @@ public:
             name_.clear();
             memory = mmap(nullptr, sizeof(FlightRecord), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
                           -1, 0);
-            if (memory == MAP_FAILED) fail_with_errno("the flight record", "take memory for it");
+            if (memory == MAP_FAILED) fail_with_errno("the flight record", "allocate memory for it");
         }
         record_ = new (memory) FlightRecord;
     }

@@ -70,7 +70,7 @@ inline nlohmann::json supervisor_json(const std::string& run_dir) {
     constexpr uint64_t most_bytes = 64 << 20;
     const std::string path = supervisor_path(run_dir);
     if (access(path.c_str(), F_OK) != 0) return {};
-    return parse_json(read_whole(path, most_bytes, "that is no state of a supervisor"), path);
+    return parse_json(read_whole(path, most_bytes, "too large for the state of a supervisor"), path);
 }
 
 inline std::string ranks_path(const std::string& run_dir) {
@@ -92,7 +92,7 @@ inline std::string options_path(const std::string& run_dir) {
 // Throws Error if the file cannot be read.
 inline nlohmann::json run_options_json(const std::string& run_dir) {
     constexpr uint64_t most_bytes = 1 << 20;
-    return parse_json(read_whole(options_path(run_dir), most_bytes, "that is no file of options"),
+    return parse_json(read_whole(options_path(run_dir), most_bytes, "too large for a file of options"),
                       "options.json");
 }
 
@@ -116,11 +116,11 @@ public:
         if (holds_run && use == RunFolder::fresh) {
             bool trains = option == std::string_view("--run-dir");
             fail("%s: already holds a run; %sreplace it with --overwrite, or name another directory with %s",
-                 run_dir.c_str(), trains ? "go on with it with --resume auto, " : "", option);
+                 run_dir.c_str(), trains ? "resume it with --resume auto, " : "", option);
         }
         file_.emplace(log_path(run_dir));
         if (!file_->lock()) {
-            fail("%s: another process is training there; wait for its end or name another directory with %s",
+            fail("%s: another process is training there; let it end or name another directory with %s",
                  run_dir.c_str(), option);
         }
     }
@@ -133,10 +133,9 @@ public:
         remove_unfinished(run_dir_);
         if (use_ == RunFolder::continued) {
             for (int64_t newer : set_aside_newer(run_dir_, step)) {
-                notes.push_back(
-                    text("%s: newer than step %lld, which the run goes on from; renamed to %s.aside",
-                         checkpoint_folder(run_dir_, newer).c_str(), (long long)step,
-                         checkpoint_name(newer).c_str()));
+                notes.push_back(text("%s: newer than step %lld, where the run resumes; renamed to %s.aside",
+                                     checkpoint_folder(run_dir_, newer).c_str(), (long long)step,
+                                     checkpoint_name(newer).c_str()));
             }
             cut_behind(*file_, step, !notes.empty());
             if (access(ranks_path(run_dir_).c_str(), F_OK) == 0) cut_behind(ranks(), step, false);

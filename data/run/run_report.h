@@ -40,23 +40,24 @@ inline nlohmann::ordered_json start_record(const Options& o, const std::string& 
             {"changes", changes}};
 }
 
-// Returns a note if a resumed run uses other communication libraries than at its last start (`before`); else
-// nothing. The same layout gives the same bits only with the same libraries.
+// Returns a note if a resumed run uses different communication libraries than at its last start (`before`),
+// and otherwise an empty string. The same layout gives the same bits only with the same libraries.
 inline std::string communication_note(const nlohmann::json& before, const std::string& communication) {
     if (!before.is_object() || !before.contains("communication")) return "";
     const nlohmann::json& was = before["communication"];
     if (!was.is_string() || was == communication) return "";
     return text(
-        "communication was by %s and is by %s: sums may be made in another order, and differ in their "
+        "communication used %s and now uses %s: sums may be made in another order, and differ in their "
         "last bits",
         printable(was.get<std::string>()).c_str(), communication.c_str());
 }
 
-// Returns the corresponding note about the tokens of validation.
+// Returns a note if the run validates on different tokens than at its last start, and otherwise an empty
+// string.
 inline std::string validation_note(const nlohmann::json& before, const std::vector<ValidationSet>& sets) {
     if (!before.is_object() || !before.contains("validation") || sets.empty()) return "";
     if (are_comparable(before["validation"], record_of(sets))) return "";
-    return "the validation loss is that of other tokens from here on";
+    return "the validation loss is computed on other tokens from here on";
 }
 
 // "2 of 8.39M rows of 64 numbers, 1.07G in all, where n-grams of 2,3 tokens look up 8 a token"; empty without
@@ -69,13 +70,13 @@ inline std::string tables_text(const ModelConfig& c) {
                 c.ngram.c_str(), ngram_head_count(c));
 }
 
-// done: steps already made.
+// done: steps already completed.
 inline void print_run(const Options& o, const TokenLoader& data, const std::vector<ValidationSet>& validation,
                       int64_t done) {
     double count = (double)parameter_count(o);
     int T = o.sequence_length;
     print("model        %s: %s parameters, %d layers of %d channels, %sFLOP per token (%s if attention "
-          "counts causal)\n",
+          "is counted as causal)\n",
           o.model.c_str(), human(count).c_str(), o.layers, o.channels,
           human(flops_per_token(o, T, false)).c_str(), human(flops_per_token(o, T, true)).c_str());
     if (std::string tables = tables_text(o); !tables.empty()) print("tables       %s\n", tables.c_str());
@@ -96,7 +97,7 @@ inline void print_run(const Options& o, const TokenLoader& data, const std::vect
     long long tokens = tokens_until(o, o.steps) - tokens_until(o, done);
     double epochs = (double)tokens / T / data.samples_per_epoch();
     bool is_even = o.global_batch / T / o.micro_batch % o.dp == 0;
-    const char* uneven = is_even ? "" : ", some once more than others";
+    const char* uneven = is_even ? "" : ", some with one micro-batch more";
     std::string from = o.batch_ramp.empty() ? "" : text("%lld to ", tokens_of_step(o, (int)done));
     std::string steps = done == 0        ? text("%d steps", o.steps)
                         : done < o.steps ? text("steps %lld to %d,", (long long)done + 1, o.steps)

@@ -64,8 +64,8 @@ public:
     void expect(double seconds) {
         expected_ = seconds;
         if (seconds > 0)
-            print("planned      %.4g ms a step, by %s\n", 1e3 * seconds,
-                  o_.machine.empty() ? "rates that are expected of such cards"
+            print("planned      %.4g ms a step, from %s\n", 1e3 * seconds,
+                  o_.machine.empty() ? "the rates expected of such cards"
                                      : ("the rates of " + printable(o_.machine)).c_str());
     }
 
@@ -100,7 +100,7 @@ public:
         for (auto& each : record) ranks.insert(each["rank"].get<int>());
         if (std::exchange(slow_, ranks) == ranks) return;
         for (const std::string& name : names) warn("slow         " + name + ": the others wait for it");
-        if (names.empty()) note("slow         no rank any more");
+        if (names.empty()) note("slow         no rank is slow any more");
     }
     // Logs that the run ends early, as asked.
     void stopped(int step) { write({{"step", step}, {"stopped", "as asked"}}); }
@@ -142,10 +142,10 @@ public:
 
     // A step that changed nothing, because it was a spike.
     void spike(int step, float loss, float gradient_norm, const SpikeLimits& limits) {
-        note(
-            text("spike        step %d: loss %.4f, norm %.3f, and at most %.4f and %.3f are taken for sound; "
-                 "its update is left out",
-                 step, loss, gradient_norm, limits.loss, limits.norm));
+        note(text(
+            "spike        step %d: loss %.4f, norm %.3f, but at most %.4f and %.3f are considered normal; "
+            "its update is skipped",
+            step, loss, gradient_norm, limits.loss, limits.norm));
     }
     // The run goes back to the state after an earlier step, and passes over the samples of the spikes.
     void went_back(int step, int from_step, int spikes, const SpikeHistory::Samples& passed_over) {
@@ -200,9 +200,9 @@ public:
         double rate = (double)report.bytes / report.seconds;
         Screen::Turn turn(screen);
         print("%s after step %lld: %sB, training waited %.2f s, written in %.2f s (%sB/s)\n",
-              report.weights_alone ? "weights alone" : "checkpoint", (long long)report.step,
+              report.weights_alone ? "weights only" : "checkpoint", (long long)report.step,
               human((double)report.bytes).c_str(), report.stalled, report.seconds, human(rate).c_str());
-        if (!report.remark.empty()) print("older checkpoints stay: %s\n", one_line(report.remark).c_str());
+        if (!report.remark.empty()) print("older checkpoints kept: %s\n", one_line(report.remark).c_str());
         write({{"step", report.step},
                {report.weights_alone ? "weights" : "checkpoint", report.folder},
                {"bytes", report.bytes},
@@ -251,7 +251,7 @@ private:
     void checkpoint_failed(const SaveReport& report) {
         screen.warn(text("checkpoint after step %lld: NOT saved: %s; %s", (long long)report.step,
                          one_line(report.error).c_str(),
-                         last_checkpoint_.empty() ? "older ones are as they were"
+                         last_checkpoint_.empty() ? "older ones are unchanged"
                                                   : ("the last one is " + last_checkpoint_).c_str()));
         // "trouble" is the name that readers of the log know
         write({{"step", report.step}, {"checkpoint", nullptr}, {"trouble", report.error}});

@@ -1,9 +1,9 @@
 /*
-A timeline as a file for Perfetto (ui.perfetto.dev) and chrome://tracing: Chrome's Trace Event Format, JSON,
-compressed with gzip. A process of the format is a rank and a thread is one of its streams; spans lie on
+A timeline as a file for Perfetto (ui.perfetto.dev) and chrome://tracing: Chrome's Trace Event Format, as
+JSON compressed with gzip. A process of the format is a rank and a thread is one of its streams; spans lie on
 threads, arrows connect spans, and counters are numbers of a process over time.
 
-The file is written as it is produced, and gets its name once it is complete.
+The file is written incrementally under a temporary name, and renamed once it is complete.
 */
 #pragma once
 
@@ -22,7 +22,7 @@ class TraceFile {
 public:
     explicit TraceFile(const std::string& path) : file_(path) {
         if (deflateInit2(&zip_, Z_DEFAULT_COMPRESSION, Z_DEFLATED, gzip, 8, Z_DEFAULT_STRATEGY) != Z_OK)
-            fail("%s: zlib cannot compress; see whether there is memory left", path.c_str());
+            fail("%s: zlib cannot be initialized; check that there is memory left", path.c_str());
         write("{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n");
     }
     ~TraceFile() { deflateEnd(&zip_); }

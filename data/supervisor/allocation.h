@@ -22,7 +22,7 @@ inline void add_names(const std::string& entry, std::vector<std::string>& names)
     const size_t open = entry.find('['), close = entry.find(']', open);
     if (close == entry.npos) {
         if (!is_host_name(entry) || names.size() == most)
-            fail("SLURM_JOB_NODELIST: %s names no host; name them with --hosts", printable(entry).c_str());
+            fail("SLURM_JOB_NODELIST: %s is not a host; list hosts with --hosts", printable(entry).c_str());
         names.push_back(entry);
         return;
     }

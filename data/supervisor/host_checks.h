@@ -26,7 +26,7 @@ class Scratch {
 public:
     Scratch() {
         std::string name = (std::filesystem::temp_directory_path() / "train_gpt_launch.XXXXXX").string();
-        if (!mkdtemp(name.data())) fail_with_errno(name, "make a folder for files of hosts there");
+        if (!mkdtemp(name.data())) fail_with_errno(name, "create a temporary folder for hostfiles");
         path_ = name;
     }
     ~Scratch() {
@@ -79,9 +79,9 @@ public:
         if (!apart.empty())
             notes.push_back(
                 "the run's directory is not shared with " + apart +
-                ": ranks are watched, culprits named and the job started again as ever, but a "
-                "checkpoint needs the files of all hosts in one folder: what ranks there save is not "
-                "in it, so a restart on these hosts begins from the last whole one, or anew");
+                ": ranks are watched, culprits named and the job restarted as usual, but a "
+                "checkpoint needs the files of all hosts in one folder, and what ranks there save is "
+                "missing from it: a restart resumes from the last complete one, or starts over");
         if (!selftest.empty()) test(hosts, selftest);
         for (size_t i = 0; i < hosts.size(); i++) {
             if (!hosts[i].aside.empty() && before[i].aside.empty())
@@ -144,7 +144,7 @@ private:
     static std::string suspect_of(const CommandResult& result, double seconds) {
         constexpr std::string_view named = "train_gpt: suspect: ";
         if (result.code == 0) return "";
-        if (result.code < 0) return text("its selftest did not end in %.0f s", seconds);
+        if (result.code < 0) return text("its selftest did not finish within %.0f s", seconds);
         size_t begin = result.output.find(named);
         if (begin == std::string::npos)
             return text("its selftest ended with exit code %d: %s", result.code,

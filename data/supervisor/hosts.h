@@ -48,30 +48,30 @@ inline Host parse_host(std::string_view line, const std::string& where) {
     Host host{"", 0};
     words >> host.name;
     if (!is_host_name(host.name))
-        fail("%s: %s is no name of a host; write a line as `node1 slots=8`", where.c_str(),
+        fail("%s: %s is not a host name; write lines like `node1 slots=8`", where.c_str(),
              printable(host.name).c_str());
     for (std::string word; words >> word;) {
         constexpr std::string_view slots = "slots=";
         if (word.starts_with("max_slots=") || word.starts_with("max-slots=")) continue;
         if (!word.starts_with(slots))
-            fail("%s: %s is not known; write a line as `node1 slots=8`", where.c_str(),
+            fail("%s: %s is not known; write lines like `node1 slots=8`", where.c_str(),
                  printable(word).c_str());
         auto [end, error] =
             std::from_chars(word.data() + slots.size(), word.data() + word.size(), host.slots);
         if (error != std::errc() || end != word.data() + word.size() || host.slots < 1 ||
             host.slots > most_slots)
-            fail("%s: %s: a host has 1 to %d slots; give the number of ranks that it takes", where.c_str(),
+            fail("%s: %s: a host has 1 to %d slots; give the number of ranks that it can run", where.c_str(),
                  printable(word).c_str(), most_slots);
     }
     if (host.slots == 0)
-        fail("%s: %s has no slots; write how many ranks it takes, as `%s slots=8`", where.c_str(),
-             host.name.c_str(), host.name.c_str());
+        fail("%s: %s has no slots; give the number of ranks that it can run, as in `%s slots=8`",
+             where.c_str(), host.name.c_str(), host.name.c_str());
     return host;
 }
 
 inline std::vector<Host> read_hosts(const std::string& path) {
     constexpr uint64_t most_bytes = 16 << 20;
-    const std::string content = read_whole(path, most_bytes, "that is no file of hosts");
+    const std::string content = read_whole(path, most_bytes, "too large for a hostfile");
     std::vector<Host> hosts;
     std::set<std::string> names;
     std::string_view rest = content;
@@ -85,7 +85,7 @@ inline std::vector<Host> read_hosts(const std::string& path) {
             fail("%s: %s appears twice; give it one line, with all of its slots", where.c_str(),
                  hosts.back().name.c_str());
     }
-    if (hosts.empty()) fail("%s: has no hosts; write a line for each, as `node1 slots=8`", path.c_str());
+    if (hosts.empty()) fail("%s: has no hosts; write one per line, as in `node1 slots=8`", path.c_str());
     return hosts;
 }
 

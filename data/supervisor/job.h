@@ -255,8 +255,8 @@ public:
 
     // Takes the lock that a keeper holds. Fails if another keeper holds it.
     static FileHandle lock_of(const std::string& run_dir) {
-        return take_lock(job_lock_path(run_dir), run_dir + ": a job runs there that job.json does not tell "
-                                                           "of; wait for its end, or end it");
+        return take_lock(job_lock_path(run_dir), run_dir + ": a job that is not in job.json is running "
+                                                           "there; wait until it ends, or stop it");
     }
 
 private:

@@ -120,7 +120,7 @@ private:
     static FileHandle lock_of(const std::string& run_dir) {
         make_folder(run_dir, "check the path or name another with --run-dir");
         return take_lock(run_dir + "/supervisor.lock",
-                         run_dir + ": another supervisor looks after this run; end that one, or wait for it");
+                         run_dir + ": another supervisor looks after this run; stop it, or wait for its end");
     }
 
     // ------------------------------------------------------------------------
@@ -139,7 +139,7 @@ private:
         bool goes_on = left && left->result.empty() && left->command == line_.job;
         bool runs = is_locked(job_lock);
         if (runs && !goes_on)
-            fail("%s: a job of another command line runs there%s; take it up with that one, or end it",
+            fail("%s: a job with another command line runs there%s; use that command line, or stop it",
                  line_.run_dir.c_str(), record ? text(" (process %d)", record->launcher.id).c_str() : "");
         if (!goes_on) {
             state_ = {};
@@ -158,7 +158,7 @@ private:
         }
         const std::string on =
             text(" on %s of %s", counted(line_.hosts.size(), "host").c_str(), line_.hosts_from.c_str());
-        tell(text("%s%s%s; what the job writes is in %s", counted(line_.ranks, "rank").c_str(),
+        tell(text("%s%s%s; the job's output is in %s", counted(line_.ranks, "rank").c_str(),
                   is_alone_ ? " on this machine" : on.c_str(),
                   o_.spares > 0 ? text(", %d of them spares", o_.spares).c_str() : "",
                   job_log_path(line_.run_dir).c_str()));
@@ -166,21 +166,20 @@ private:
         bool alive = known && (is_alive(record->keeper) || is_alive(record->launcher));
         if (alive && !is_kept(*record, line_.run_dir)) {
             tell(job_path(line_.run_dir) +
-                 ": names processes that are no job of this run; they are left alone");
+                 ": names processes that are not a job of this run; they are left alone");
         } else if (known && are_on(state_.places, line_.hosts)) {
             job_.emplace(line_.run_dir, *record);
             places_ = state_.places;
-            tell(text("takes up start %d, process %d, which %s", state_.number, record->launcher.id,
-                      runs ? "runs" : "has ended meanwhile"));
+            tell(text("takes over start %d, process %d, which %s", state_.number, record->launcher.id,
+                      runs ? "is running" : "has ended since"));
             begin_following();
             attempt_.last_step = progress_.last_step();
         } else if (alive) {
-            fail(
-                "%s: its job runs on other hosts than this command has; give the --hosts and --ranks that it "
-                "was started with",
-                supervisor_path(line_.run_dir).c_str());
+            fail("%s: its job is running on hosts that this command does not have; give the --hosts and "
+                 "--ranks that it was started with",
+                 supervisor_path(line_.run_dir).c_str());
         } else if (goes_on) {
-            tell("takes up a run whose job is not there any more");
+            tell("takes over a run whose job no longer exists");
         }
     }
 
@@ -199,7 +198,7 @@ private:
             return false;
         }
         if (int ranks = ranks_of(places_); ranks < line_.ranks)
-            tell(text("goes on with %d of %d ranks, on %s; the batch stays what it is", ranks, line_.ranks,
+            tell(text("continues with %d of %d ranks, on %s; the batch stays the same", ranks, line_.ranks,
                       names_text(places_).c_str()));
         Words command = {program_};
         command.insert(command.end(), line_.job.begin(), line_.job.end());
@@ -214,7 +213,7 @@ private:
         write_state();
         wait_for_log();
         if (stops_asked > 0) {
-            end_with("stopped as asked, before the job was started again", 0);
+            end_with("stopped as asked, before the job was restarted", 0);
             return false;
         }
         tell(text("start %d: %s", state_.number, command_line(command).c_str()));
@@ -403,7 +402,7 @@ private:
         }
         if (next.kind == Restart::from_before) go_back();
         write_state();
-        if (next.wait > 0) tell(text("starts again in %.3g s", next.wait));
+        if (next.wait > 0) tell(text("restarts in %.3g s", next.wait));
         for (double until = seconds_now() + next.wait; seconds_now() < until && stops_asked == 0;)
             usleep(50000);
     }
@@ -412,7 +411,7 @@ private:
         if (end == JobEnd::hung) return diagnosis_.sentence;
         if (!words_.reason().empty()) return words_.reason();
         if (!words_.launcher_reason().empty()) return words_.launcher_reason();
-        if (end == JobEnd::killed) return text("signal %d ended a process of the job", attempt_.code - 128);
+        if (end == JobEnd::killed) return text("signal %d killed a process of the job", attempt_.code - 128);
         return text("the launcher ended with exit code %d: %s", attempt_.code, words_.last().c_str());
     }
 
@@ -470,7 +469,7 @@ private:
         incident.what = is_first ? attempt_.why : incident.what + "; then: " + attempt_.why;
         if (std::string names = who(); is_first || !names.empty()) incident.who = names;
         incident.then = next.kind == Restart::from_newest   ? "started again"
-                        : next.kind == Restart::from_before ? "started again from the checkpoint before"
+                        : next.kind == Restart::from_before ? "started again from the previous checkpoint"
                                                             : next.reason;
         incident.step = step;
         incident.lost_steps =
@@ -519,8 +518,8 @@ private:
     std::string effective_text() const {
         double now = unix_seconds(), whole = now - state_.began;
         if (!progress_.is_visible())
-            return "the run's log cannot be seen from here, so its training time is not known";
-        return text("%.1f%% of %s trained", 100 * state_.effective(now), rough_duration(whole).c_str());
+            return "the run's log cannot be seen from here, so its training time is unknown";
+        return text("%.1f%% of %s in training", 100 * state_.effective(now), rough_duration(whole).c_str());
     }
 
     static void tell(const std::string& words) {

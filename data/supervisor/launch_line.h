@@ -40,43 +40,43 @@ inline void place_job(LaunchLine& line, const Options& job) {
     Allocation known = o.hosts.empty() ? find_allocation() : Allocation{read_hosts(o.hosts), o.hosts};
     line.hosts = known.hosts, line.hosts_from = known.source;
     if (line.hosts.empty()) {
-        if (o.spares > 0) fail("--spares %d: there is one machine; name hosts with --hosts", o.spares);
+        if (o.spares > 0) fail("--spares %d: there is only this machine; name hosts with --hosts", o.spares);
         line.ranks = std::max(o.ranks, 1);
     } else {
         int count = (int)line.hosts.size();
         if (o.spares >= count)
-            fail("--spares %d: %s has %d hosts, and one at least must train; name more, or fewer spares",
+            fail("--spares %d: %s has %d hosts, and at least one must train; name more hosts or fewer spares",
                  o.spares, line.hosts_from.c_str(), count);
         std::vector<Host> first(line.hosts.begin(), line.hosts.end() - o.spares);
         long long slots = slots_of(first);
         if (o.ranks == 0) line.ranks = (int)std::min<long long>(slots, 1 << 20);
         if (line.ranks > slots && o.spares > 0)
-            fail("--ranks %d: %s has %lld slots without its last %d hosts, the spares; name more hosts, or "
-                 "fewer ranks or spares",
+            fail("--ranks %d: %s has only %lld slots without its last %d hosts, the spares; name more "
+                 "hosts, or give fewer ranks or spares",
                  line.ranks, line.hosts_from.c_str(), slots, o.spares);
         if (line.ranks > slots)
-            fail("--ranks %d: %s has %lld slots; name more hosts, or fewer ranks", line.ranks,
+            fail("--ranks %d: %s has only %lld slots; name more hosts, or give fewer ranks", line.ranks,
                  line.hosts_from.c_str(), slots);
     }
     line.unit = unit_of_ranks(job, line.ranks);
     if (line.ranks % line.unit != 0) {
         std::string group = job.shard_group > 0 ? text(" --shard-group %d", job.shard_group) : "";
-        fail("--ranks %d: --tp %d --pp %d%s need a multiple of %d; give that", line.ranks,
-             std::max(job.tp, 1), std::max(job.pp, 1), group.c_str(), line.unit);
+        fail("--ranks %d: --tp %d --pp %d%s need a multiple of %d; give one", line.ranks, std::max(job.tp, 1),
+             std::max(job.pp, 1), group.c_str(), line.unit);
     }
 }
 
 inline void check_job(const Options& job, const GivenOptions& given) {
     if (job.run_dir.empty())
-        fail("--run-dir: missing behind the --; name the directory of the run, which launch keeps its files "
-             "in too");
+        fail("--run-dir: missing after the --; name the run's directory, where launch also keeps its own "
+             "files");
     if (is_given("--overwrite", given))
-        fail("--overwrite: would delete at a restart what was trained; remove %s by hand, or name another "
-             "--run-dir",
+        fail("--overwrite: would delete the job's progress at each restart; remove %s by hand, or name "
+             "another --run-dir",
              printable(job.run_dir).c_str());
     if (!job.resume.empty() && !resumes_newest(job))
-        fail("--resume %s: a job goes on from its own newest checkpoint; leave the option out, and begin "
-             "from another run with --init",
+        fail("--resume %s: a job always resumes from its own newest checkpoint; leave the option out, and "
+             "use --init to start from another run",
              printable(job.resume).c_str());
 }
 
@@ -95,10 +95,10 @@ inline LaunchLine parse_launch(const GivenOptions& of_launch, const std::vector<
     LaunchLine line;
     set_values(of_launch, line.options);
     if (job_words.empty())
-        fail("launch: no job; write it behind a --, as in `launch --ranks 4 -- train --run-dir runs/a ...`");
+        fail("launch: no job; write it after a --, as in `launch --ranks 4 -- train --run-dir runs/a ...`");
     line.job = job_words;
     if (parse_command(line.job[0]) != command_train)
-        fail("launch: %s is over soon and has nothing to go on from; the job is a train command",
+        fail("launch: %s ends soon and has no checkpoint to resume from; give a train command after the --",
              line.job[0].c_str());
     GivenOptions given = read_arguments(command_train, line.job);
     Options job = asked_options(given);

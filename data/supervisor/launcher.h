@@ -42,7 +42,7 @@ inline Words shell_words(std::string_view line, const char* option) {
             word += c, begun = true;
         }
     }
-    if (quote) fail("%s: a %c is not closed in %s; close it", option, quote, printable(line).c_str());
+    if (quote) fail("%s: unmatched %c in %s; close the quote", option, quote, printable(line).c_str());
     if (begun) words.push_back(word);
     return words;
 }
@@ -59,7 +59,7 @@ public:
             bool as_root = geteuid() == 0 && !getenv("OMPI_ALLOW_RUN_AS_ROOT");
             if (as_root && !has_word("--allow-run-as-root")) {
                 if (!in_container())
-                    fail("--launcher %s: Open MPI does not start as root; start as another user, or give "
+                    fail("--launcher %s: Open MPI refuses to run as root; run as another user, or give "
                          "--launcher '%s --allow-run-as-root'",
                          printable(line).c_str(), printable(line).c_str());
                 add({"--allow-run-as-root"});
@@ -76,10 +76,10 @@ public:
                 add({"--nodes={nodes}", "--nodelist={names}"});
             if (!mentions("{ranks}")) add({"--ntasks={ranks}"});
         } else if (!mentions("{ranks}") || (on_hosts && !mentions("{hosts}") && !mentions("{names}"))) {
-            fail("--launcher %s: does not say where the %s go; write {ranks}%s in it, for --launcher mpirun "
-                 "it is `mpirun --hostfile {hosts} --map-by slot --bind-to none -n {ranks}`",
+            fail("--launcher %s: does not say where the %s go; write {ranks}%s in it, as in "
+                 "`mpirun --hostfile {hosts} --map-by slot --bind-to none -n {ranks}`",
                  printable(line).c_str(), mentions("{ranks}") ? "hosts" : "ranks",
-                 on_hosts ? " and {hosts}, the name of a file, or {names}" : "");
+                 on_hosts ? " and {hosts} (a hostfile) or {names}" : "");
         }
     }
 

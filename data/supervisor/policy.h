@@ -107,7 +107,7 @@ inline Restart decide(const std::vector<Attempt>& attempts, const RestartLimits&
     const Attempt& last = attempts.back();
     if (last.end == JobEnd::done) return {Restart::finish};
     if (asked_to_stop) return {Restart::give_up, 0, "it was asked to stop"};
-    if (last.end == JobEnd::bad_input) return {Restart::give_up, 0, "what it was given has to be changed"};
+    if (last.end == JobEnd::bad_input) return {Restart::give_up, 0, "its input has to be changed"};
 
     long long failing = last.last_step + 1;
     int in_vain = restarts_in_vain(attempts);
@@ -117,7 +117,7 @@ inline Restart decide(const std::vector<Attempt>& attempts, const RestartLimits&
                                                [](const Attempt& a) { return a.end == JobEnd::not_finite; });
         if (again)
             return {Restart::give_up, 0,
-                    text("numbers were not finite again by step %lld, though it went back a checkpoint",
+                    text("numbers were not finite again by step %lld, although it went back one checkpoint",
                          failing)};
     } else if (failed_alike(attempts)) {
         return {

@@ -139,7 +139,7 @@ inline std::optional<SupervisorState> read_state(const std::string& run_dir) {
     try {
         return SupervisorState::from(json);
     } catch (const std::exception&) {
-        fail("%s: is no state of a supervisor; move it away to begin anew", supervisor_path(run_dir).c_str());
+        fail("%s: is not a supervisor's state; move it away to start over", supervisor_path(run_dir).c_str());
     }
 }
 
@@ -156,7 +156,7 @@ public:
         note_error(error, [&] { write_whole(supervisor_path(run_dir_), content); });
         bool was_behind = std::exchange(behind_, !error.empty());
         if (behind_ == was_behind) return "";
-        return behind_ ? error + " (the supervisor goes on without)"
+        return behind_ ? error + " (the supervisor continues without it)"
                        : supervisor_path(run_dir_) + ": can be written again";
     }
     bool behind() const { return behind_; }

@@ -164,8 +164,8 @@ private:
     void cut_the_only_one(const std::string& what) {
         size_t tokens = held_.empty() ? 0 : held_.size() - 1;
         if (held_.empty()) {
-            fail("%s: is a single document of more than %zu tokens, which is not cut; give --val-fraction 0, "
-                 "or save its text as a plain file",
+            fail("%s: is a single document of more than %zu tokens, which cannot be split; give "
+                 "--val-fraction 0, or save its text as a plain file",
                  what.c_str(), options_.most_held);
         }
         if (tokens < 2) fail("%s: is too short to split; give more text, or --val-fraction 0", what.c_str());

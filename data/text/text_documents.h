@@ -102,7 +102,7 @@ private:
             end = newline ? (size_t)((char*)newline - rest_.data()) + 1 : 0;
             searched = rest_.size();
             if (end == 0 && searched > longest_) {
-                fail("%s:%llu: the line is longer than %zu MiB; give each document a line of its own",
+                fail("%s:%llu: the line is longer than %zu MiB; put each document on its own line",
                      file().path.c_str(), (unsigned long long)line_, longest_ >> 20);
             }
         }
@@ -144,8 +144,8 @@ private:
                 return;
             }
             if (rest_.size() > longest_) {
-                fail("%s: has %zu MiB in which this tokenizer finds no place to cut; divide the file",
-                     file().path.c_str(), longest_ >> 20);
+                fail("%s: has %zu MiB that this tokenizer cannot split; split the file", file().path.c_str(),
+                     longest_ >> 20);
             }
             wanted = std::max(size_, 2 * rest_.size());
         }

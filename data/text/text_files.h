@@ -93,7 +93,7 @@ public:
     void add(const std::string& path, bool given_by_name = true) {
         struct stat status, target;
         if (path == "-" && given_by_name) {
-            if (fstat(STDIN_FILENO, &status) != 0) fail_with_errno("standard input", "look at it");
+            if (fstat(STDIN_FILENO, &status) != 0) fail_with_errno("standard input", "stat it");
             bool first = seen_.insert({status.st_dev, status.st_ino}).second;
             if (first) add_text("standard input", FileHandle(dup(STDIN_FILENO)), 0, true, true);
             return;
@@ -272,7 +272,7 @@ public:
         posix_fadvise(file_.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
         compressed_ = file.compressed;
         if (compressed_ && inflateInit2(&gzip_, gzip_only) != Z_OK)
-            fail("%s: cannot be decompressed: no memory; close other programs", path_.c_str());
+            fail("%s: cannot be decompressed: out of memory; close other programs", path_.c_str());
     }
     ~TextInput() { inflateEnd(&gzip_); }
 
@@ -288,7 +288,7 @@ public:
                 gzip_.next_in = (Bytef*)buffer_.data();
                 gzip_.avail_in = (uInt)read_file(buffer_.data(), buffer_.size());
                 if (gzip_.avail_in == 0 && !complete_) {
-                    fail("%s: is cut short: its compressed text does not end; copy it again", path_.c_str());
+                    fail("%s: is cut short: its compressed data is incomplete; copy it again", path_.c_str());
                 }
                 if (gzip_.avail_in == 0) return 0;
             }
@@ -296,8 +296,8 @@ public:
             int result = inflate(&gzip_, Z_NO_FLUSH);
             complete_ = result == Z_STREAM_END;
             if (result != Z_OK && !complete_) {
-                fail("%s: is damaged, or no gzip file (%s); copy it again", path_.c_str(),
-                     gzip_.msg ? gzip_.msg : "its data are damaged");
+                fail("%s: is damaged, or not a gzip file (%s); copy it again", path_.c_str(),
+                     gzip_.msg ? gzip_.msg : "its data is damaged");
             }
         }
         return room - gzip_.avail_out;

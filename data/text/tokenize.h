@@ -70,7 +70,7 @@ public:
     void print_counts() const {
         if (bad_.count > 0) print("tokenize: skipped, bad lines: %s\n", bad_.text().c_str());
         if (lone_surrogates_ > 0)
-            print("tokenize: %s (\\ud800 to \\udfff), half a character each, became U+FFFD\n",
+            print("tokenize: %s (\\ud800 to \\udfff), each half a character, replaced by U+FFFD\n",
                   counted(lone_surrogates_, "lone surrogate").c_str());
     }
 
@@ -99,8 +99,8 @@ inline void print_unknown(const std::map<int32_t, uint64_t>& unknown) {
         count += times;
     }
     if (count == 0) return;
-    print("tokenize: %llu character%s newer than Unicode %s, which patterns know here (%s%s): with another "
-          "version they may become other tokens\n",
+    print("tokenize: %llu character%s newer than the Unicode %s of the patterns here (%s%s): with another "
+          "version they may be tokenized differently\n",
           (unsigned long long)count, count == 1 ? " is" : "s are", pattern_unicode().c_str(), names.c_str(),
           named > 8 ? ", ..." : "");
 }
@@ -142,8 +142,8 @@ inline void cut_file(TextFile& file, double fraction) {
     uint64_t size = text_size(file);
     if (size < 2) fail("%s: is too short to split; give more text, or --val-fraction 0", file.path.c_str());
     file.cut = std::clamp<uint64_t>((uint64_t)((double)size * (1 - fraction)), 1, size - 1);
-    print("tokenize: %s is the only document, so the last %g %% of it are for validation\n",
-          file.path.c_str(), 100 * fraction);
+    print("tokenize: %s is the only document, so its last %g %% is for validation\n", file.path.c_str(),
+          100 * fraction);
 }
 
 inline DocumentSearch find_text(const TokenizeOptions& options, const std::vector<std::string>& older) {
@@ -155,7 +155,7 @@ inline DocumentSearch find_text(const TokenizeOptions& options, const std::vecto
     for (const auto& [kind, files] : search.skipped)
         print("tokenize: skipped, %s: %s\n", kind.c_str(), files.text().c_str());
     for (const auto& [kind, files] : search.strange) {
-        print("tokenize: taken as text, but %s: %s; %s\n", kind.c_str(), files.text().c_str(),
+        print("tokenize: treated as text, but %s: %s; %s\n", kind.c_str(), files.text().c_str(),
               kind == "binary" ? "leave them out with --skip-binary on"
               : kind == "UTF-16"
                   ? "convert them with iconv -f UTF-16 -t UTF-8, or leave them out with --skip-binary on"
@@ -163,8 +163,8 @@ inline DocumentSearch find_text(const TokenizeOptions& options, const std::vecto
     }
     for (const TextFile& file : search.files) {
         if (!file.begun) continue;
-        print("tokenize: %s is taken as %s\n", file.path.c_str(),
-              file.lines ? "JSON lines" : "one document, for it does not begin as JSON lines do, with {\"");
+        print("tokenize: %s is treated as %s\n", file.path.c_str(),
+              file.lines ? "JSON lines" : "one document, as it does not begin with {\" like JSON lines");
     }
     if (search.files.empty()) {
         fail("%s: has no text; name files or folders with text in them",
@@ -254,9 +254,9 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
         print("tokenize: skipped %llu empty documents\n", (unsigned long long)splitter.empty());
     print_unknown(unknown);
     if (options.val_fraction == TokenizeOptions().val_fraction && record.val_tokens < few_for_validation) {
-        print("tokenize: note: %llu tokens for validation are few, and their loss is noisy; keep more with "
+        print("tokenize: note: only %llu tokens are for validation, so their loss is noisy; keep more with "
               "a larger "
-              "--val-fraction, or make a set of other text with --val-fraction 1\n",
+              "--val-fraction, or make a separate set from other text with --val-fraction 1\n",
               (unsigned long long)record.val_tokens);
     }
     print("tokenize: %s, %llu bytes, %llu tokens: %s\n", counted(documents, "document").c_str(),
@@ -277,11 +277,11 @@ inline void tokenize(const TokenizeOptions& options) {
     if (has_tokenizer && trains) in_the_way.push_back(tokenizer_path);
     if (std::string record = record_path(options.output);
         access(record.c_str(), F_OK) == 0 && !read_token_record(record))
-        fail("%s: would be written, and is no record of tokens; move it away, or give another --output",
+        fail("%s: would be overwritten, but is not a token record; move it away, or give another --output",
              record.c_str());
     for (const std::string& path : in_the_way) {
         if (path.ends_with(".partial") || options.overwrite) continue;
-        fail("%s: exists already; give --overwrite, or another --output", path.c_str());
+        fail("%s: already exists; give --overwrite, or another --output", path.c_str());
     }
 
     if (!trains) {
@@ -293,7 +293,7 @@ inline void tokenize(const TokenizeOptions& options) {
         DocumentSearch search = find_text(options, older);
         tokenize_files(options, tokenizer, search, older, threads, nullptr);
         if (has_tokenizer && options.tokenizer != tokenizer_path)
-            print("tokenize: note: %s was not used, and stays; if the tokens are to be its, give "
+            print("tokenize: note: %s was not used and is kept; to make tokens with it, give "
                   "--tokenizer %s\n",
                   tokenizer_path.c_str(), tokenizer_path.c_str());
         return;

@@ -167,8 +167,8 @@ private:
 inline HfTokenizer train_tokenizer(const std::vector<TextFile>& files, const TokenizerTraining& options,
                                    const std::string& name) {
     if (options.vocab_size < 257) {
-        fail("--train-tokenizer %d: too few tokens; 257 hold the bytes and the end of a text, and 8192 are "
-             "usual for a small model",
+        fail("--train-tokenizer %d: too few tokens; the bytes and the end of text need 257, and 8192 is "
+             "common for a small model",
              options.vocab_size);
     }
     nlohmann::json settings = pre_tokenizer_settings(options.pre_tokenizer);
@@ -196,6 +196,6 @@ inline HfTokenizer train_tokenizer(const std::vector<TextFile>& files, const Tok
     int made = (int)trained.tokens.size() + 1;
     print("tokenize: trained a tokenizer of %d tokens on %llu bytes of text%s\n", made,
           (unsigned long long)text.bytes(),
-          made < options.vocab_size ? ", in which no more pairs come twice" : "");
+          made < options.vocab_size ? ", in which no further pair occurs twice" : "");
     return HfTokenizer(tokenizer_parts(trained, settings), name);
 }

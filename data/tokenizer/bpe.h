@@ -73,7 +73,7 @@ public:
             auto found =
                 id_of_.find(options.byte_fallback ? text("<0x%02X>", byte) : std::string(1, (char)byte));
             if (found == id_of_.end()) {
-                fail("%s: the vocabulary has no token for byte 0x%02X, so not every text can be encoded; use "
+                fail("%s: the vocabulary has no token for byte 0x%02X, so some text cannot be encoded; use "
                      "a tokenizer with all 256",
                      owner.c_str(), byte);
             }
@@ -272,7 +272,7 @@ private:
     // place.
     void merge_heap(std::string_view word, std::vector<int>& out) const {
         if (word.size() > INT32_MAX)
-            fail("a word of %zu bytes: is longer than 2 GiB; cut the text", word.size());
+            fail("a word of %zu bytes: is longer than 2 GiB; split the text", word.size());
         constexpr int gone = -1;
         std::vector<int> tokens;
         tokens.reserve(word.size());

@@ -49,8 +49,8 @@ class BpeTrainer {
 public:
     BpeTrainer(const WordCounts& words, const BpeTrainingOptions& options) : options_(options) {
         if (options_.vocab_size < 256) {
-            fail("vocabulary of %d: is smaller than the 256 bytes; ask for more, 8192 is usual for a small "
-                 "model",
+            fail("vocabulary of %d: is too small for the 256 bytes; raise it (8192 is common for a small "
+                 "model)",
                  options_.vocab_size);
         }
         options_.min_count = std::max<uint64_t>(options_.min_count, 1);
@@ -108,7 +108,7 @@ private:
             if (word.length > 1) size += word.length + 1;
         }
         if (size > UINT32_MAX) {
-            fail("the text: its distinct words have %llu bytes, and 4 GiB can be learnt from; use less of it",
+            fail("the text: has %llu bytes of distinct words, more than the limit of 4 GiB; use less of it",
                  (unsigned long long)size);
         }
         std::array<int32_t, 256> id_of;

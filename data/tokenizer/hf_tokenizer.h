@@ -154,10 +154,10 @@ private:
     Bpe make_bpe() const {
         bool byte_level = pre_tokenizer_.byte_level();
         if (byte_level == parts_->options.byte_fallback) {
-            fail("%s: model: %s, so %s; use a tokenizer with one of the two", file_.c_str(),
+            fail("%s: model: %s, so %s; use a tokenizer with exactly one of the two", file_.c_str(),
                  byte_level ? "byte_fallback is on and the pre_tokenizer is ByteLevel"
                             : "byte_fallback is off and the pre_tokenizer is not ByteLevel",
-                 byte_level ? "bytes have two spellings" : "not every text can be encoded");
+                 byte_level ? "bytes have two spellings" : "some text cannot be encoded");
         }
         std::vector<std::string> tokens = parts_->vocabulary;
         for (std::string& token : tokens) {
@@ -205,8 +205,7 @@ private:
             step = Decoding::fuse;
         } else if (type == "Strip" && fused) {
             if (object.string("content") != " " || object.integer("stop", 0, 1 << 20) != 0)
-                fail("%s: Strip of other than spaces at the beginning is not supported; use one without it",
-                     where.c_str());
+                fail("%s: Strip is supported only for leading spaces; use one without it", where.c_str());
             dropped_spaces_ += (int)object.integer("start", 0, 1 << 20);
             step = Decoding::strip;
         } else {
@@ -265,7 +264,7 @@ private:
             for (const auto& piece : object.array("single")) {
                 JsonObject one(piece, where + ": single");
                 if (!one.get("Sequence").is_null()) {
-                    if (behind) fail("%s: the text comes twice; use a template with it once", where.c_str());
+                    if (behind) fail("%s: the text appears twice; it must appear once", where.c_str());
                     behind = true;
                     continue;
                 }

@@ -100,7 +100,7 @@ private:
         }
         uint32_t matches_nothing = 0;
         pcre2_pattern_info(code_.get(), PCRE2_INFO_MATCHEMPTY, &matches_nothing);
-        if (matches_nothing) refuse_pattern(source_, owner_, "a way to match nothing");
+        if (matches_nothing) refuse_pattern(source_, owner_, "a way to match the empty string");
         // If PCRE2 has no JIT compiler for this processor, the pattern is interpreted.
         compiled_ = pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE) == 0 &&
                     pcre2_jit_compile(code_here_.get(), PCRE2_JIT_COMPLETE) == 0;
@@ -159,7 +159,7 @@ private:
             if (result == PCRE2_ERROR_NOMATCH) return;
             if (result < 0) {
                 fail("%s: the pattern \"%s\" takes too long or too much memory on this text (PCRE2 error "
-                     "%d); cut the text at shorter lines",
+                     "%d); split the text into shorter lines",
                      owner_.c_str(), printable(source_).c_str(), result);
             }
             size_t begin = place[0];

@@ -66,7 +66,7 @@ private:
         JsonObject object(settings, what);
         std::string type = object.string("type");
         if (byte_level_)
-            fail("%s: %s behind ByteLevel is not supported; put ByteLevel last", what.c_str(),
+            fail("%s: %s after ByteLevel is not supported; put ByteLevel last", what.c_str(),
                  printable(type).c_str());
         if (type == "Sequence") {
             for (const auto& step : object.array("pretokenizers")) add(step, what);
@@ -113,8 +113,7 @@ private:
                  json_text(scheme).c_str());
         bool add_prefix_space = object.boolean("add_prefix_space", step.prefix != Step::never);
         if (add_prefix_space != (step.prefix != Step::never)) {
-            fail("%s: add_prefix_space and prepend_scheme do not agree; leave one out",
-                 object.what().c_str());
+            fail("%s: add_prefix_space and prepend_scheme disagree; leave one out", object.what().c_str());
         }
         steps_.push_back(std::move(step));
         if (object.boolean("split", true))
@@ -176,7 +175,7 @@ private:
             switch (step.behavior) {
             case SplitBehavior::removed:
                 if (matched) {
-                    fail("%s: the pattern \"%s\" leaves out text (\"%s\"), which could not be given back; "
+                    fail("%s: the pattern \"%s\" drops text (\"%s\"), which could not be restored; "
                          "use a tokenizer that keeps all text",
                          file_.c_str(), printable(step.pattern->source()).c_str(),
                          printable(text.substr(begin, end - begin)).c_str());

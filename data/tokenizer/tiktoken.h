@@ -139,8 +139,7 @@ inline HfTokenizer parse_tiktoken(std::string_view source, const TiktokenEncodin
                  file.c_str(), line);
         if ((size_t)rank >= tokens.size()) tokens.resize((size_t)rank + 1);
         if (!tokens[(size_t)rank].empty() || !ranks.emplace(*bytes, rank).second)
-            fail("%s: line %d has a token or a rank for the second time; the file is damaged", file.c_str(),
-                 line);
+            fail("%s: line %d repeats a token or a rank; the file is damaged", file.c_str(), line);
         tokens[(size_t)rank] = std::move(*bytes);
     }
 
@@ -176,8 +175,8 @@ inline HfTokenizer parse_tiktoken(std::string_view source, const TiktokenEncodin
     parts.options.ignore_merges = true;
     for (const auto& [content, id] : encoding.special) {
         if ((size_t)id < tokens.size() && !tokens[(size_t)id].empty())
-            fail("%s: token %d is no special token as in %s; name another encoding", file.c_str(), id,
-                 encoding.name.c_str());
+            fail("%s: token %d is not a special token, but in %s it is; name another encoding", file.c_str(),
+                 id, encoding.name.c_str());
         parts.added.push_back({id, content, false, false, false, true});
     }
     parts.pre_tokenizer = pattern_settings(encoding.pattern);

@@ -61,8 +61,8 @@ public:
                  name.c_str(), name.c_str());
         }
         if (is_encoding(encoding)) return Tokenizer(read_tiktoken(path, encoding), path);
-        fail("--tokenizer %s: not a tokenizer; give bytes, a tokenizer.json, or a rank file of tiktoken as "
-             "ENCODING:FILE, the encoding being %s",
+        fail("--tokenizer %s: not a tokenizer; give bytes, a tokenizer.json, or a tiktoken rank file as "
+             "ENCODING:FILE, where the encoding is %s",
              printable(name).c_str(), alternatives(encodings()).c_str());
     }
 

@@ -19,8 +19,7 @@ public:
         JsonObject object(document, file_);
         const nlohmann::json& version = object.get("version");
         if (!version.is_null() && version != "1.0") {
-            fail("%s: version %s is not known; it must be \"1.0\"", file_.c_str(),
-                 json_text(version).c_str());
+            fail("%s: unknown version %s; it must be \"1.0\"", file_.c_str(), json_text(version).c_str());
         }
         object.without("truncation", unsupported_remedy);
         object.without("padding", unsupported_remedy);
@@ -58,10 +57,10 @@ private:
             size_t id = (size_t)json_integer(value, 0, highest_id(vocabulary.size()),
                                              file_ + ": model: vocab: \"" + printable(token) + "\"");
             if (token.empty())
-                fail("%s: model: vocab: token %zu is empty; give it a text", file_.c_str(), id);
+                fail("%s: model: vocab: token %zu is empty; give it some text", file_.c_str(), id);
             if (id >= parts_.vocabulary.size()) parts_.vocabulary.resize(id + 1);
             if (!parts_.vocabulary[id].empty()) {
-                fail("%s: model: vocab: \"%s\" and \"%s\" are both token %zu; give each its own",
+                fail("%s: model: vocab: \"%s\" and \"%s\" are both token %zu; give each its own id",
                      file_.c_str(), printable(parts_.vocabulary[id]).c_str(), printable(token).c_str(), id);
             }
             parts_.vocabulary[id] = token;
@@ -120,18 +119,18 @@ private:
             if (object.boolean("single_word", false))
                 fail("%s: single_word is not supported; set it to false", what.c_str());
             object.done(unsupported_remedy);
-            if (token.content.empty()) fail("%s: is empty; give it a text", what.c_str());
+            if (token.content.empty()) fail("%s: is empty; give it some text", what.c_str());
             if (!seen.emplace(token.content, token.id).second)
-                fail("%s: comes twice; leave one out", what.c_str());
+                fail("%s: appears twice; leave one out", what.c_str());
             auto found = ids_.find(token.content);
             int given = found != ids_.end() ? found->second : std::max(next, highest + 1);
             if (given != token.id) {
-                fail("%s: has the id %d, but the library gives it %d; write the id that is meant",
-                     what.c_str(), token.id, given);
+                fail("%s: has the id %d, but the library assigns it %d; write the intended id", what.c_str(),
+                     token.id, given);
             }
             if (found == ids_.end() && (size_t)given < parts_.vocabulary.size() &&
                 !parts_.vocabulary[(size_t)given].empty()) {
-                fail("%s: has the id of \"%s\"; give it its own", what.c_str(),
+                fail("%s: has the id of \"%s\"; give it its own id", what.c_str(),
                      printable(parts_.vocabulary[(size_t)given]).c_str());
             }
             highest = std::max(highest, given);

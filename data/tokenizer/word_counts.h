@@ -42,7 +42,7 @@ public:
         for (size_t at = hash;; at++) {
             uint32_t& slot = slots_[at & (slots_.size() - 1)];
             if (slot == empty) {
-                if (entries_.size() == empty) fail("the text: has over four billion words; use less of it");
+                if (entries_.size() == empty) fail("the text: has over 4 billion distinct words; use less");
                 slot = (uint32_t)entries_.size();
                 entries_.push_back({bytes_.size(), count, (uint32_t)word.size(), hash});
                 bytes_ += word;
@@ -147,7 +147,7 @@ public:
             for (WordCounts& counts : counts_) threads_.emplace_back([this, &counts] { work(counts); });
         } catch (const std::system_error&) {
             stop(true);
-            fail("--threads %u: the system gives no more threads; lower it", threads);
+            fail("--threads %u: the system cannot create that many threads; lower it", threads);
         }
     }
 
@@ -251,7 +251,7 @@ private:
     std::string pending_;  // text of the document that is not handed over yet
     size_t looked_ = 0;    // no place to cut before this position
     size_t next_look_;     // size of pending_ at which it is searched
-    std::mutex mutex_;     // guards the four members that follow
+    std::mutex mutex_;     // guards chunks_, failure_ and ended_
     std::deque<std::string> chunks_;
     std::exception_ptr failure_;
     bool ended_ = false;

@@ -63,7 +63,7 @@ inline DecimalWeight decimal_weight(std::string_view number, const std::string& 
         fail("'%s': the weight has too many digits; 0.7 or 12.5 is enough", printable(item).c_str());
     }
     if (error != std::errc() || end != digits.data() + digits.size() || digits.empty())
-        fail("'%s': the weight is no decimal number; write it like 0.7", printable(item).c_str());
+        fail("'%s': the weight is not a decimal number; write it like 0.7", printable(item).c_str());
     if (weight.digits == 0)
         fail("'%s': the weight must be above 0; leave the source out", printable(item).c_str());
     return weight;
@@ -84,7 +84,7 @@ inline std::vector<uint64_t> whole_weights(const std::vector<DecimalWeight>& wei
         divisor = std::gcd(divisor, number);
     }
     if (overflow) {
-        fail("'%s': the weights have too many digits between them; shares like 0.7 and 0.3 are enough",
+        fail("'%s': the weights together have too many digits; shares like 0.7 and 0.3 are enough",
              printable(list).c_str());
     }
     for (uint64_t& number : whole) number /= divisor;
@@ -110,7 +110,7 @@ inline std::vector<BlendSource> parse_blend(const std::string& list) {
     }
     if (sources.empty()) return {{list, 1}};
     if (!without_weight.empty()) {
-        fail("'%s': has no weight, and other sources have; write it like 0.5:%s",
+        fail("'%s': has no weight, but other sources do; write it like 0.5:%s",
              printable(without_weight).c_str(), printable(without_weight).c_str());
     }
     std::vector<uint64_t> whole = whole_weights(weights, list);

@@ -52,13 +52,13 @@ inline std::vector<std::string> overlap_warnings(const TokenLoader& train, const
     each_file(val, [&](const TokenFile& file) {
         if (auto same = by_inode.find(inode(file)); same != by_inode.end()) {
             warnings.push_back(
-                text("warning: %s is in --train-data as well: the validation loss is that of text "
-                     "which is trained on",
+                text("warning: %s is also in --train-data, so the validation loss is measured on "
+                     "training text",
                      file.path().c_str()));
         } else if (auto copy = by_beginning.find(beginning_of(file)); copy != by_beginning.end()) {
             warnings.push_back(
-                text("warning: %s begins as %s of --train-data does: the validation loss may be "
-                     "that of text which is trained on",
+                text("warning: %s begins like %s of --train-data, so the validation loss may be "
+                     "measured on training text",
                      file.path().c_str(), copy->second.c_str()));
         }
     });

@@ -28,7 +28,7 @@ read; whether a token is in the vocabulary is checked when it is used.
 // The path of the tokens that belong to an index: it differs in the last four characters.
 inline std::string tokens_beside(const std::string& index_path) {
     if (!index_path.ends_with(".idx"))
-        fail("%s: is no name of an index; name the .idx file of a Megatron data set", index_path.c_str());
+        fail("%s: is not the name of an index; name the .idx file of a Megatron dataset", index_path.c_str());
     return index_path.substr(0, index_path.size() - 4) + ".bin";
 }
 
@@ -104,18 +104,16 @@ private:
         std::string_view bytes(index_.data(), index_.size());
         if (bytes.empty()) fail("%s: is empty; copy it again", path);
         if (bytes.starts_with(older_magic)) {
-            fail("%s: is of the older format TNTIDX; write it again with a newer Megatron-LM (MMIDIDX)",
-                 path);
+            fail("%s: is in the older format TNTIDX; rewrite it with a newer Megatron-LM (MMIDIDX)", path);
         }
         if (!bytes.starts_with(magic.substr(0, std::min(bytes.size(), magic.size()))))
-            fail("%s: is not an index of Megatron-LM (it does not begin with MMIDIDX); name its .idx file",
-                 path);
+            fail("%s: is not a Megatron-LM index (it does not begin with MMIDIDX); name its .idx file", path);
         if (bytes.size() < header_bytes) {
             fail("%s: is truncated: %zu bytes, too few for its header (34); copy it again", path,
                  bytes.size());
         }
         if (uint64_t version = number_at<uint64_t>(9); version != 1) {
-            fail("%s: has version %llu, and only version 1 is known; write it again", path,
+            fail("%s: has version %llu, but only version 1 is supported; rewrite it", path,
                  (unsigned long long)version);
         }
         check_type(number_at<uint8_t>(17));
@@ -124,15 +122,15 @@ private:
         uint64_t sequences = number_at<uint64_t>(18), documents = number_at<uint64_t>(26);
         uint64_t rest = bytes.size() - header_bytes;
         if (sequences > rest / 12 || documents > rest / 8 || 12 * sequences + 8 * documents > rest) {
-            fail("%s: is truncated: %zu bytes, too few for the %llu sequences and %llu borders of documents "
-                 "of its header; copy it again",
+            fail("%s: is truncated: %zu bytes, too few for the %llu sequences and %llu document boundaries "
+                 "in its header; copy it again",
                  path, bytes.size(), (unsigned long long)sequences, (unsigned long long)documents);
         }
         rest -= 12 * sequences + 8 * documents;
         if (rest == sequences && sequences > 0)
-            fail("%s: is of a data set of several modes (text and images); name one of text alone", path);
+            fail("%s: belongs to a multimodal dataset (text and images); name a text-only one", path);
         if (rest > 0) {
-            fail("%s: is too long: %llu bytes follow the %llu sequences and %llu borders of documents of its "
+            fail("%s: is too long: %llu bytes follow the %llu sequences and %llu document boundaries in its "
                  "header; copy it again",
                  path, (unsigned long long)rest, (unsigned long long)sequences,
                  (unsigned long long)documents);
@@ -150,11 +148,11 @@ private:
                                          "int64", "float64", "float32", "uint16"};
         const char* path = index_path_.c_str();
         if (code == 0 || code >= std::size(names))
-            fail("%s: has tokens of type %d, which is not known; the file may be damaged: copy it again",
-                 path, code);
+            fail("%s: has tokens of unknown type %d; the file may be damaged: copy it again", path, code);
         if (code != code_int32 && code != code_uint16) {
-            fail("%s: has tokens of type %s, and only uint16 and int32 are read; tokenize the text again",
-                 path, names[code]);
+            fail(
+                "%s: has tokens of type %s, but only uint16 and int32 are supported; tokenize the text again",
+                path, names[code]);
         }
         width_ = code == code_uint16 ? 2 : 4;
     }
@@ -168,7 +166,7 @@ private:
                      index_path_.c_str(), (long long)i, (long long)length(i));
             }
             if (pointer(i) < 0 || (uint64_t)pointer(i) != bytes) {
-                fail("%s: sequence %lld begins at byte %lld, and those before it end at %llu; the file is "
+                fail("%s: sequence %lld begins at byte %lld, but those before it end at %llu; the file is "
                      "damaged: copy it again",
                      index_path_.c_str(), (long long)i, (long long)pointer(i), (unsigned long long)bytes);
             }
@@ -176,7 +174,7 @@ private:
         }
         if (bytes == 0) fail("%s: has no tokens; tokenize some text", index_path_.c_str());
         if (file_.size() != bytes) {
-            fail("%s: is %s: %zu bytes, where %s counts %llu tokens of %d; copy both again", path_.c_str(),
+            fail("%s: is %s: %zu bytes, but %s lists %llu tokens of %d bytes; copy both again", path_.c_str(),
                  file_.size() < bytes ? "truncated" : "too long", file_.size(), index_path_.c_str(),
                  (unsigned long long)bytes / (unsigned)width_, width_);
         }
@@ -192,7 +190,7 @@ private:
                 before = first;
                 continue;
             }
-            fail("%s: border %lld of the documents is %lld, and the one before is %lld of %lld sequences; "
+            fail("%s: document boundary %lld is %lld, but the previous one is %lld of %lld sequences; "
                  "the file is damaged: copy it again",
                  index_path_.c_str(), (long long)i, (long long)first, (long long)before,
                  (long long)sequences_);

@@ -87,7 +87,7 @@ inline std::vector<std::string> existing_outputs(const std::string& output) {
             }
         }
     } catch (const std::filesystem::filesystem_error& error) {
-        fail("%s: cannot look into the folder of the output: %s; make it first, or name another --output",
+        fail("%s: cannot list the output folder: %s; create it first, or name another --output",
              folder.c_str(), error.code().message().c_str());
     }
     std::sort(found.begin(), found.end());

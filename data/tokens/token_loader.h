@@ -137,9 +137,9 @@ private:
         for (size_t i = 0; i < tokens.size(); i++) {
             if (tokens[i].count() > tokens[longest].count()) longest = i;
         }
-        fail("%s: has %lld tokens%s, and a sample takes %d; use more text or a shorter --sequence-length",
+        fail("%s: has %lld tokens%s, but a sample needs %d; use more text or a shorter --sequence-length",
              tokens[longest].path().c_str(), (long long)tokens[longest].count(),
-             tokens.size() > 1 ? ", the most of all files" : "", T + 1);
+             tokens.size() > 1 ? ", more than any other file" : "", T + 1);
     }
 
     static Blend weights(const std::vector<CheckedSource>& blend) {

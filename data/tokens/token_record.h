@@ -85,12 +85,12 @@ inline std::optional<TokenRecord> read_token_record(const std::string& path) {
         return json_integer(json.value(field, nlohmann::json()), low, high, path + ": " + field);
     };
     if (int64_t version = number("train_gpt_tokens", 0, INT_MAX); version != 1) {
-        fail("%s: has version %lld, and only version 1 is known; use the program that wrote it, or remove it",
+        fail("%s: has version %lld, but only 1 is supported; use the program that wrote it, or remove it",
              path.c_str(), (long long)version);
     }
     auto words = [&](const char* field) {
         nlohmann::json value = json.value(field, nlohmann::json());
-        if (!value.is_string()) fail("%s: %s: is no text; tokenize the text again", path.c_str(), field);
+        if (!value.is_string()) fail("%s: %s: is not a string; tokenize the text again", path.c_str(), field);
         return value.get<std::string>();
     };
     return TokenRecord{.tokenizer = words("tokenizer"),
@@ -124,15 +124,15 @@ inline std::string check_token_record(const std::string& shard, const TokenRecor
     if (tokenizer && !was_made_with(record, *tokenizer)) {
         std::string other = tokenizer->file().empty() ? "bytes" : printable(tokenizer->file());
         fail(
-            "%s: was made with the tokenizer %s, and is to be used with %s, which is another, or whose "
-            "patterns knew another version of Unicode than %s; give --tokenizer %s, tokenize the text again, "
-            "or remove %s if they are the same",
+            "%s: was made with the tokenizer %s, but is to be used with %s, a different one, or its patterns "
+            "used a Unicode version other than %s; give --tokenizer %s, tokenize the text again, or remove "
+            "%s if they are the same",
             shard.c_str(), made_with.c_str(), other.c_str(), pattern_unicode().c_str(), made_with.c_str(),
             record_of_shard(shard).c_str());
     }
     if (document_end < 0 || document_end == record.document_end) return "";
     return text(
-        "%s: its documents end with token %d of the tokenizer %s, and not with %d, so they are not told "
+        "%s: its documents end with token %d of the tokenizer %s, not with %d, so they cannot be told "
         "apart",
         shard.c_str(), record.document_end, made_with.c_str(), document_end);
 }

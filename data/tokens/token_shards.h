@@ -67,7 +67,7 @@ void copy_tokens(const Stored* tokens, int64_t start, int64_t n, int vocab, int*
     auto is_bad = [=](Stored token) { return (uint32_t)token >= (uint32_t)vocab; };
     int64_t bad = std::find_if(tokens, tokens + n, is_bad) - tokens;
     fail("%s: token %lld is %lld, outside the vocabulary of %d; the file was made with another tokenizer: "
-         "choose the model's vocabulary to fit, or tokenize the text again",
+         "give the model a matching vocabulary, or tokenize the text again",
          path.c_str(), (long long)(start + bad), (long long)tokens[bad], vocab);
 }
 
@@ -130,16 +130,15 @@ private:
                  path, magic);
         }
         if (version != format->version) {
-            fail("%s: has version %d, and only version %d of magic %d is known; tokenize it again", path,
+            fail("%s: has version %d, but only version %d of magic %d is supported; tokenize it again", path,
                  version, format->version, magic);
         }
         if (count <= 0) fail("%s: its header counts %d tokens; tokenize it again", path, count);
         tokens_ = {shard_header_bytes, count, format->width};
         size_t expected = tokens_.file_bytes();
         if (file_.size() != expected) {
-            fail(
-                "%s: is %s: %zu bytes, where the %d tokens of its header make %zu; copy or tokenize it again",
-                path, file_.size() < expected ? "truncated" : "too long", file_.size(), count, expected);
+            fail("%s: is %s: %zu bytes, but the %d tokens in its header need %zu; copy or tokenize it again",
+                 path, file_.size() < expected ? "truncated" : "too long", file_.size(), count, expected);
         }
     }
 
@@ -163,7 +162,7 @@ inline std::vector<std::string> files_named(const std::string& list) {
         globfree(&matches);
         if (result != 0)
             fail("%s: no such file%s; check the path, or make shards with 'train_gpt tokenize'",
-                 pattern.c_str(), list == pattern ? "" : " (commas part the files of a list)");
+                 pattern.c_str(), list == pattern ? "" : " (commas separate the files in a list)");
     }
     std::sort(files.begin(), files.end());
     files.erase(std::unique(files.begin(), files.end()), files.end());
@@ -189,7 +188,7 @@ public:
         }
         for (size_t i = 0; i < n; i++) {
             if (tokens[i] >= 0 && tokens[i] < vocab_) continue;
-            fail("%s: cannot hold token %d, outside the vocabulary of %d; check the tokenizer",
+            fail("%s: cannot store token %d, outside the vocabulary of %d; check the tokenizer",
                  path().c_str(), tokens[i], vocab_);
         }
         if (format_.width == 2)
@@ -202,7 +201,7 @@ public:
     // Writes the header and brings everything to disk, still under the temporary name.
     void finish() {
         if (file_.finished()) return;
-        if (count_ == 0) fail("%s: has no tokens to hold; give some text", path().c_str());
+        if (count_ == 0) fail("%s: has no tokens to store; give some text", path().c_str());
         int32_t header[3] = {format_.magic, format_.version, (int32_t)count_};
         file_.write_at(0, header, sizeof header);
         file_.finish();

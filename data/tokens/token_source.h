@@ -41,7 +41,7 @@ inline CheckedFile check_token_file(const std::string& path) {
     } catch (const Error&) {
         std::string index = index_beside(path);
         if (index.empty()) throw;
-        fail("%s: is no token shard, but the tokens of a Megatron data set; name its index %s instead",
+        fail("%s: is not a token shard but the token file of a Megatron dataset; name its index %s instead",
              path.c_str(), index.c_str());
     }
 }
@@ -59,7 +59,7 @@ inline CheckedList check_token_files(const std::string& list) {
         checked.files.push_back(check_token_file(name));
         const CheckedFile &first = checked.files.front(), &file = checked.files.back();
         if (file.tokens.width != first.tokens.width) {
-            fail("%s: has %d-byte tokens and %s has %d-byte ones, so their tokenizers differ; name files "
+            fail("%s: has %d-byte tokens but %s has %d-byte ones, so their tokenizers differ; name files "
                  "of one kind",
                  file.path.c_str(), file.tokens.width, first.path.c_str(), first.tokens.width);
         }
@@ -106,10 +106,9 @@ private:
         note_error(error, [&] { file.emplace(path); });
         if (!file) throw FailedPart(error.message);
         if (file->size() != checked_.tokens.file_bytes()) {
-            fail_part(
-                "%s: has %zu bytes, and had %llu when it was checked; start again when nothing writes it "
-                "any more",
-                path.c_str(), file->size(), (unsigned long long)checked_.tokens.file_bytes());
+            fail_part("%s: has %zu bytes, but had %llu when it was checked; start again when nothing is "
+                      "writing it",
+                      path.c_str(), file->size(), (unsigned long long)checked_.tokens.file_bytes());
         }
         return std::move(*file);
     }

@@ -586,7 +586,7 @@ TEST_CASE("a slot that matrices do not have is saved and loaded without them, on
     }
     ZeroSettings all = {.level = 1, .keep_master = narrow};
     CHECK_REFUSED(load(*state_of({.dp = n}, all), folder),
-                  "of tensor layers.0.heads its optimizer kept no slot 'v' and this one keeps one; ");
+                  "for tensor layers.0.heads its optimizer kept no slot 'v', but this one keeps one; ");
     test_world().recover();
 }
 
@@ -607,7 +607,7 @@ TEST_CASE("a checkpoint of another model is refused by name") {
         test_world().recover();
     };
     ToyModel other = saved;
-    refused(saved, {}, "has weights only, and no state of the optimizer; ");
+    refused(saved, {}, "has only weights, and no optimizer state; ");
     other.rows[0].rows = 52;
     refused(other, {.training = false}, "tensor in is 51 x 16, and in the model 52 x 16; ");
     other = saved;

@@ -116,8 +116,8 @@ TEST_CASE("the driver's numbers are read, and errors count from the beginning of
     CHECK(second["xid"] == 79);
     CHECK(second["throttled"] == "power cap, temperature");
     CHECK(DeviceHealth::alarm(first, second) ==
-          "2 critical errors of the driver, the last one XID 79, 1 uncorrected error of its memory, 3 errors "
-          "of its links, its clocks are held down by power cap, temperature");
+          "2 critical driver errors, the last one XID 79, 1 uncorrected memory error, 3 link errors, "
+          "its clocks are throttled by power cap, temperature");
     CHECK(DeviceHealth::alarm(second, health.read()).empty());  // already reported
 }
 
@@ -144,7 +144,7 @@ TEST_CASE("files of Linux tell of links and clocks") {
     auto after = health.read();
     CHECK(after["link_errors"] == 1);
     CHECK(after["cpu_throttled"] == 1);  // once for the processor: both of its cores report it
-    CHECK(DeviceHealth::alarm(before, after) == "1 error of its links, its processor was too hot");
+    CHECK(DeviceHealth::alarm(before, after) == "1 link error, its processor was too hot");
 }
 
 TEST_CASE("where nobody tells anything, a reading is empty") {

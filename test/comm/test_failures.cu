@@ -198,7 +198,7 @@ TEST_CASE("a run saves after so many steps, after so much time, or as its saves 
     CHECK(one.seconds() == 600);
     CHECK(none.seconds() == 600);
     CHECK(one.summary() ==
-          "every 10m00s: until one has been measured, a failure every 2110 days of 1 device");
+          "every 10m00s: no save has been measured yet, a failure every 2110 days on 1 device");
     for (SaveClock* clock : {&one, &many, &none}) CHECK(clock->learn(report));
     CHECK(one.seconds() == 3600);
     CHECK(none.seconds() == 3600);
@@ -209,8 +209,6 @@ TEST_CASE("a run saves after so many steps, after so much time, or as its saves 
     report.seconds = 100;
     CHECK(many.learn(report));
     CHECK(many.seconds() == 200);
-    CHECK(
-        many.summary() ==
-        "every 3m20s: training waits 1.000 s for one, which is written in 100.0 s, a failure every 30m23s of "
-        "100000 devices");
+    CHECK(many.summary() == "every 3m20s: training waits 1.000 s for a save, which takes 100.0 s to write, a "
+                            "failure every 30m23s on 100000 devices");
 }

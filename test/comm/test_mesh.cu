@@ -620,8 +620,8 @@ TEST_CASE("the watchdog blames who keeps the others waiting, and nobody who gets
     };
     RollAnswer silent;
     CHECK(of({at({wait}), silent, at({})}) == "rank 1 does not answer");
-    CHECK(of({at({wait}), at({wait}), at({}, "load")}) == "rank 2 has not come (it is in the phase `load`)");
-    CHECK(of({at({wait}), at({saves}), at({wait})}).starts_with("rank 1 has not come"));
+    CHECK(of({at({wait}), at({wait}), at({}, "load")}) == "rank 2 is missing (it is in the phase `load`)");
+    CHECK(of({at({wait}), at({saves}), at({wait})}).starts_with("rank 1 is missing"));
     CHECK(of({at({wait}), at({wait}), at({wait, writes})}) == "");  // rank 2 is also working
     CHECK(of({at({saves}), at({saves}), at({writes})}, "save") == "");
     CHECK(of({at({saves}), at({saves}), at({hangs})}, "save") == "rank 2 has been writing a.bin for 12 s");
@@ -630,10 +630,10 @@ TEST_CASE("the watchdog blames who keeps the others waiting, and nobody who gets
     CHECK(of({at({wait_since_lately}), silent}) == "");  // its request has ended, and it waits again
     CHECK(of({at({saves}), silent}) == "");
     CHECK(of({at({wait}), at({gives})}) == "");
-    CHECK(of({at({wait}), at({cannot_give})}) == "rank 1 is giving, which has taken none for 12 s");
-    CHECK(of({at({cannot_give}), at({wait})}) == "rank 0 is giving, which has taken none for 12 s");
+    CHECK(of({at({wait}), at({cannot_give})}) == "rank 1 is giving, which has accepted none for 12 s");
+    CHECK(of({at({cannot_give}), at({wait})}) == "rank 0 is giving, which has accepted none for 12 s");
     CHECK(of({at({cannot_give}), silent}) == "rank 1 does not answer");
-    CHECK(of({at({cannot_give}), at({}, "load")}).starts_with("rank 1 has not come"));
+    CHECK(of({at({cannot_give}), at({}, "load")}).starts_with("rank 1 is missing"));
     CHECK(of({at({cannot_give}), at({gives})}) == "");  // the work that fills its queue may be rank 1's
     CHECK(of({at({hangs}), at({})}, "save") == "rank 0 has been writing a.bin for 12 s");
     CHECK(of({at({wait}), silent, silent, silent, silent, silent})

@@ -178,7 +178,7 @@ TEST_CASE("token files: what one rank refuses all refuse, and a file may not cha
     std::vector<int> sample(32);
     uint64_t last = loader->samples_per_epoch() - 1;
     check_error(error_of([&] { loader->load(last, sample.data(), sample.data() + 16); }), folder / "bad.bin",
-                "has 1124 bytes, and had 1104 when it was checked");
+                "has 1124 bytes, but had 1104 when it was checked");
     world.barrier();
     write_on_root(folder / "bad.bin", std::vector<uint16_t>(40, 400));
     CHECK(error_of([&] { loader->load(last, sample.data(), sample.data() + 16); }) == "no error");
@@ -333,7 +333,7 @@ TEST_CASE("node reader: memory that cannot be shared") {
     };
     NodeMemory memory(2, shape);
     CHECK(error(memory.address(), shape) == "no error");
-    check_error(error(memory.address(), {4, 64, 5, true}), "--data-reader node", "it has another size");
+    check_error(error(memory.address(), {4, 64, 5, true}), "--data-reader node", "its size differs");
     check_error(error(text("%d 1000", (int)getpid()), shape), "--data-reader node", "No such file");
     check_error(error("", shape), "--data-reader node", "does not name a block of shared memory");
     // a process that may have little of it

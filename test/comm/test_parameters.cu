@@ -481,7 +481,7 @@ TEST_CASE("slices of a part are the part") {
 TEST_CASE("cuts that do not come out even are refused") {
     auto refused = [](TensorRow row, int tp) {
         CHECK_REFUSED(ParameterLayout({row}, 1, false, 1, {.tp = tp}),
-                      text("--tp %d: tensor x cannot be cut into so many parts; ", tp).c_str());
+                      text("--tp %d: tensor x cannot be cut that many ways; ", tp).c_str());
         CHECK_NOTHROW(ParameterLayout({row}, 1, false, 1));
     };
     using enum Unit;

@@ -309,8 +309,8 @@ TEST_CASE("a pipeline for evaluation alone, without a ring, in less memory") {
     check_outcome(data.outcome(), run_alone(0, shape.micro_batches, stages, n), shape, stage, n, false);
 
     auto nothing = [](const PipelineTask&) {};
-    CHECK_REFUSED(pipeline.run(pipeline_actions(shape, stage), n, nothing), "more room than was taken");
-    CHECK_REFUSED(pipeline.run(forward_actions(shape), n + 1, nothing), "more room than was taken");
+    CHECK_REFUSED(pipeline.run(pipeline_actions(shape, stage), n, nothing), "more room than was allocated");
+    CHECK_REFUSED(pipeline.run(forward_actions(shape), n + 1, nothing), "more room than was allocated");
     CHECK_REFUSED(Pipeline(memory, mesh, {gpipe, stages + 1, 5}, capacity, n, test_stream(), true),
                   "one shape");
     if (stages == 1) return;

@@ -107,7 +107,7 @@ TEST_CASE("devices are compared with those of their kind") {
 
 TEST_CASE("faults and other bits make a rank suspect, whatever its rates") {
     std::vector<RankFindings> all = healthy_ranks(4, 4);
-    all[2].faults.push_back("2 uncorrected errors of its memory");
+    all[2].faults.push_back("2 uncorrected memory errors");
     all[3].bits = "5678";
     CHECK(suspected(all) == std::vector{2, 3});
     all = healthy_ranks(2, 2);

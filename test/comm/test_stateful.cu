@@ -183,5 +183,5 @@ TEST_CASE("tensors that no contributor knows are refused, and those that are wan
     test_world().recover();
     CHECK_REFUSED(CheckpointReader(run.folder(1))
                       .read_floats(reader.index().find("table.1.ids"), Slot::data, 0, 1, nullptr),
-                  "tensor table.1.ids is of whole numbers; ");
+                  "tensor table.1.ids holds integers; ");
 }

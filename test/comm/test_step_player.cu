@@ -253,7 +253,7 @@ TEST_CASE("ranks that wait for each other for ever are named") {
         REQUIRE(call != book.entries.end());
         if (stage == 1) call->kind = LedgerEntry::record, call->event = &s;  // removes the call
     };
-    CHECK_REFUSED(s.step(), "rank 0 waits in call 0 of the group \"ends\", and rank 1 does not come to it");
+    CHECK_REFUSED(s.step(), "rank 0 waits in call 0 of the group \"ends\", and rank 1 never reaches it");
     s.change = [&](Ledger& book, int stage) {
         auto ends = std::ranges::find_if(book.entries, is_call(MeshGroup::embedding)),
              world = std::ranges::find_if(book.entries, is_call(MeshGroup::world));

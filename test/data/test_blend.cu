@@ -42,7 +42,7 @@ TEST_CASE("blend: how it is written") {
     CHECK_REFUSED(parse_blend("0:a.bin,1:b.bin"), "'0:a.bin': the weight must be above 0");
     CHECK_REFUSED(parse_blend("0.00:a.bin"), "must be above 0");
     for (const char* list : {"-1:a", "+1:a", "1e-3:a", "1.2.3:a", "1..2:a", "0.7-:a", "1.e2:a"})
-        CHECK_REFUSED(parse_blend(list), "no decimal number");
+        CHECK_REFUSED(parse_blend(list), "not a decimal number");
     CHECK_REFUSED(parse_blend("123456789012345678901:a"), "too many digits");
     CHECK_REFUSED(parse_blend("10000000000:a,0.00000000001:b"), "too many digits");
     CHECK_REFUSED(parse_blend("18446744073709551615:a,1:b"), "too many digits");

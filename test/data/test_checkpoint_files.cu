@@ -221,8 +221,8 @@ TEST_CASE("reading on and on reads each piece once") {
         reader.read_floats(0, Slot::m, row * 5, 5, got.data());
         CHECK(got[4] == element(0, Slot::m, row * 5 + 4));
     }
-    CHECK_REFUSED(reader.read_floats(0, Slot::weight, 0, 5, got.data()), "the file became shorter; ");
-    CHECK_REFUSED(reader.read_floats(0, Slot::m, 0, 5, got.data()), "the file became shorter; ");
+    CHECK_REFUSED(reader.read_floats(0, Slot::weight, 0, 5, got.data()), "the file was truncated; ");
+    CHECK_REFUSED(reader.read_floats(0, Slot::m, 0, 5, got.data()), "the file was truncated; ");
 }
 
 TEST_CASE("more data files than may be open, and several threads") {
@@ -354,7 +354,7 @@ TEST_CASE("files that belong elsewhere") {
     std::string folder = newest_checkpoint(run.path), another = newest_checkpoint(other.path);
     std::string first = contents(folder + "/data_00000.bin"), second = contents(folder + "/data_00001.bin");
     REQUIRE(contents(another + "/data_00000.bin").size() == first.size());
-    const char* mixed_up = "belongs to another save, or has another file's name; ";
+    const char* mixed_up = "belongs to another save, or was renamed; ";
 
     write_file(folder + "/data_00000.bin", contents(another + "/data_00000.bin"));
     CHECK_REFUSED(check_all(folder), std::string("data_00000.bin: ") + mixed_up);
@@ -467,7 +467,7 @@ TEST_CASE("the best checkpoints are those of the lowest losses, the earliest of 
     nlohmann::json header = {{best_key, to_json(best)}};
     CHECK(best_checkpoints(header, "here").losses == best.losses);
     CHECK(best_checkpoints(nlohmann::json::object(), "here").losses.empty());
-    CHECK_REFUSED(best_checkpoints({{best_key, {1, 2}}}, "here"), "here: best is not as it is written");
+    CHECK_REFUSED(best_checkpoints({{best_key, {1, 2}}}, "here"), "here: best is malformed");
     // a run that went back has not reached the later steps; and another set has other losses
     CHECK(best.add(20, 4.7, 2));
     CHECK(best.losses == Losses{{20, 4.7}});
@@ -523,11 +523,11 @@ TEST_CASE("a checkpoint is there when it is whole") {
     // data files that other machines wrote elsewhere
     CHECK_REFUSED(save_example(run.path, 4, example_tensors(), 2, 4,
                                [&](const std::string& folder) { fs::remove(folder + "/data_00001.bin"); }),
-                  "data_00001.bin: written by another process, and not here; ");
+                  "data_00001.bin: another process wrote it, but it is not visible here; ");
     CHECK_REFUSED(
         save_example(run.path, 4, example_tensors(), 2, 4,
                      [&](const std::string& folder) { write_file(folder + "/data_00001.bin", ""); }),
-        "data_00001.bin: written by another process, and not here; ");
+        "data_00001.bin: another process wrote it, but it is not visible here; ");
     CHECK(names(run / "checkpoints") == Names{"step_00000003"});
 
     // not all of it was appended
@@ -543,7 +543,7 @@ TEST_CASE("places that cannot be written") {
     write_file(run / "file", "");
     CHECK_REFUSED(build_example(run / "file", 3), "/file/checkpoints: cannot make it: Not a directory; ");
     std::vector<CheckpointTensor> vast = {{"w", {1 << 30, 1 << 20}, {Dtype::fp32, Dtype::fp32, {}, {}}}};
-    CHECK_REFUSED(CheckpointBuilder(run.path, 3, about(3), vast), "needs 9007199254.7 MB, and ");
+    CHECK_REFUSED(CheckpointBuilder(run.path, 3, about(3), vast), "needs 9007199254.7 MB, but ");
     CHECK(names(run / "checkpoints").empty());
 
     // A limit on the size of files stands in for a disk that fills up while writing.
@@ -576,7 +576,7 @@ TEST_CASE("full disk") {
         CHECK_REFUSED(builder.commit(), "data_00000.bin: cannot write it: No space left on device; ");
     }
     CHECK(names(disk.folder / "checkpoints").empty());
-    CHECK_REFUSED(CheckpointBuilder(disk.folder.path, 3, about(3), tensors), "needs 0.1 MB, and ");
+    CHECK_REFUSED(CheckpointBuilder(disk.folder.path, 3, about(3), tensors), "needs 0.1 MB, but ");
     CHECK(names(disk.folder / "checkpoints").empty());
 
     // one of several processes that write to it

@@ -150,7 +150,7 @@ TEST_CASE("slots have names, files may be of an earlier save, and a tensor may h
                   "slot \"outer\", which this program does not know; use the program that wrote it");
     CHECK_REFUSED(parse(with(R"("v","data")", R"("v","v")")), "slot \"v\", which this program");
     CHECK_REFUSED(parse(with(R"("data"],)", R"(5],)")), "slot 5, which this program");
-    CHECK_REFUSED(parse(with(R"(,"data"])", "]")), "piece 0 is of a tensor, slot, ");
+    CHECK_REFUSED(parse(with(R"(,"data"])", "]")), "piece 0 refers to a tensor, slot, ");
     CHECK_REFUSED(parse(with(R"("number":9)", R"("number":-9)")), "data file 0: number is -9; ");
     CHECK_REFUSED(parse(with(R"("save":1)", R"("save":-1)")), "data file 0: save is ");
     CHECK_REFUSED(parse(with(R"("bytes":80)", R"("bytes":8)")), "bytes of data file 0 is 8; ");
@@ -294,7 +294,7 @@ TEST_CASE("pieces that overlap or leave holes, or do not fill the files") {
     check({at(0, 6, 0, 24, 68)}, file_hole, "164");
     check({at(0, 6, 0, 24, 64)}, "data file 1 overlap or leave a hole; ", "160,65");
     check({at(0, 6, 0, 12, 64), at(0, 6, 12, 12, 64)}, file_hole);
-    const char* nowhere = "index.bin: piece 0 is of a tensor, slot, place or file that does not exist; ";
+    const char* nowhere = "index.bin: piece 0 refers to a tensor, slot, range or file that does not exist; ";
     check({at(0, 6, 0, 24, 64)}, nowhere, "159");
     check({at(0, 6, 0, 24, 64)}, nowhere, "");
     check({at(0, 6, 0, 25, 64)}, nowhere, "164");
@@ -310,7 +310,7 @@ TEST_CASE("a piece has at most 2^22 elements") {
     const std::string tensors = R"({"name": "a", "shape": [4194305], "weight": "bf16"})";
     CheckpointPiece all = {0, Slot::weight, 0, 0, 0, 1, 0, largest_piece + 1, 64, 0};
     std::string header = forged_header(tensors, std::to_string(64 + 2 * all.count));
-    CHECK_REFUSED(parse(forged_index(header, {all})), "place or file that does not exist; ");
+    CHECK_REFUSED(parse(forged_index(header, {all})), "range or file that does not exist; ");
     CheckpointPiece one = {0, Slot::weight, 0, 0, 0, 1, largest_piece, 1, 64 + 2 * largest_piece, 0};
     all.count--;
     CHECK_NOTHROW(parse(forged_index(header, {one, all})));
@@ -326,7 +326,7 @@ TEST_CASE("hostile headers with right checksums") {
     check(std::string(100000, '['), "nested more than 32 deep; ");
     check(std::string(100, '\0'), "not valid JSON at byte ");
     check("{}", "header: program is missing; ");
-    check(R"({"program": 7})", "header: program is 7; it must be a text");
+    check(R"({"program": 7})", "header: program is 7; it must be a string");
     check(R"({"program": "", "step": -1})", "header: step is -1; ");
     check(R"({"program": "", "step": 1.5})", "header: step is 1.5; ");
     check(R"({"program": "", "step": 1})", "header: samples is missing; ");
@@ -369,8 +369,8 @@ TEST_CASE("files of another kind") {
     std::string bytes = checkpoint_index_bytes(random_index(1));
     std::string newer = bytes;
     newer[8] = 2;
-    CHECK_REFUSED(parse(newer), "checkpoint format 2, and this program reads format 1; ");
-    CHECK_REFUSED(parse(bytes + bytes), "bytes, and its first 64 say ");
+    CHECK_REFUSED(parse(newer), "checkpoint format 2, but this program reads format 1; ");
+    CHECK_REFUSED(parse(bytes + bytes), "bytes, but its first 64 bytes say ");
     // sizes beyond all bounds, with the right checksum
     for (size_t field : {24, 40}) {
         for (uint64_t size : {UINT64_MAX, UINT64_MAX / 64 * 64, (uint64_t)1 << 58, (uint64_t)1 << 32}) {

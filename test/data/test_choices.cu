@@ -102,12 +102,12 @@ TEST_CASE("choices: JSON lines that are refused") {
         {"[]", "is an array; each line must be an object"},
         {std::string(100, '['), "nested more than"},
         {R"({"choices": ["a", "b"], "answer": 0})", "context is missing"},
-        {R"({"context": 3, "choices": ["a", "b"], "answer": 0})", "context is 3; it must be a text"},
+        {R"({"context": 3, "choices": ["a", "b"], "answer": 0})", "context is 3; it must be a string"},
         {R"({"context": "c", "answer": 0})", "choices is missing"},
         {R"({"context": "c", "choices": "ab", "answer": 0})", "choices is \"ab\"; it must be an array"},
         {R"({"context": "c", "choices": [], "answer": 0})", "choices has 0"},
         {R"({"context": "c", "choices": ["a"], "answer": 0})", "choices has 1"},
-        {R"({"context": "c", "choices": ["a", 7], "answer": 0})", "choices[1] is 7; it must be a text"},
+        {R"({"context": "c", "choices": ["a", 7], "answer": 0})", "choices[1] is 7; it must be a string"},
         {R"({"context": "c", "choices": ["a", ""], "answer": 0})", "choices[1] is empty"},
         {R"({"context": "c", "choices": ["a", "b"]})", "answer is missing"},
         {R"({"context": "c", "choices": ["a", "b"], "answer": 2})", "whole number from 0 to 1"},
@@ -201,7 +201,7 @@ TEST_CASE("choices: evaluation files that are refused") {
     check({.longest = 0, .examples = {first}}, "longest example has 0 bytes");
     check({.longest = -2, .examples = {first}}, "longest example has -2 bytes");
     check({.longest = 65536, .examples = {first}}, "longest example has 65536 bytes");
-    check({.longest = 34, .examples = {first, second}}, "has 34 bytes, and the longest has 32");
+    check({.longest = 34, .examples = {first, second}}, "has 34 bytes, but the longest has 32");
     check({.longest = 30, .examples = {first, second}}, "example 1 has 32 bytes, more than the longest");
     check({.count = 3, .examples = {first, second}}, "example 2 ends too early");
     check({.count = 1, .longest = 30, .examples = {first, second}}, "is too long: 32 bytes follow");
@@ -220,11 +220,11 @@ TEST_CASE("choices: evaluation files that are refused") {
     for (uint16_t size : {31, 33, 34, 65535}) broken(1, size, text("has %d bytes by its own count", size));
     broken(1, 0, "ends too early");
     broken(1, 8, "ends too early");
-    broken(1, 30, "has 3 tokens in choice 2 by its count, and ends before");
+    broken(1, 30, "has 3 tokens in choice 2 by its count, but ends before that");
     broken(2, 0, "is numbered 0");
     broken(2, 2, "is numbered 2");
-    broken(3, 3, "has the answer 3, and 3 choices");
-    broken(3, 65535, "has the answer 65535");
+    broken(3, 3, "has answer 3, but its choices are numbered 0 to 2");
+    broken(3, 65535, "has answer 65535");
     broken(4, 0, "has 0 choices");
     broken(4, 1, "has 1 choices");
     broken(4, 4, "ends too early");
@@ -270,7 +270,7 @@ TEST_CASE("choices: the rows of a batch") {
     CHECK(rows(0, 3) == Choices{{2, 3, 4}, {-1, 4, 5}});
     CHECK(rows(0, 2) == Choices{{3, 4}, {4, 5}});
     CHECK(rows(1, 1) == Choices{{3}, {6}});
-    check_error(error_of([&] { rows(0, 1); }), "a.jsonl:7", "choice 0 has 2 tokens, and the model sees 1");
+    check_error(error_of([&] { rows(0, 1); }), "a.jsonl:7", "choice 0 has 2 tokens, but the model sees 1");
 }
 
 TEST_CASE("choices: the score") {

@@ -169,22 +169,22 @@ TEST_CASE("data report: a token shard") {
     write_file(path, shard_bytes(stored("one\x1b\n|\n|threefour|||the last")));
     Tokenizer bytes;
     DataReport report(&bytes, -1);
-    CHECK(report.file(path) == path +
-                                   "\n"
-                                   "  kind        token shard of llm.c, 2 bytes a token\n"
-                                   "  tokens      28\n"
-                                   "  largest     token 256: fits a vocabulary of 257\n"
-                                   "  documents   6 of 0 .. 9 tokens, 3.8 on average, parted by token 256\n"
-                                   "            0  2  ########################################\n"
-                                   "            1  1  ####################\n"
-                                   "       2 .. 3  0\n"
-                                   "       4 .. 7  1  ####################\n"
-                                   "      8 .. 15  2  ########################################\n"
-                                   "  begins\n"
-                                   "      | one\\x1b\n"
-                                   "      | <|endoftext|>\n"
-                                   "      | <|endoftext|>threefour<|endoftext|><|endoftext|><|endoftext|>"
-                                   "the last\n");
+    CHECK(report.file(path) ==
+          path + "\n"
+                 "  kind        token shard of llm.c, 2 bytes a token\n"
+                 "  tokens      28\n"
+                 "  largest     token 256: fits a vocabulary of 257\n"
+                 "  documents   6 of 0 .. 9 tokens, 3.8 on average, separated by token 256\n"
+                 "            0  2  ########################################\n"
+                 "            1  1  ####################\n"
+                 "       2 .. 3  0\n"
+                 "       4 .. 7  1  ####################\n"
+                 "      8 .. 15  2  ########################################\n"
+                 "  begins\n"
+                 "      | one\\x1b\n"
+                 "      | <|endoftext|>\n"
+                 "      | <|endoftext|>threefour<|endoftext|><|endoftext|><|endoftext|>"
+                 "the last\n");
     CHECK(report.damaged().empty());
 
     // Wider tokens, no tokenizer.
@@ -196,15 +196,15 @@ TEST_CASE("data report: a token shard") {
                  "  kind        token shard of llm.c, 4 bytes a token\n"
                  "  tokens      105\n"
                  "  largest     token 128000: fits a vocabulary of 128,001\n"
-                 "  documents   not told apart; name the tokenizer\n"
+                 "  documents   cannot be separated; name the tokenizer\n"
                  "  begins\n"
                  "      | 128000 1 2 3 128000 0 1 2 3 4 5 6 7 8 9 10 ...\n");
     // The end token in front, as llm.c's own scripts write it.
     std::string lines = DataReport(nullptr, 128000).file(path);
-    CHECK(lines.find("documents   2 of 3 .. 100 tokens, 51.5 on average, parted by token 128000\n") !=
+    CHECK(lines.find("documents   2 of 3 .. 100 tokens, 51.5 on average, separated by token 128000\n") !=
           std::string::npos);
     lines = DataReport(nullptr, 127999).file(path);
-    CHECK(lines.find("documents   1 or a part of one: token 127999, which ends documents, is not in it\n") !=
+    CHECK(lines.find("documents   1 or part of one: token 127999, which ends documents, does not occur\n") !=
           std::string::npos);
 }
 
@@ -380,6 +380,6 @@ TEST_CASE("data report: a shard of 3 GiB" * doctest::test_suite("long")) {
     CHECK(lines.find("tokens      805,306,368\n") != std::string::npos);
     CHECK(lines.find("largest     token 70000: fits") != std::string::npos);
     CHECK(lines.find("documents   2 of 2 .. 805,306,365 tokens") != std::string::npos);
-    CHECK(lines.find("suspicious  token 0 stands 805,306,112 times in a row, from token 0 on") !=
+    CHECK(lines.find("suspicious  token 0 is repeated 805,306,112 times, starting at token 0") !=
           std::string::npos);
 }

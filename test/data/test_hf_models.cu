@@ -592,7 +592,7 @@ TEST_CASE("a folder that was exported") {
         fs::create_directory(other);
         write_file(other + "/" + name, "");
         CHECK_REFUSED(export_hf(reader, options, folder / "tokenizer.json", other, Dtype::bf16),
-                      name + ": is there already; ");
+                      name + ": already exists; ");
         CHECK(std::distance(fs::directory_iterator(other), fs::directory_iterator()) == 1);
     }
     SafetensorsFolder files(out);
@@ -788,9 +788,9 @@ TEST_CASE("an import goes on without what it cannot read besides the weights") {
     std::vector<std::string> remarks = import_run(model.out, model.run);
     REQUIRE(remarks.size() == 3);
     CHECK(remarks[0].starts_with(model.out +
-                                 "/tokenizer.json: of kind \"Unigram\", and BPE alone is read here: "
+                                 "/tokenizer.json: of type \"Unigram\", but only BPE is supported: "
                                  "the run has no tokenizer; make token files "));
-    CHECK(remarks[1].starts_with(model.out + "/config.json: not known here, and passed over: zeta; "));
+    CHECK(remarks[1].starts_with(model.out + "/config.json: unknown keys, ignored: zeta; "));
     CHECK(remarks[2].starts_with(model.out + "/generation_config.json: not valid JSON at byte "));
     CHECK(!fs::exists(model.run + "/tokenizer.json"));
     CheckpointReader reader(newest_checkpoint(model.run));
@@ -807,7 +807,7 @@ TEST_CASE("a checkpoint that is damaged leaves no folder behind") {
     write_file(data, bytes);
     CHECK_REFUSED(export_run(folder / "run", neox_model(), folder / "out"), "does not match its checksum; ");
     CHECK(!fs::exists(folder / "out"));
-    CHECK_REFUSED(export_run(folder / "run", gptj_model(), folder / "out"), "than the options say; ");
+    CHECK_REFUSED(export_run(folder / "run", gptj_model(), folder / "out"), "does not match the options; ");
     CHECK(!fs::exists(folder / "out"));
 }
 
@@ -840,7 +840,7 @@ TEST_CASE("a weight that is not finite is told, and imported") {
     CHECK(import_run(folder / "out", folder / "back") ==
           std::vector<std::string>{
               "not finite: 3 of the numbers, the first in tensor layers.1.fc.weight: element 5 is nan; "
-              "whatever the model computes will be nan, so get it again from where it was good"});
+              "all outputs of the model will be NaN, so get an intact copy"});
     // A tensor that is reordered is checked, too.
     rewrite(folder / "out", [](std::vector<Rewritten>& tensors) {
         find(tensors, "transformer.h.0.attn.q_proj.weight").values[0] = NAN;
@@ -856,12 +856,12 @@ TEST_CASE("weights that are not of the model are refused, and nothing is made") 
     } cases[] = {
         {llama_model(), "tensor model.norm.weight is missing; ",
          [](auto& tensors) { find(tensors, "model.norm.weight").name = "model.norm2.weight"; }},
-        {llama_model(), "tensor extra is not known in a model of this kind; ",
+        {llama_model(), "tensor extra does not exist in a model of this kind; ",
          [](auto& tensors) {
              tensors.push_back({"extra", {1}, {0}});
          }},
         {llama_model(),
-         "tensor model.layers.0.self_attn.k_proj.weight is of shape 24 x 16, and config.json says 16 x 24; ",
+         "tensor model.layers.0.self_attn.k_proj.weight has shape 24 x 16, but config.json says 16 x 24; ",
          [](auto& tensors) {
              find(tensors, "model.layers.0.self_attn.k_proj.weight").shape = {24, 16};
          }},

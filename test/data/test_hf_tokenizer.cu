@@ -216,7 +216,7 @@ TEST_CASE("hf tokenizer: what is not supported is refused by name") {
          [](json& f) {
              f["pre_tokenizer"] = {{"type", "BertPreTokenizer"}};
          }},
-        {"Split behind ByteLevel",
+        {"Split after ByteLevel",
          [](json& f) {
              json split = {{"type", "Split"}, {"pattern", {{"String", "a"}}}, {"behavior", "Isolated"}};
              f["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {f["pre_tokenizer"], split}}};
@@ -235,8 +235,8 @@ TEST_CASE("hf tokenizer: what is not supported is refused by name") {
              f["post_processor"] = {{"type", "RobertaProcessing"}};
          }},
         {"single_word", [](json& f) { f["added_tokens"][0]["single_word"] = true; }},
-        {"but the library gives it 700", [](json& f) { f["added_tokens"][0]["id"] = 701; }},
-        {"comes twice", [](json& f) { f["added_tokens"].push_back(f["added_tokens"][0]); }},
+        {"but the library assigns it 700", [](json& f) { f["added_tokens"][0]["id"] = 701; }},
+        {"appears twice", [](json& f) { f["added_tokens"].push_back(f["added_tokens"][0]); }},
         {"is empty", [](json& f) { f["added_tokens"][0]["content"] = ""; }},
         {"lstrip is 1; it must be true or false", [](json& f) { f["added_tokens"][0]["lstrip"] = 1; }},
         {"no token for byte 0x61",
@@ -266,7 +266,7 @@ TEST_CASE("hf tokenizer: what is not supported is refused by name") {
     for (auto& [words, change] : changes) check_refused("gpt2", words, change);
     check_refused("llama2", "byte_fallback is off", [](json& f) { f["model"]["byte_fallback"] = false; });
     check_refused("llama2", "must have a ByteFallback", [](json& f) { f["decoder"]["decoders"].erase(1); });
-    check_refused("llama2", "Strip of other than spaces",
+    check_refused("llama2", "Strip is supported only for leading spaces",
                   [](json& f) { f["decoder"]["decoders"][3]["content"] = "x"; });
     check_refused("llama2", "Strip is not supported here",
                   [](json& f) { f["decoder"]["decoders"].erase(2); });
@@ -325,8 +325,7 @@ TEST_CASE("hf tokenizer: a pattern that leaves text out") {
     file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\p{L}+";
     HfTokenizer tokenizer = parse_tokenizer_json(file.dump(), "tokenizer.json");
     CHECK(tokenizer.decode(tokenizer.encode("words")) == "words");
-    check_error(error_of([&] { tokenizer.encode("two words"); }), "tokenizer.json",
-                "leaves out text (\" \")");
+    check_error(error_of([&] { tokenizer.encode("two words"); }), "tokenizer.json", "drops text (\" \")");
 }
 
 // ----------------------------------------------------------------------------
@@ -525,12 +524,12 @@ TEST_CASE("tiktoken: rank files") {
     auto refuse = [&](const std::string& source) {
         return error_of([&] { parse_tiktoken(source, tiktoken_encoding("gpt2"), "ranks"); });
     };
-    check_error(refuse(ranks + "IQ== 0\n"), "ranks", "for the second time");
+    check_error(refuse(ranks + "IQ== 0\n"), "ranks", "repeats a token or a rank");
     check_error(refuse(ranks + "IQ==\n"), "ranks", "line 705 is not a token");
     check_error(refuse(ranks + "IQ 9999\n"), "ranks", "line 705 is not a token");
     check_error(refuse(ranks + "I*== 9999\n"), "ranks", "line 705 is not a token");
     check_error(refuse(ranks + "IiIiIg== 99999999999\n"), "ranks", "line 705 is not a token");
-    check_error(refuse(ranks + "IiIiIg== 50256\n"), "ranks", "token 50256 is no special token");
+    check_error(refuse(ranks + "IiIiIg== 50256\n"), "ranks", "token 50256 is not a special token");
     check_error(refuse("IQ== 0\n"), "ranks", "no token for byte 0x00");
     check_error(refuse(ranks + "IiIiIg== 4194303\n"), "ranks", "line 705 is not a token");
     // The parts of a token are looked up once, and again only where two were joined. So four times as many

@@ -100,23 +100,24 @@ TEST_CASE("every damaged piece is named") {
     write_file(path, good.substr(0, 1000));
     CHECK(
         damage_of(folder) ==
-        Lines{path + ": 1000 bytes, and the index says 48064; use another checkpoint",
+        Lines{path + ": 1000 bytes, but the index says 48064; use another checkpoint",
               folder + ": 3 of 6 pieces are damaged, 1 of 3 data files as a whole; use another checkpoint"});
     CHECK_REFUSED(inspect_checkpoint({.run = run.path, .verify = false}),
-                  "1000 bytes, and the index says 48064; ");
+                  "1000 bytes, but the index says 48064; ");
 
     // files that do not belong to it
     write_file(path, good);
     write_file(folder + "/data_00007.bin", good);
     write_file(folder + "/notes\n.txt", "");
     CHECK(damage_of(folder) ==
-          Lines{folder + "/data_00007.bin: is not of this checkpoint; remove it",
-                folder + "/notes\\n.txt: is not of this checkpoint; remove it",
-                folder + ": 0 of 6 pieces are damaged, and files that are not of it: 2; remove those"});
+          Lines{folder + "/data_00007.bin: does not belong to this checkpoint; remove it",
+                folder + "/notes\\n.txt: does not belong to this checkpoint; remove it",
+                folder + ": 0 of 6 pieces are damaged, and files that do not belong to it: 2; remove them"});
     CHECK_NOTHROW(inspect_checkpoint({.run = run.path, .verify = false}));
     write_file(path, bytes);
     CHECK(damage_of(folder).back() ==
-          folder + ": 2 of 6 pieces are damaged, and files that are not of it: 2; use another checkpoint");
+          folder + ": 2 of 6 pieces are damaged, and files that do not belong to it: 2; use another "
+                   "checkpoint");
     fs::remove(folder + "/data_00007.bin");
     fs::remove(folder + "/notes\n.txt");
 
@@ -128,5 +129,5 @@ TEST_CASE("every damaged piece is named") {
         Lines{folder + "/data_00002.bin: cannot open it: No such file or directory; check the path",
               folder + ": 0 of 6 pieces are damaged, 1 of 3 data files as a whole; use another checkpoint"});
     CHECK_REFUSED(inspect_checkpoint({.run = run.path, .verify = false}),
-                  "data_00002.bin: cannot look at it: No such file");
+                  "data_00002.bin: cannot stat it: No such file");
 }

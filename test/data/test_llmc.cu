@@ -225,7 +225,7 @@ TEST_CASE_FIXTURE(Folder, "a model is imported, and exported as it was") {
 
         export_llmc(reader, options, *this / "again.bin", dtype);
         CHECK((contents(*this / "again.bin") == contents(model)));
-        CHECK_REFUSED(export_llmc(reader, options, *this / "again.bin", dtype), "is there already; ");
+        CHECK_REFUSED(export_llmc(reader, options, *this / "again.bin", dtype), "already exists; ");
         Dtype other = dtype == Dtype::fp32 ? Dtype::bf16 : Dtype::fp32;
         export_llmc(reader, options, *this / "other.bin", other);
         LlmcModel converted(*this / "other.bin");
@@ -298,7 +298,7 @@ TEST_CASE_FIXTURE(Folder, "files that are no model") {
     check(with(7, 4), "vocabulary of 5 padded to 4; ");
     check(with(7, -1), "vocabulary of 5 padded to -1; ");
     check(with(7, INT32_MAX), "bytes, and its header says ");
-    check(with(8, 1), "number 8 of the header is 1; only zero is known there");
+    check(with(8, 1), "number 8 of the header is 1; it must be zero");
     check(with(255, -7), "number 255 of the header is -7; ");
     check(good.substr(0, good.size() - 1), "bytes, and its header says ");
     check(good + "x", "bytes, and its header says ");
@@ -364,7 +364,7 @@ TEST_CASE("the state of any number of ranks is put together") {
             folder.write(state);
             std::vector<std::string> lines = folder.import_model();
             CHECK(any_line(lines, text("step 700, with the state of %d ranks", ranks)));
-            CHECK(any_line(lines, "DONE_00000700 is not there"));
+            CHECK(any_line(lines, "DONE_00000700 is missing"));
             CHECK(folder.goes_on);
             CHECK(newest_checkpoint(folder.run) == checkpoint_folder(folder.run, 700));
             CheckpointReader reader(newest_checkpoint(folder.run));
@@ -402,22 +402,22 @@ TEST_CASE_FIXTURE(Folder, "ranks that are missing, too many or exchanged") {
     for (int rank = 0; rank < 4; rank++) {
         std::string bytes = contents(state(rank));
         fs::remove(state(rank));
-        check_refused(state(rank), rank == 0 ? "missing, and state_00000700_00001.bin is there; "
-                                             : "missing, and state_00000700_00000.bin is there; ");
+        check_refused(state(rank), rank == 0 ? "missing, although state_00000700_00001.bin is present; "
+                                             : "missing, although state_00000700_00000.bin is present; ");
         write_file(state(rank), bytes);
     }
     State eight = {.ranks = 8, .zero = true};
     write_file(state(4), eight.bytes(4));
     check_refused(state(4), "ranks, master weights or shuffling are not those of ");
     write_file(state(4), State{.ranks = 4, .zero = true}.bytes(3));
-    check_refused(state(4), "of rank 3 of 4, and its name is of rank 4; ");
+    check_refused(state(4), "of rank 3 of 4, but its name says rank 4; ");
     fs::rename(state(4), state(5));
-    check_refused(state(0), "there is state of 5 ranks, and it says that 4 wrote it; ");
+    check_refused(state(0), "there are files of 5 ranks, but it says that 4 wrote the state; ");
     fs::remove(state(5));
 
     std::string one = contents(state(1)), two = contents(state(2));
     write_file(state(1), two);
-    check_refused(state(1), "of rank 2 of 4, and its name is of rank 1; ");
+    check_refused(state(1), "of rank 2 of 4, but its name says rank 1; ");
     // headers may hide the swap
     write_file(state(1), one.substr(0, 1024) + two.substr(1024));
     check_refused(model, "tensor wpe: element 8 is ");  // rank 1 has padding of wte only
@@ -439,10 +439,10 @@ TEST_CASE_FIXTURE(Folder, "state that is damaged, or not of the model") {
         memcpy(bytes.data() + 4 * place, &number, 4);
         return bytes;
     };
-    check(0, "", "too short, or became shorter ");
-    check(1, good.bytes(1).substr(0, 1000), "too short, or became shorter ");
+    check(0, "", "too short, or was truncated ");
+    check(1, good.bytes(1).substr(0, 1000), "too short, or was truncated ");
     check(0, with(0, 0, 20240326), "not a training state of llm.c (wrong magic); ");
-    check(0, with(0, 1, 2), "version 2 of llm.c's state, and only 1 is known; ");
+    check(0, with(0, 1, 2), "version 2 of llm.c's state, but only 1 is known; ");
     check(0, with(0, 2, 0), "of rank 0 of 0, ");
     check(0, with(0, 2, -1), "of rank 0 of -1, ");
     check(1, with(1, 2, 3), "ranks, master weights or shuffling are not those of ");
@@ -450,14 +450,14 @@ TEST_CASE_FIXTURE(Folder, "state that is damaged, or not of the model") {
     check(1, with(1, 5, 1), "ranks, master weights or shuffling are not those of ");
     check(0, with(0, 4, 2), "master weights 2, shuffles 0; both must be 0 or 1");
     check(0, with(0, 5, -1), "master weights 1, shuffles -1; both must be 0 or 1");
-    check(1, with(1, 10, 699), "of step 699, and its name is of step 700; ");
+    check(1, with(1, 10, 699), "of step 699, but its name says step 700; ");
     for (int place : {6, 9, 11, 19, 24, 29, 34, 255})
-        check(0, with(0, place, 1), "of the header is 1; only zero is known");
+        check(0, with(0, place, 1), "of the header is 1; it must be zero");
     for (int rank : {0, 1}) {
-        check(rank, good.bytes(rank) + "x", "of no size that the state of ");
-        check(rank, good.bytes(rank).substr(0, good.bytes(rank).size() - 4), "of no size that the state of ");
+        check(rank, good.bytes(rank) + "x", "its size fits no state of ");
+        check(rank, good.bytes(rank).substr(0, good.bytes(rank).size() - 4), "its size fits no state of ");
     }
-    check(1, State{.ranks = 2}.bytes(1), "not of the size of ");
+    check(1, State{.ranks = 2}.bytes(1), "differs in size from ");
 
     // a run that shuffles appends this data; here its counts are wrong
     State shuffling = {.ranks = 2, .zero = true, .shuffles = true};
@@ -466,10 +466,10 @@ TEST_CASE_FIXTURE(Folder, "state that is damaged, or not of the model") {
     size_t tail = bytes.size() - (8 + 12 + 8 + 44 + 2520);
     for (uint64_t count : std::vector<uint64_t>{0, 4, UINT64_MAX, 1ull << 62, 1ull << 61}) {
         memcpy(bytes.data() + tail, &count, 8);
-        check(0, bytes, "of no size that the state of ");
+        check(0, bytes, "its size fits no state of ");
     }
     for (size_t size = tail; size < bytes.size(); size += 7)
-        check(0, shuffling.bytes(0).substr(0, size), "of no size that the state of ");
+        check(0, shuffling.bytes(0).substr(0, size), "its size fits no state of ");
 
     // this file belongs to another save
     write(good);

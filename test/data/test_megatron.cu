@@ -155,18 +155,18 @@ TEST_CASE("megatron: every fault of the index is one clear line") {
          "is truncated: 34 bytes, too few for the 2 sequences and 3"},
         {"one byte short", good.bytes().substr(0, good.bytes().size() - 1), "is truncated"},
         {"one byte more", good.bytes() + "x", "is too long: 1 bytes follow"},
-        {"modes", good.bytes() + "xx", "several modes"},
-        {"text", std::string(5000, 'a'), "is not an index of Megatron-LM"},
-        {"shard of llm.c", shard_bytes({1, 2, 3}), "is not an index of Megatron-LM"},
-        {"last byte of the magic", with([](IndexFile& i) { i.magic[8] = 1; }), "is not an index"},
+        {"modes", good.bytes() + "xx", "multimodal"},
+        {"text", std::string(5000, 'a'), "is not a Megatron-LM index"},
+        {"shard of llm.c", shard_bytes({1, 2, 3}), "is not a Megatron-LM index"},
+        {"last byte of the magic", with([](IndexFile& i) { i.magic[8] = 1; }), "is not a Megatron-LM index"},
         {"older format", std::string("TNTIDX\0\0", 8) + std::string(100, '\0'), "older format TNTIDX"},
         {"version 2", with([](IndexFile& i) { i.version = 2; }), "has version 2"},
         {"version 2^32+1", with([](IndexFile& i) { i.version = (1ull << 32) + 1; }),
          "has version 4294967297"},
-        {"type 0", of_type(0), "type 0, which is not known"},
-        {"type 9", of_type(9), "type 9, which is not known"},
-        {"type 255", of_type(255), "type 255, which is not known"},
-        {"uint8", of_type(1), "type uint8, and only uint16 and int32"},
+        {"type 0", of_type(0), "unknown type 0"},
+        {"type 9", of_type(9), "unknown type 9"},
+        {"type 255", of_type(255), "unknown type 255"},
+        {"uint8", of_type(1), "type uint8, but only uint16 and int32"},
         {"int8", of_type(2), "type int8"},
         {"int16", of_type(3), "type int16"},
         {"int64", of_type(5), "type int64"},
@@ -185,19 +185,19 @@ TEST_CASE("megatron: every fault of the index is one clear line") {
         {"one border", of_documents({0}), "has no documents"},
         {"negative length", of_lengths({3, -1}), "sequence 1 has -1 tokens"},
         {"smallest length", of_lengths({INT32_MIN, 3}), "sequence 0 has -2147483648 tokens"},
-        {"first pointer", of_pointers(2, 6), "sequence 0 begins at byte 2, and those before it end at 0"},
-        {"a gap", of_pointers(0, 8), "sequence 1 begins at byte 8, and those before it end at 6"},
+        {"first pointer", of_pointers(2, 6), "sequence 0 begins at byte 2, but those before it end at 0"},
+        {"a gap", of_pointers(0, 8), "sequence 1 begins at byte 8, but those before it end at 6"},
         {"overlap", of_pointers(0, 4), "sequence 1 begins at byte 4"},
         {"pointers in tokens", of_pointers(0, 3), "sequence 1 begins at byte 3"},
         {"negative pointer", of_pointers(0, -6), "sequence 1 begins at byte -6"},
         {"smallest pointer", of_pointers(high, 6), "sequence 0 begins at byte -9223372036854775808"},
         {"no tokens", of_lengths({0, 0}), "has no tokens"},
-        {"first document", of_documents({1, 1, 2}), "border 0 of the documents is 1"},
-        {"last document", of_documents({0, 1, 1}), "border 2 of the documents is 1"},
-        {"last document", of_documents({0, 1, 3}), "border 2 of the documents is 3"},
-        {"backwards", of_documents({0, 2, 1, 2}), "border 2 of the documents is 1, and the one before is 2"},
-        {"beyond the end", of_documents({0, 3, 2}), "border 1 of the documents is 3"},
-        {"negative", of_documents({0, -1, 2}), "border 1 of the documents is -1"},
+        {"first document", of_documents({1, 1, 2}), "document boundary 0 is 1"},
+        {"last document", of_documents({0, 1, 1}), "document boundary 2 is 1"},
+        {"last document", of_documents({0, 1, 3}), "document boundary 2 is 3"},
+        {"backwards", of_documents({0, 2, 1, 2}), "document boundary 2 is 1, but the previous one is 2"},
+        {"beyond the end", of_documents({0, 3, 2}), "document boundary 1 is 3"},
+        {"negative", of_documents({0, -1, 2}), "document boundary 1 is -1"},
     };
     std::string path = folder / "bad.idx";
     write_file(folder / "bad.bin", token_bytes(std::vector<uint16_t>(5, 3)));
@@ -217,14 +217,14 @@ TEST_CASE("megatron: tokens that do not fit the index") {
     auto error = [](const std::string& path) { return error_of([&] { MegatronData data(path); }); };
     check_error(error(index), tokens, "No such file");
     write_file(tokens, "");
-    check_error(error(index), tokens, "is truncated: 0 bytes, where " + index + " counts 5 tokens of 2");
+    check_error(error(index), tokens, "is truncated: 0 bytes, but " + index + " lists 5 tokens of 2 bytes");
     write_file(tokens, std::string(9, 'x'));
     check_error(error(index), tokens, "is truncated: 9 bytes");
     write_file(tokens, std::string(11, 'x'));
     check_error(error(index), tokens, "is too long: 11 bytes");
     write_file(tokens, std::string(10, 'x'));
     CHECK(error(index) == "no error");
-    check_error(error(tokens), tokens, "is no name of an index");
+    check_error(error(tokens), tokens, "is not the name of an index");
     check_error(error(folder / "none.idx"), folder / "none.idx", "No such file");
     fs::create_directory(folder / "folder.idx");
     check_error(error(folder / "folder.idx"), folder / "folder.idx", "is a folder");

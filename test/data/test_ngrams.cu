@@ -252,12 +252,12 @@ TEST_CASE("ngrams: what is no n-gram memory is refused") {
         {"2,", "", 64, 1000, "--ngram 2,", "not ascending numbers from 1 to 8"},
         {"2, 3", "", 64, 1000, "--ngram 2, 3", "not ascending numbers from 1 to 8"},
         {"a\nb", "", 64, 1000, "--ngram a\\u000ab", "not ascending numbers from 1 to 8"},
-        {"", "1", 64, 1000, "--ngram-layers 1", "no n-grams look rows up there"},
+        {"", "1", 64, 1000, "--ngram-layers 1", "there are no n-grams to look up there"},
         {"2,3", "1,12", 64, 1000, "--ngram-layers 1,12", "not ascending numbers from 0 to 11"},
         {"2,3", "-1", 64, 1000, "--ngram-layers -1", "not ascending numbers from 0 to 11"},
         {"2,3", "1", 12, 1000, "--ngram-width 12", "not a multiple of 8; give 16"},
-        {"2,3", "1", 64, 30, "--ngram-rows 30", "too few for 8 heads with a prime number each"},
-        {"2,3", "1", 64, 1, "--ngram-rows 1", "too few for 8 heads with a prime number each"},
+        {"2,3", "1", 64, 30, "--ngram-rows 30", "too few for 8 heads, each with a prime number of rows"},
+        {"2,3", "1", 64, 1, "--ngram-rows 1", "too few for 8 heads, each with a prime number of rows"},
     };
     for (const Row& row : table) {
         ModelConfig c;

@@ -124,7 +124,7 @@ TEST_CASE("bf16 products that an earlier version recorded were those of its buil
     nlohmann::json later = options_to_json(Options());
     later["record_form"] = 3;
     CHECK(error_of([&] { options_from_json(later, "record"); }) ==
-          "record: options are of a form that is not known here; use the program that wrote the file");
+          "record: options are in an unknown format; use the program that wrote the file");
 }
 
 TEST_CASE("explicit options come over the preset, in any order, and the rest follows") {
@@ -291,7 +291,7 @@ TEST_CASE("bad options") {
         {"--head-size 512", "--head-size 512: out of range; give a whole number from 0 to 256"},
         // choices
         {"--schedule cosin", "not one of the choices; give cosine, linear, constant or wsd"},
-        {"--bias maybe", "maybe: unexpected; options are written --name value and switches on or off"},
+        {"--bias maybe", "maybe: unexpected argument; write options as --name value and switches"},
         {"--model gpt2-124", "neither a preset nor a config.json, the nearest is gpt2-124M; "},
         {"--tokenizer bites", "--tokenizer bites: not a tokenizer; "},
         {"--tokenizer bites.json", "bites.json: cannot open it"},
@@ -367,7 +367,7 @@ TEST_CASE("options that do not fit together") {
         {"--heads 3", "--heads 3: does not divide --channels 128; "},
         {"--kv-heads 3", "--kv-heads 3: does not divide --heads 4; "},
         {"--kv-heads 8", "does not divide"},
-        {"--heads 1 --kv-heads 1 --channels 512", "--head-size 512: attention takes"},
+        {"--heads 1 --kv-heads 1 --channels 512", "--head-size 512: attention supports"},
         {"--head-size 33", "--rope-dims 33: "},
         {"--rope-dims 34", "--rope-dims 34: "},
         {"--window-pattern 3:1", "--window-pattern 3:1: no layer has a window; give --window too"},
@@ -382,7 +382,7 @@ TEST_CASE("options that do not fit together") {
         {"--document-end 257", "--document-end 257: not a token"},
         {"--vocab-size 256 --document-end -1", "--vocab-size 256: too small"},
         {"--tokenizer none --reset-positions --document-end -1",
-         "--reset-positions on: documents are not told apart; "},
+         "--reset-positions on: document boundaries are unknown; "},
         {"--model gpt2-124M --prompt a", "--prompt: cannot be turned into tokens"},
         // the batch and the run
         {"--sequence-length 512", "--sequence-length 512: longer than the model's context of 256; "},
@@ -397,26 +397,27 @@ TEST_CASE("options that do not fit together") {
         {"--batch-ramp 1k:x:3", "--batch-ramp 1k:x:3: x is not a number; "},
         {"--batch-ramp :2k:3", "--batch-ramp :2k:3: '' is not a number; "},
         {"--batch-ramp 1k:1B:3", "--batch-ramp 1k:1B:3: 1B is either 1000000000, by powers of 1000, or "},
-        {"--batch-ramp 0:2k:3", "it begins with no tokens; "},
-        {"--batch-ramp 2k:3k:3", "--batch-ramp 2k:3k:3: the end is not twice the start, or another "},
-        {"--batch-ramp 2k:2k:3", "the end is not twice the start, "},
-        {"--batch-ramp 1k:8k:6", "the steps are fewer than the batch has sizes, "},
-        {"--batch-ramp 512:1k:5", "begins with 512 tokens, and the fewest of a step are 1024, "},
-        {"--batch-ramp 1k:4k:9 --global-batch 8k", "ends with 4096 tokens, and --global-batch is 8192; "},
-        {"--steps 5 --batch-ramp 1k:2k:9", "--batch-ramp 1k:2k:9: ends after the run's 5 steps; "},
-        {"--muon-momentum 0.9", "--muon-momentum 0.9: --optimizer adamw has none; give --optimizer muon, "},
+        {"--batch-ramp 0:2k:3", "it begins with less than one token; "},
+        {"--batch-ramp 2k:3k:3", "--batch-ramp 2k:3k:3: the end is not a multiple of the start, at "},
+        {"--batch-ramp 2k:2k:3", "the end is not a multiple of the start, "},
+        {"--batch-ramp 1k:8k:6", "it has fewer steps than batch sizes, "},
+        {"--batch-ramp 512:1k:5", "begins with 512 tokens, but a step has at least 1024, "},
+        {"--batch-ramp 1k:4k:9 --global-batch 8k", "ends with 4096 tokens, but --global-batch is 8192; "},
+        {"--steps 5 --batch-ramp 1k:2k:9", "--batch-ramp 1k:2k:9: does not end within the run's 5 steps; "},
+        {"--muon-momentum 0.9",
+         "--muon-momentum 0.9: --optimizer adamw does not use it; give --optimizer muon, "},
         {"--head-lr 2", "--head-lr: the output matrix is the embedding; give --embedding-lr, or "},
         {"--head-decay 0", "--head-decay: the output matrix is the embedding; "},
-        {"--log-trust-ratios 1", "--log-trust-ratios 1: --optimizer adamw takes no ratios; "},
+        {"--log-trust-ratios 1", "--log-trust-ratios 1: --optimizer adamw has no ratios; "},
         // validation
         {"--val-data a --val-data b", "--val-data a: with several lists, each needs a name; write NAME=a, "},
         {"--val-data x=a --val-data x=b", "--val-data: two lists are named x; "},
         {"--val-data x=", "--val-data x=: names no files; "},
-        {"--keep-best 2", "--keep-best 2: the best are found by validation, and there is none; "},
+        {"--keep-best 2", "--keep-best 2: the best are chosen by validation, but there is none; "},
         {"--val-data a --val-every 0 --keep-best 2", "--keep-best 2: "},
         {"--val-data web=a --val-data code=b --best-set code",
-         "--best-set code: --keep-best says how many stay; "},
-        {"--choices q --choices-every 0", "--choices q: with --choices-every 0 they are never asked; "},
+         "--best-set code: only has an effect with --keep-best; "},
+        {"--choices q --choices-every 0", "--choices q: never asked with --choices-every 0; "},
         {"--steps 2x",
          "--steps 2x: not a number; give a whole number of at least 1 (k, M, B, T: powers of 1000; "},
         {"--val-data web=a --val-data code=b --keep-best 1 --best-set cod",
@@ -452,7 +453,7 @@ TEST_CASE("validation sets have names, and are one option in records and files")
     CHECK(options_of<EvalOptions>({"r", "s", "--data", "a"}).runs == std::vector<std::string>{"r", "s"});
     CHECK_REFUSED(options_of<EvalOptions>({"r", "--data", "a", "--data", "b"}),
                   "--data a: with several lists, each needs a name; ");
-    CHECK_REFUSED(options_of<SampleOptions>({"r", "--zero", "1"}), "--zero 1: cuts what training keeps, ");
+    CHECK_REFUSED(options_of<SampleOptions>({"r", "--zero", "1"}), "--zero 1: shards only training state, ");
 }
 
 TEST_CASE("a batch that rises") {
@@ -497,14 +498,14 @@ TEST_CASE("a run of so many epochs has the steps that these take") {
     int risen = steps("--epochs 2 --batch-ramp 1k:4k:10");
     CHECK(tokens_until(ramp, risen) >= 2000000);
     CHECK(tokens_until(ramp, risen - 1) < 2000000);
-    CHECK_REFUSED(steps("--epochs 1 --steps 7"),
-                  "--epochs 1: --steps says it already; leave one of them out");
+    CHECK_REFUSED(steps("--epochs 1 --steps 7"), "--epochs 1: conflicts with --steps; leave one of them out");
     CHECK_REFUSED(steps("--epochs 0.001 --batch-ramp 1k:4k:10"),
-                  "--batch-ramp 1k:4k:10: ends after the run's 10 steps; ");
+                  "--batch-ramp 1k:4k:10: does not end within the run's 10 steps; ");
     CHECK_REFUSED(steps("--epochs 1e6 --micro-batch 1 --sequence-length 1"),
                   "--epochs 1e+06: more than 2^31 ");
     CHECK_REFUSED(steps("--epochs -1"), "--epochs -1: out of range; give a number from 0 to 1e+06");
-    CHECK_REFUSED(train_line("--epochs 1"), "--epochs: tokens are counted where a run begins; give --steps");
+    CHECK_REFUSED(train_line("--epochs 1"),
+                  "--epochs: tokens are only counted when a run starts; give --steps");
     ConfigFile file("steps = 7");
     CHECK(steps("--epochs 1 --config " + file.path) == 977);
     ConfigFile other("epochs = 1");
@@ -531,9 +532,9 @@ TEST_CASE("command lines that lack something, or say two things") {
         {"sample r --prompt a --prompt-file b", "a prompt comes from"},
         {"sample r --interactive --samples 2", "--samples 2: "},
         {"eval --data x", "nothing to evaluate; "},
-        {"eval r", "nothing to measure on; "},
-        {"data", "nothing to look into; "},
-        {"inspect", "inspect: nothing to look into; "},
+        {"eval r", "nothing to evaluate on; "},
+        {"data", "nothing to inspect; "},
+        {"inspect", "inspect: nothing to inspect; "},
         {"report", "report: nothing to report on; "},
         {"export", "export: nothing to export; "},
         {"export r", "--output: missing; give the folder to make"},
@@ -543,7 +544,7 @@ TEST_CASE("command lines that lack something, or say two things") {
         {"tokenize a", "--output: missing; "},
         {"tokenize a --output b --tokenizer none", "--tokenizer none: "},
         {"tokenize a --output b --tokenizer bytes --train-tokenizer 300",
-         "--tokenizer bytes: --train-tokenizer makes one; "},
+         "--tokenizer bytes: --train-tokenizer trains its own; "},
         {"tokenize a - --output b --train-tokenizer 300", "--train-tokenizer 300: reads text twice"},
         {"tokenize a --output b --skip-bad -1", "--skip-bad -1: out of range; "},
         {"tokenize a --output b --val-fraction 1.5", "--val-fraction 1.5: out of range; "},
@@ -557,7 +558,7 @@ TEST_CASE("command lines that lack something, or say two things") {
         CAPTURE(row.line);
         CHECK_REFUSED(typed(row.line), row.words);
     }
-    CHECK_REFUSED(parse(command_sample, {"r", "--stop", ""}), "--stop: an empty text");
+    CHECK_REFUSED(parse(command_sample, {"r", "--stop", ""}), "--stop: an empty string");
 }
 
 TEST_CASE("records of options") {
@@ -695,12 +696,12 @@ TEST_CASE("what is wrong in a file of options is told with its line") {
         {"top_k = 1", ":1: --top-k: not an option of train_gpt train; "},
         {"seed = 1\nlayers = 0", ":2: --layers 0: out of range; give a whole number from 1 to 10000"},
         {"layers =", ":1: --layers '': not a number; "},
-        {"config = a", ":1: --config: is for the command line alone; "},
-        {"print-config = on", ":1: --print-config: is for the command line alone; "},
+        {"config = a", ":1: --config: works only on the command line; "},
+        {"print-config = on", ":1: --print-config: works only on the command line; "},
         {"seed 1", ":1: seed 1: not an option; write KEY = VALUE, as in learning-rate = 3e-4"},
         {"= 1", ":1: --: no such option"},
-        {"prompt = 'a", ":1: the quote has no end; "},
-        {"prompt = \"\\q\"", ":1: the quotes do not hold a text of JSON; "},
+        {"prompt = 'a", ":1: the quote is not closed; "},
+        {"prompt = \"\\q\"", ":1: the double quotes do not hold a JSON string; "},
         {"prompt = 'a' b", ":1: b: unexpected after the value; "},
         {"{\n\"seed\": 1,\n\"top_k\": 2}", ":3: --top-k: not an option of train_gpt train; "},
         {"{\n\"layers\": \"2\"}", ":2: option layers should not be of type string; "},
@@ -960,7 +961,7 @@ TEST_CASE("layers of the parts of a pipeline, as a list") {
     CHECK(parse_split("5", 5, 1) == Split{5});
     for (const char* bad : {"", "3,", "3,,4", "a", "3,0,4", "-1,8", "3 4", "99999999999", "Time", "3;4"})
         check_error(error_of([&] { parse_split(bad, 7, 2); }), text("--pp-layers %s", bad),
-                    "is no number of layers; give time, memory or a list such as 3,4,4,3");
+                    "is not a number of layers; give time, memory or a list like 3,4,4,3");
     check_error(error_of([] { parse_split("a\n\x1b[2J", 7, 2); }), "--pp-layers a\\u000a\\u001b[2J",
                 "'a\\u000a\\u001b[2J' is no");
     const struct {
@@ -968,8 +969,8 @@ TEST_CASE("layers of the parts of a pipeline, as a list") {
         int layers, parts;
         const char* reason;
     } rows[] = {
-        {"3,4", 8, 2, "7 layers in all, and the model has 8; "},
-        {"2147483647,2147483647,3", 1, 3, "4294967297 layers in all, and the model has 1; "},
+        {"3,4", 8, 2, "adds up to 7 layers, but the model has 8; "},
+        {"2147483647,2147483647,3", 1, 3, "adds up to 4294967297 layers, but the model has 1; "},
         {"3,4", 7, 3, "2 numbers, and --pp with --pp-chunks makes 3 parts; "},
         {"7", 7, 2, "1 number, and"},
         {"3,4", 7, 1, "makes 1 part; "},
@@ -1003,11 +1004,10 @@ TEST_CASE("layouts that do not fit, and the nearest that do") {
          "--pp 2: a multiple of 2 processes is needed and this run has 7; give --pp 1, or start 6 "
          "or 8 (mpirun -np 6)"},
         {1, "--dp 4",
-         "--dp 4: with --tp 1 and --pp 1 a layout of 4 processes, and this run has 1; give --dp 1, "
+         "--dp 4: with --tp 1 and --pp 1 needs 4 processes, but this run has 1; give --dp 1, "
          "or start 4 (mpirun -np 4)"},
         {8, "--dp 4", "this run has 8; give --dp 8, or start 4"},
-        {8, "--tp 4 --dp 4",
-         "a layout of 16 processes, and this run has 8; give --dp 2 or --tp 2, or start 16"},
+        {8, "--tp 4 --dp 4", "needs 16 processes, but this run has 8; give --dp 2 or --tp 2, or start 16"},
         {4, "--tp 1048576 --pp 1048576 --dp 1048576", "--tp 1048576: does not divide --heads 4; give "},
         {4, "--tp 1048576 --pp 1048576", "--tp 1048576: does not divide --heads 4; give "},
         // the model
@@ -1039,17 +1039,17 @@ TEST_CASE("layouts that do not fit, and the nearest that do") {
         {2, "--pp 2 --pp-schedule interleaved --pp-chunks 5",
          "--pp-chunks 5: more parts than --layers 4; lower it"},
         {2, "--pp 2 --pp-chunks 2",
-         "--pp-chunks 2: with --pp-schedule 1f1b a stage has one part of the layers; add --pp-schedule "
+         "--pp-chunks 2: with --pp-schedule 1f1b each stage has only one chunk; add --pp-schedule "
          "interleaved, or leave --pp-chunks out"},
         {1, "--pp-chunks 2 --pp-schedule zero-bubble",
-         "--pp-chunks 2: with --pp-schedule zero-bubble a stage"},
-        {2, "--pp 2 --pp-layers 1,2", "--pp-layers 1,2: 3 layers in all, and the model has 4; "},
+         "--pp-chunks 2: with --pp-schedule zero-bubble each stage"},
+        {2, "--pp 2 --pp-layers 1,2", "--pp-layers 1,2: adds up to 3 layers, but the model has 4; "},
         {2, "--pp 2 --pp-layers 4", "--pp-layers 4: 1 number, and --pp with --pp-chunks makes 2 parts; "},
         {1, "--pp-layers 2,2", "--pp-layers 2,2: 2 numbers, and --pp with --pp-chunks makes 1 part; "},
         {2, "--pp 2 --pp-schedule interleaved --pp-layers 2,2",
          "2 numbers, and --pp with --pp-chunks makes 4"},
         {2, "--pp 2 --pp-layers tme",
-         "--pp-layers tme: 'tme' is no number of layers; give time, memory or a list such as 3,4,4,3"},
+         "--pp-layers tme: 'tme' is not a number of layers; give time, memory or a list like 3,4,4,3"},
         // the parts that tensor parallelism sends
         {2, "--tp 2 --tp-overlap 3",
          "--tp-overlap 3: does not divide the 512 rows of a rank, 4 sequences * 256 tokens / 2 tensor ranks; "
@@ -1080,14 +1080,14 @@ TEST_CASE("layouts that do not fit, and the nearest that do") {
         {3, "--global-batch 3840", "tokens = 1024; give 3072 or 4096, or --micro-batch 3"},
         {5, "--global-batch 100", "256 tokens * 5 = 5120; give 5120"},
         {4, "--batch-ramp 2k:8k:9",
-         "--batch-ramp 2k:8k:9: begins with 2048 tokens, and the fewest of a step are 4096, in micro-batches "
-         "of 1024; give a multiple of 1024 from there on, or a smaller --micro-batch"},
+         "--batch-ramp 2k:8k:9: begins with 2048 tokens, but a step has at least 4096, in micro-batches of "
+         "1024; give that many or a larger multiple of 1024, or a smaller --micro-batch"},
         {1, "--global-batch 2500", "256 tokens = 1024; give 2048 or 3072"},
         {1, "--global-batch 1536", "256 tokens = 1024; give 1024 or 2048, or --micro-batch 3"},
         {8, "--tp 2 --global-batch 1k", "256 tokens * 4 = 4096; give 4096, or --micro-batch 1"},
         {1048576, "--micro-batch 4096", "--global-batch 1099511627776: out of range; "},
         // ranges
-        {1, "--tp 0", "--tp auto: a layout is chosen where a run begins; "},
+        {1, "--tp 0", "--tp auto: the layout is only chosen when a run starts; "},
         {1, "--pp -1", "--pp -1: out of range; "},
         {1, "--dp 2000000", "--dp 2000000: out of range; "},
         {1, "--zero 4", "--zero 4: out of range; give a whole number from 0 to 3"},
@@ -1102,14 +1102,15 @@ TEST_CASE("layouts that do not fit, and the nearest that do") {
         {1, "--overlap perhaps", "perhaps"},
         // graphs
         {2, "--cuda-graphs on",
-         "--cuda-graphs on: the passes of one process can be captured, and there are 2; give auto or off"},
+         "--cuda-graphs on: works only with one process, but there are 2; give auto or off"},
         {1, "--cuda-graphs on --offload optimizer", "or leave out --offload optimizer"},
         {1, "--check-replay 5",
-         "--check-replay 5: data ranks compare what they compute, and there is one; leave it out"},
-        {1, "--check-replicas 5", "--check-replicas 5: everything is held by one rank alone; leave it out"},
+         "--check-replay 5: data ranks compare their results, but there is only one; leave it out"},
+        {1, "--check-replicas 5", "--check-replicas 5: each value is held by only one rank; leave it out"},
         {2, "--check-replicas 5 --zero 3", "alone; give a smaller --shard-group, or --check-replay"},
         {2, "--pp 2 --check-replay 5", "there is one"},
-        {1, "--ngram 2 --ngram-staleness 1", "read behind all updates; give --ngram-place host too, or 0"},
+        {1, "--ngram 2 --ngram-staleness 1",
+         "read only after all updates; give --ngram-place host too, or 0"},
         {1, "--ngram 2 --ngram-place host --ngram-prefetch 0 --ngram-staleness 1",
          "give --ngram-prefetch 1 too"},
     };
@@ -1318,9 +1319,9 @@ TEST_CASE("keys of a config that change nothing, and keys that nobody knows") {
         CHECK(notes(config).empty());
         CHECK(description(read_hf(config)) == usual);
         config["hidden_shift"] = 3, config["zeta\n"] = nullptr;
-        CHECK(notes(config) == std::vector<std::string>{
-                                   "config.json: not known here, and passed over: hidden_shift, zeta\\u000a; "
-                                   "look whether the model computes the same without"});
+        CHECK(notes(config) ==
+              std::vector<std::string>{"config.json: unknown keys, ignored: hidden_shift, zeta\\u000a; "
+                                       "check that the model computes the same without them"});
         CHECK(description(read_hf(config)) == usual);
     }
     // transformers reads these in other families only
@@ -1344,7 +1345,7 @@ TEST_CASE("activations by all their names") {
     CHECK_REFUSED(gpt2("silu"),
                   "activation_function silu is not supported; only gelu_new, gelu_pytorch_tanh, ");
     CHECK_REFUSED(gpt2("quick_gelu"), "activation_function quick_gelu is not supported; ");
-    CHECK_REFUSED(read_hf(with(hf_llama(), "hidden_act", 3)), "hidden_act is 3; it must be a text");
+    CHECK_REFUSED(read_hf(with(hf_llama(), "hidden_act", 3)), "hidden_act is 3; it must be a string");
 }
 
 // The ratios of scaled to unscaled frequencies in Transformers 5, for pairs 0, 8 and 31 of 32.

@@ -285,7 +285,7 @@ TEST_CASE("what is no run is refused, and an output that cannot be written") {
     CHECK_REFUSED(report({folder / "none"}), "/none: cannot open it: No such file");
     CHECK_REFUSED(report({folder.path}), ": has no log.jsonl; name the directory of a run");
     write_file(folder / "file", "x");
-    CHECK_REFUSED(report({folder / "file"}), "/file: is no folder;");
+    CHECK_REFUSED(report({folder / "file"}), "/file: is not a directory;");
     std::string run = run_with(folder, "run", step_line(1, 5));
     CHECK_REFUSED(report({run}, folder / "none/page.html"), "/none/page.html: cannot create it");
     CHECK_REFUSED(report({run}, folder / "file", ReportFormat::tensorboard), "/file: cannot ");
@@ -367,14 +367,14 @@ TEST_CASE("validation losses of other tokens are not laid over each other withou
     const std::string a = run("a", {"1f"}, 8), b = run("b", {"1f"}, 16), c = run("c", {"2e"}, 8),
                       d = run("d", {}, 8), e = run("e", {}, 16), changes = run("f", {"2e", "1f"}, 8);
     auto differ = [&](const std::string& other) {
-        return "its validation loss is that of other tokens than that of " + other +
+        return "its validation loss is computed on other tokens than that of " + other +
                ": the two cannot be compared";
     };
     CHECK(notes({a, b}) == "");
     CHECK(notes({a, c}) == differ(a));
     CHECK(notes({a, d}) == "");
     CHECK(notes({d, e}) == differ(d));
-    CHECK(notes({changes}) == "its validation loss is that of other tokens from step 1 on");
+    CHECK(notes({changes}) == "its validation loss is computed on other tokens from step 1 on");
 }
 
 TEST_CASE("validation sets are compared by name, and by their tokens where one has no name") {
@@ -477,7 +477,7 @@ TEST_CASE("a log of many names makes no table that is much larger than itself") 
     for (int i = 0; i < 300; i++) log += "{\"step\":1,\"n" + std::to_string(i) + "\":1}\n";
     std::string path = run_with(folder, "run", log);
     check_error(error_of([&] { report({path}, "", ReportFormat::csv); }), path + "/log.jsonl",
-                "numbers of more than 300 names");
+                "numbers under more than 300 names");
     CHECK_FALSE(exists(path + "/report.csv"));
 }
 

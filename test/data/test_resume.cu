@@ -106,7 +106,7 @@ TEST_CASE("a learning rate that jumps is told, with what goes on from the last o
     };
     CHECK(jump("") == "");
     CHECK(jump("--steps 200") == "the learning rate jumps from 6e-05 to 0.000337; --schedule constant "
-                                 "--learning-rate 6e-05 --warmup-steps 0 goes on from the last step's");
+                                 "--learning-rate 6e-05 --warmup-steps 0 keeps the last step's");
     CHECK(jump("--steps 200 --schedule constant --learning-rate 6e-05 --warmup-steps 0") == "");
     CHECK(jump("--steps 102") == "");
     // between steps of a warm-up, or while wsd stays at the peak, the learning rate does not jump
@@ -133,7 +133,7 @@ TEST_CASE("epochs of a run that goes on are those of all of it") {
     CHECK(line.options.steps == 300);
     CHECK(line.notes[0] == "--steps 300: the checkpoint had 200");
     CHECK_REFUSED(go_on("--epochs 0.5"),
-                  "--steps 75: the checkpoint runs/a/checkpoints/step_00000100 is after ");
+                  "--steps 75: the checkpoint runs/a/checkpoints/step_00000100 is already at ");
 }
 
 TEST_CASE("a run that goes on validates on the tokens that it has validated on") {
@@ -149,7 +149,7 @@ TEST_CASE("a run that goes on validates on the tokens that it has validated on")
     CHECK(line.notes == Lines{"--val-tokens 16384: the checkpoint had 8192"});
     CHECK(train_line("--train-data x.bin --global-batch 4k").options.val_tokens == 128 << 10);
     CHECK(error_of([&] { train_line("--train-data x.bin --val-batches 4 --val-tokens 1k"); }) ==
-          "--val-batches 4: --val-tokens says it already; leave one of them out");
+          "--val-batches 4: conflicts with --val-tokens; leave one of them out");
     // the record of a program that knew only batches
     nlohmann::json& record = checkpoints.at("runs/a").options;
     record.erase("val_tokens");
@@ -157,8 +157,8 @@ TEST_CASE("a run that goes on validates on the tokens that it has validated on")
     line = train_line("--resume runs/a --global-batch 8k", checkpoints);
     CHECK(line.options.val_tokens == 12288);
     CHECK(line.notes == Lines{"--global-batch 8192: the checkpoint had 4096",
-                              "--val-tokens 12288: those of the batches that this run has validated on so "
-                              "far; they stay the same"});
+                              "--val-tokens 12288: from the --val-batches of this run so far, so that it "
+                              "still validates on the same tokens"});
 }
 
 TEST_CASE("another value is used and told, or used without a word, or refused") {
@@ -179,7 +179,7 @@ TEST_CASE("another value is used and told, or used without a word, or refused") 
                               "--steps 5000: the checkpoint had 1000",
                               "--learning-rate 0.0003: the checkpoint had 0.0006",
                               "the learning rate jumps from 0.000596 to 0.0003; --schedule constant "
-                              "--learning-rate 0.000596 --warmup-steps 0 goes on from the last step's"});
+                              "--learning-rate 0.000596 --warmup-steps 0 keeps the last step's"});
     CHECK(notes({"--learning-rate", "0.0006", "--seed", "1337", "--layers", "4"}) == Lines{});
     CHECK(notes({"--global-batch", "4k"}) == Lines{"--global-batch 4096: the checkpoint had 1024"});
     CHECK(notes({"--global-batch", "0", "--micro-batch", "8"}) ==
@@ -215,7 +215,7 @@ TEST_CASE("another value is used and told, or used without a word, or refused") 
                            row.line.c_str(), row.stored));
     }
     CHECK_REFUSED(train({"--resume", "runs/a", "--steps", "99"}, checkpoints),
-                  "--steps 99: the checkpoint runs/a/checkpoints/step_00000100 is after step 100; ");
+                  "--steps 99: the checkpoint runs/a/checkpoints/step_00000100 is already at step 100; ");
     CHECK(train({"--resume", "runs/a", "--steps", "100"}, checkpoints).options.steps == 100);
     CHECK_REFUSED(train({"--resume", "runs/a", "--layers", "x"}, checkpoints), "--layers x: not a number; ");
 }
@@ -315,7 +315,7 @@ TEST_CASE("--tp and --pp of a checkpoint are kept where they fit, and else lower
                   "2 1 2; the checkpoint's --tp 2 --pp 2 with --dp 2 need 8 processes: now --tp 2 --pp 1"));
     CHECK_REFUSED(cut({"--tp", "2", "--pp", "2"}, 3), "--tp 2 --pp 2: a multiple of 4 processes is needed");
     CHECK_REFUSED(cut({"--tp", "2"}, 3), "a multiple of 4 processes is needed");
-    CHECK_REFUSED(cut({"--dp", "3"}, 4), "--dp 3: with --tp 2 and --pp 2 a layout of 12 processes");
+    CHECK_REFUSED(cut({"--dp", "3"}, 4), "--dp 3: with --tp 2 and --pp 2 needs 12 processes");
     CHECK_REFUSED(cut({}, 1000),
                   "was made by 4, and its options do not fit 1000; start 4, or: --global-batch 12288");
     // --init: only the new run's options decide the layout
@@ -328,9 +328,9 @@ TEST_CASE("a run that was moved away from its files asks for all of them at once
     Checkpoints moved = at_runs_a({"--run-dir", "runs/a", "--val-data", "y.bin"});
     moved["runs/a"].gone = {"--train-data", "--val-data"};
     CHECK(error_of([&] { train_line("--resume runs/a", moved); }) ==
-          "runs/a/checkpoints/step_00000100: made with files that are not here; give these options with the "
-          "paths of today: --train-data 'x.bin' --val-data 'y.bin'");
-    CHECK_REFUSED(train_line("--resume runs/a --train-data z.bin", moved), "today: --val-data 'y.bin'");
+          "runs/a/checkpoints/step_00000100: was made with files that are missing here; give these options "
+          "with their new paths: --train-data 'x.bin' --val-data 'y.bin'");
+    CHECK_REFUSED(train_line("--resume runs/a --train-data z.bin", moved), "paths: --val-data 'y.bin'");
     CHECK(train_line("--resume runs/a --train-data z --val-data z", moved).options.train_data == "z");
     CHECK(train_line("--init runs/a --train-data z", moved).weights_only);
 }
@@ -447,16 +447,15 @@ TEST_CASE("ways to begin that exclude each other, or lead nowhere") {
         {"--init runs/b", "--init runs/b: no checkpoint there; "},
         {"--init auto", "--init auto: no checkpoint there; "},
         {"--resume runs/a --overwrite",
-         "--overwrite: deletes what --resume runs/a/checkpoints/step_00000100 takes; "},
+         "--overwrite: would delete what --resume runs/a/checkpoints/step_00000100 reads; "},
         {"--resume auto --run-dir runs/a --overwrite",
-         "--overwrite: deletes what --resume auto goes on from; "},
+         "--overwrite: would delete what --resume auto resumes from; "},
         {"--init runs/a --run-dir runs/a --overwrite --train-data x",
-         "--overwrite: deletes what --init runs/a/checkpoints/step_00000100 takes; "},
-        {"--resume runs/a --init runs/a", "--init runs/a: weights come from --resume runs/a already; "},
+         "--overwrite: would delete what --init runs/a/checkpoints/step_00000100 reads; "},
+        {"--resume runs/a --init runs/a", "--init runs/a: the weights already come from --resume runs/a; "},
         {"--resume auto --init runs/a", "--run-dir: missing; "},
         {"--resume auto --model tyni", "neither a preset nor a config.json"},
-        {"--train-data x --keep-every 500",
-         "--keep-every 500: there is no checkpoint after every so many steps with --save-every 1000; "},
+        {"--train-data x --keep-every 500", "--keep-every 500: is not a multiple of --save-every 1000; "},
         {"--train-data x --keep-every 500 --save-every 0", "--save-every 0; "},
         {"--train-data x --keep-every 500 --save-every 10m", "--save-every 10m; give --save-every a divisor"},
         {"--train-data x --keep-every 500 --save-every auto", "--save-every auto; "},
@@ -560,8 +559,8 @@ TEST_CASE("weights of a model with RoPE may get another context, and other wavel
         CHECK_REFUSED(
             init("--context " + std::string(context)),
             "--context " + std::string(context) +
-                ": the checkpoint runs/a/checkpoints/step_00000100 was made with 1024; it has a "
-                "learned vector for each; leave the option out, or begin a run with --position rope");
+                ": the checkpoint runs/a/checkpoints/step_00000100 was made with 1024; each "
+                "position has a learned vector; leave the option out, or begin a run with --position rope");
     CHECK_REFUSED(init("--rope-scaling 2"), "--rope-scaling 2: the checkpoint ");
 }
 
@@ -602,7 +601,7 @@ TEST_CASE("the tokenizer is the copy in the run, unless another is given") {
     CHECK_REFUSED(train({"--resume", "runs/a", "--tokenizer", llama3.c_str()}, bytes),
                   "the run has another, bytes");
     CHECK_REFUSED(train({"--init", "runs/a", "--train-data", "y.bin", "--tokenizer", llama3.c_str()}, bytes),
-                  "and the model of runs/a/checkpoints/step_00000100 only 257; ");
+                  "but the model of runs/a/checkpoints/step_00000100 only 257; ");
 }
 
 TEST_CASE("the places where a run may begin follow from the command line") {
@@ -619,7 +618,8 @@ TEST_CASE("the places where a run may begin follow from the command line") {
     CHECK(places({"--resume", "auto", "--run-dir", "c", "--fallback-dir", "d"}) ==
           Places{"c", shared_run_dir("d", "c")});
     CHECK(places({"--resume", "c", "--fallback-dir", "d"}) == Places{"c"});
-    CHECK_REFUSED(places({"--resume", "a", "--init", "b"}), "--init b: weights come from --resume a");
+    CHECK_REFUSED(places({"--resume", "a", "--init", "b"}),
+                  "--init b: the weights already come from --resume a");
 }
 
 TEST_CASE("options of other programs") {
@@ -699,7 +699,7 @@ TEST_CASE("the newest checkpoint that can be used is found") {
     fs::remove_all(checkpoint_folder(run, 10));
     fs::remove_all(checkpoint_folder(run, 100));
     fs::rename(checkpoint_folder(run, 5), checkpoint_folder(run, 7));
-    CHECK_REFUSED(find_checkpoint(run), run + ": it has 1 checkpoint, and none can be used, ");
+    CHECK_REFUSED(find_checkpoint(run), run + ": has 1 checkpoint, but none can be used; the newest: ");
     CHECK_REFUSED(find_checkpoint(run), "holds a checkpoint of step 5; ");
     CHECK_REFUSED(parse({"--resume", "auto", "--run-dir", run.c_str()}), "none can be used");
 }
@@ -720,7 +720,7 @@ TEST_CASE("a checkpoint that lacks only its name gets it") {
     REQUIRE(found);
     CHECK(found->step == 20);
     REQUIRE(found->notes.size() == 1);
-    CHECK(found->notes[0].starts_with(partial + ": whole "));
+    CHECK(found->notes[0].starts_with(partial + ": complete "));
     CHECK(!fs::exists(partial));
     fs::remove_all(checkpoint_folder(run, 20));
 
@@ -772,7 +772,7 @@ TEST_CASE("a trained model is a run or a checkpoint of it") {
     CHECK(values == some_values);
     CHECK(TrainedModel(checkpoint_folder(run, 5), "").options.layers == 2);
     CHECK(!TrainedModel(run, "none").tokenizer);
-    CHECK_REFUSED(TrainedModel(run, llama3), "and the model of " + checkpoint_folder(run, 7) + " only 257; ");
+    CHECK_REFUSED(TrainedModel(run, llama3), "but the model of " + checkpoint_folder(run, 7) + " only 257; ");
     CHECK_REFUSED(TrainedModel(folder / "none", ""), folder / "none" + ": ");
 
     make_checkpoint(run, 9, record({"--tokenizer", llama3.c_str()}));

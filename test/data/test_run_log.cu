@@ -72,7 +72,7 @@ TEST_CASE("a run directory is not overwritten by accident") {
     std::string refused = error_of([&] { RunLog(run, RunFolder::fresh, "--output"); });
     CHECK(refused == run + ": already holds a run; replace it with --overwrite, or name another directory "
                            "with --output");
-    CHECK_REFUSED(RunLog(run, RunFolder::fresh), "; go on with it with --resume auto, replace it with");
+    CHECK_REFUSED(RunLog(run, RunFolder::fresh), "; resume it with --resume auto, replace it with");
 }
 
 TEST_CASE("a log is on disk when it is said to be") {
@@ -185,8 +185,8 @@ TEST_CASE("a run that goes on says what its libraries have become") {
     CHECK(last["processes"] == 2);
     CHECK(communication_note(last, "MPI 4, NCCL 2.28.3, NCCL_ALGO=Ring") == "");
     CHECK(communication_note(last, "MPI 4, NCCL 2.29.1") ==
-          "communication was by MPI 4, NCCL 2.28.3, NCCL_ALGO=Ring and is by MPI 4, NCCL 2.29.1: sums may be "
-          "made "
+          "communication used MPI 4, NCCL 2.28.3, NCCL_ALGO=Ring and now uses MPI 4, NCCL 2.29.1: sums "
+          "may be made "
           "in another order, and differ in their last bits");
     // Older records do not say.
     last.erase("communication");

@@ -202,7 +202,7 @@ TEST_CASE("nothing is left of what was not finished") {
         fs::create_directory(folder / "model");
         write_file(folder / "model/" + there, "theirs");
         CHECK_REFUSED(SafetensorsWriter(folder / "model", tensors, Dtype::fp32),
-                      std::string(there) + ": is there already; ");
+                      std::string(there) + ": already exists; ");
         CHECK(contents(folder / "model/" + there) == "theirs");
         fs::remove_all(folder / "model");
     }
@@ -299,16 +299,16 @@ TEST_CASE_FIXTURE(Refusals, "what is not the JSON of a header") {
         {R"({"a":7})", 0, "\"a\" is a number in the header; "},
         {R"({"a":null})", 0, "\"a\" is null in the header; "},
         {R"({"a":[]})", 0, "\"a\" is an array in the header; "},
-        {R"({"a":"F32"})", 0, "\"a\" is a text in the header; "},
-        {R"({"a":{}})", 0, "\"a\" has not all of dtype, shape and data_offsets in the header; "},
-        {R"({"a":{"dtype":"F32","shape":[2]}})", 8, "\"a\" has not all of dtype, "},
-        {R"({"a":{"dtype":"F32","data_offsets":[0,8]}})", 8, "\"a\" has not all of dtype, "},
-        {R"({"a":{"shape":[2],"data_offsets":[0,8]}})", 8, "\"a\" has not all of dtype, "},
+        {R"({"a":"F32"})", 0, "\"a\" is a string in the header; "},
+        {R"({"a":{}})", 0, "\"a\" lacks one of dtype, shape and data_offsets in the header; "},
+        {R"({"a":{"dtype":"F32","shape":[2]}})", 8, "\"a\" lacks one of dtype, "},
+        {R"({"a":{"dtype":"F32","data_offsets":[0,8]}})", 8, "\"a\" lacks one of dtype, "},
+        {R"({"a":{"shape":[2],"data_offsets":[0,8]}})", 8, "\"a\" lacks one of dtype, "},
         {R"({"a":{"dtype":7,"shape":[2],"data_offsets":[0,8]}})", 8, "\"a\": dtype is a number in the "},
         {R"({"a":{"dtype":["F32"],"shape":[2],"data_offsets":[0,8]}})", 8, "\"a\": dtype is an array in "},
         {R"({"a":{"dtype":"F32","shape":2,"data_offsets":[0,8]}})", 8, "\"a\": shape is a number in the "},
         {R"({"a":{"dtype":"F32","shape":{},"data_offsets":[0,8]}})", 8, "\"a\": shape is an object in "},
-        {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":"0"}})", 8, "\"a\": data_offsets is a text in"},
+        {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":"0"}})", 8, "\"a\": data_offsets is a string in"},
         {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":1}})", 8,
          "\"a\" has a field that is not dtype, shape or data_offsets in the header; "},
     };
@@ -331,7 +331,7 @@ TEST_CASE_FIXTURE(Refusals, "numbers that are no sizes") {
     shape("2e0", "\"a\": shape is a number that is not whole or too large in the header; ");
     shape("18446744073709551616", "\"a\": shape is a number that is not whole or too large in the header; ");
     shape("1e999", "header is not valid JSON (");
-    shape("\"2\"", "\"a\": shape is a text in the header; ");
+    shape("\"2\"", "\"a\": shape is a string in the header; ");
     shape("true", "\"a\": shape is true or false in the header; ");
     shape("null", "\"a\": shape is null in the header; ");
     shape("[2]", "\"a\": shape is an array in the header; ");
@@ -362,7 +362,7 @@ TEST_CASE_FIXTURE(Refusals, "metadata that is not text") {
     for (const char* value : {"7", "-7", "0.5", "true", "null", "[]", "{}", "[\"a\"]"}) {
         check_header(std::string(R"({"__metadata__":{"k":)") + value + "}}", 0, "__metadata__: \"k\" is ");
     }
-    check_header(R"({"__metadata__":"text"})", 0, "\"__metadata__\" is a text in the header; ");
+    check_header(R"({"__metadata__":"text"})", 0, "\"__metadata__\" is a string in the header; ");
     check_header(R"({"__metadata__":[]})", 0, "\"__metadata__\" is an array in the header; ");
     CHECK(tensors(R"({"__metadata__":{"k":"v","dtype":""}})", 0) == 0);
 }
@@ -408,8 +408,8 @@ TEST_CASE_FIXTURE(Refusals, "sizes that do not agree") {
     one("F16", "[2]", "[0,8]", 8, "data_offsets [0, 8] hold 8 bytes, and its shape needs 4; ");
     one("F32", "[0]", "[0,8]", 8, "data_offsets [0, 8] hold 8 bytes, and its shape needs 0; ");
     one("F32", "[]", "[0,0]", 0, "data_offsets [0, 0] hold 0 bytes, and its shape needs 4; ");
-    one("F4", "[3]", "[0,1]", 1, "12 bits of F4 are no whole number of bytes; ");
-    one("F6_E2M3", "[2]", "[0,2]", 2, "12 bits of F6_E2M3 are no whole number of bytes; ");
+    one("F4", "[3]", "[0,1]", 1, "12 bits of F4 are not a whole number of bytes; ");
+    one("F6_E2M3", "[2]", "[0,2]", 2, "12 bits of F6_E2M3 are not a whole number of bytes; ");
     for (auto [dtype, bits] : std::vector<std::pair<const char*, size_t>>{
              {"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
              {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
@@ -425,11 +425,11 @@ TEST_CASE_FIXTURE(Refusals, "sizes that do not agree") {
 
 TEST_CASE_FIXTURE(Refusals, "files cut short, and more behind the tensors") {
     std::string a = "{" + row("a", "I32", "[2,2]", "[0,16]") + "}";
-    check_header(a, 14, "14 bytes behind the header, and the tensors have 16: it is cut short; ");
-    check_header(a, 0, "0 bytes behind the header, and the tensors have 16: it is cut short; ");
+    check_header(a, 14, "14 bytes after the header, but the tensors have 16: it is cut short; ");
+    check_header(a, 0, "0 bytes after the header, but the tensors have 16: it is cut short; ");
     check(file_of(a, 16) + "extra_bogus_data_for_polyglot_file",
           "the tensors have 16: something else follows them; ");
-    check_header("{}", 1, "1 bytes behind the header, and the tensors have 0: something else follows them; ");
+    check_header("{}", 1, "1 bytes after the header, but the tensors have 0: something else follows them; ");
     std::string good = file_of(a, 16);
     for (size_t size = 0; size < good.size(); size++) check(good.substr(0, size), "");
 }
@@ -442,9 +442,9 @@ TEST_CASE_FIXTURE(Refusals, "files that are none, or change") {
     write_file(path, file_of(a, 8));
     SafetensorsReader reader(path);
     fs::resize_file(path, fs::file_size(path) - 1);
-    CHECK_REFUSED(floats(reader, "a"), "became shorter while it was read; ");
+    CHECK_REFUSED(floats(reader, "a"), "was truncated while being read; ");
     reader.close();
-    CHECK_REFUSED(floats(reader, "a"), "changed while it was read; ");
+    CHECK_REFUSED(floats(reader, "a"), "changed while being read; ");
 }
 
 // ----------------------------------------------------------------------------
@@ -501,7 +501,7 @@ TEST_CASE_FIXTURE(Shards, "shards that are missing, damaged or hold the same ten
     write_file(path, R"({"weight_map":{"a":"z.safetensors"}})");
     CHECK_REFUSED(SafetensorsFolder{folder.path}, "/z.safetensors: cannot open it: No such file");
     write_file(folder / "z.safetensors", file_of("{" + row("a", "F32", "[2]", "[0,8]") + "}", 7));
-    CHECK_REFUSED(SafetensorsFolder{folder.path}, "/z.safetensors: 7 bytes behind the header, ");
+    CHECK_REFUSED(SafetensorsFolder{folder.path}, "/z.safetensors: 7 bytes after the header, ");
     write_file(folder / "z.safetensors", file_of("{" + row("a", "F32", "[2]", "[0,8]") + "}", 8));
     write_file(path, R"({"weight_map":{"a":"x.safetensors","b":"x.safetensors","d":"z.safetensors"}})");
     CHECK_REFUSED(SafetensorsFolder{folder.path},
@@ -514,9 +514,9 @@ TEST_CASE_FIXTURE(Shards, "names that leave the folder, and what is no index") {
           "\"..\"", "\"x\\u0000.safetensors\"", "7", "null", "[\"x.safetensors\"]"}) {
         check_map(std::string("\"a\":") + name, "weight_map: a is in ");
     }
-    check("[]", "no weight_map that is an object; ");
-    check("{}", "no weight_map that is an object; ");
-    check(R"({"weight_map":[]})", "no weight_map that is an object; ");
+    check("[]", "has no weight_map object; ");
+    check("{}", "has no weight_map object; ");
+    check(R"({"weight_map":[]})", "has no weight_map object; ");
     check(R"({"weight_map":)", "not valid JSON at byte ");
     check(std::string(100'000, '['), "nested more than 32 deep; ");
     write_file(path, "");
@@ -524,6 +524,6 @@ TEST_CASE_FIXTURE(Shards, "names that leave the folder, and what is no index") {
     CHECK_REFUSED(SafetensorsFolder{folder.path}, " bytes; not the index of a model");
     fs::remove(path);
     CHECK_REFUSED(SafetensorsFolder{folder.path},
-                  "neither model.safetensors nor model.safetensors.index.json there; ");
+                  "neither model.safetensors nor model.safetensors.index.json; ");
     CHECK_REFUSED(SafetensorsFolder{folder / "none"}, "neither model.safetensors nor ");
 }

@@ -279,7 +279,7 @@ TEST_CASE("sources: shards and Megatron data sets, in the order of their names")
     check_error(error_of([] { TokenSource(",", 257); }), "','", "names no token files");
     megatron_files(folder / "wide", counting<int32_t>(0, 30));
     check_error(error_of([&] { TokenSource(folder / "*.idx", 65536); }), folder / "wide.idx",
-                "has 4-byte tokens and " + (folder / "a.idx") + " has 2-byte ones");
+                "has 4-byte tokens but " + (folder / "a.idx") + " has 2-byte ones");
     // other kinds of damage are reported as they are
     write_file(folder / "bad.bin", shard_bytes<uint16_t>(20240520, 1, 5, {1, 2}));
     check_error(error_of([&] { TokenSource(folder / "bad.bin", 257); }), folder / "bad.bin", "is truncated");
@@ -395,7 +395,7 @@ TEST_CASE("sources: what is wrong with one of a blend is named") {
     auto error = [](const std::string& list) {
         return error_of([&] { TokenLoader(list, 50, 8, SampleOrder::shuffled); });
     };
-    check_error(error(a + "," + b), folder / "b.bin", "has 8 tokens, and a sample takes 9");
+    check_error(error(a + "," + b), folder / "b.bin", "has 8 tokens, but a sample needs 9");
     check_error(error(a + ",1:" + (folder / "none*.bin")), folder / "none*.bin", "no such file");
     check_error(error(a + "," + (folder / "b.bin")), "'" + (folder / "b.bin") + "'", "has no weight");
     CHECK(error(a) == "no error");
@@ -475,13 +475,12 @@ TEST_CASE("validation on what is trained on is noticed") {
     fs::create_symlink(a, folder / "link.bin");
     for (const std::string& same : {a, folder / "link.bin"}) {
         REQUIRE(warnings(a + "," + b, same).size() == 1);
-        CHECK(warnings(a, same)[0].starts_with("warning: " + same + " is in --train-data as well: "));
+        CHECK(warnings(a, same)[0].starts_with("warning: " + same + " is also in --train-data, "));
     }
     CHECK(warnings(folder / "*.bin", b).size() == 1);
     CHECK(warnings("0.5:" + a + ",0.5:" + b, a + "," + b).size() == 2);
     std::string part = shard("part.bin", 0, 1024), copy = shard("copy.bin", 5000, 3000);
     REQUIRE(warnings(a + "," + b, part + "," + copy).size() == 2);
-    CHECK(
-        warnings(a, part)[0].starts_with("warning: " + part + " begins as " + a + " of --train-data does: "));
+    CHECK(warnings(a, part)[0].starts_with("warning: " + part + " begins like " + a + " of --train-data, "));
     CHECK(warnings(shard("few.bin", 0, 20), shard("same.bin", 0, 20)).empty());  // may be by chance
 }

@@ -155,8 +155,8 @@ TEST_CASE("a file of hosts is read as mpirun reads it, and what is wrong with it
         {"a slots=-1\n", "line 1: slots=-1"},
         {"a slots=2x\n", "line 1: slots=2x"},
         {"a cpu=2 slots=2\n", "line 1: cpu=2 is not known"},
-        {"-x slots=2\n", "line 1: -x is no name"},
-        {"a;rm slots=2\n", "line 1: a;rm is no name"},
+        {"-x slots=2\n", "line 1: -x is not a host name"},
+        {"a;rm slots=2\n", "line 1: a;rm is not a host name"},
         {"\x01\x02\xff slots=2\n", "line 1: "},
     };
     for (auto [content, words] : wrong) {
@@ -189,7 +189,7 @@ TEST_CASE("the nodes of a job of Slurm or PBS are hosts, with a slot for each ta
     write_file(folder / "nodes", "n2.local\nn2.local\nn1\n\nn2.local\n");
     CHECK(hosts_text(pbs_hosts(folder / "nodes")) == "n2.local:3 n1:1 ");
     write_file(folder / "nodes", "n1\n-oProxyCommand=x\n");
-    CHECK(error_of([&] { pbs_hosts(folder / "nodes"); }).find("is no name of a host") != std::string::npos);
+    CHECK(error_of([&] { pbs_hosts(folder / "nodes"); }).find("is not a host name") != std::string::npos);
 }
 
 static std::string placed(const std::vector<Host>& hosts, int ranks, int unit) {
@@ -316,7 +316,7 @@ TEST_CASE("a command line of launch is taken apart, and gets one line where it i
     CHECK(hosts_text(line.hosts) + line.hosts_from == "n1:3 n2:3 SLURM_JOB_NODELIST");
     CHECK(line.ranks == 6);
     CHECK(launch_error("launch --ranks 7" + job) ==
-          "--ranks 7: SLURM_JOB_NODELIST has 6 slots; name more hosts, or fewer ranks");
+          "--ranks 7: SLURM_JOB_NODELIST has only 6 slots; name more hosts, or give fewer ranks");
     CHECK(launch_error("launch --hosts " + hosts + job, &line).empty());
     CHECK(line.hosts_from == hosts);
     for (const char* variable : {"SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE"}) unsetenv(variable);
@@ -328,13 +328,13 @@ TEST_CASE("a command line of launch is taken apart, and gets one line where it i
         {"launch --rank 4" + job, "--rank: no such option, the nearest is --ranks"},
         {"launch --ranks x" + job, "--ranks x: not a number"},
         {"launch --ranks -1" + job, "--ranks -1: out of range"},
-        {"launch -- eval r", "eval is over soon"},
+        {"launch -- eval r", "eval ends soon"},
         {"launch -- trian --run-dir r", "trian: no such command"},
         {"launch -- train --train-data x.bin", "--run-dir: missing"},
         {"launch" + job + " --overwrite", "--overwrite: would delete"},
-        {"launch" + job + " --resume r2", "--resume r2: a job goes on"},
+        {"launch" + job + " --resume r2", "--resume r2: a job always resumes"},
         {"launch" + job + " --laerning-rate 1", "--laerning-rate: no such option"},
-        {"launch --spares 1" + job, "--spares 1: there is one machine"},
+        {"launch --spares 1" + job, "--spares 1: there is only this machine"},
         {"launch --ranks 6" + job + " --tp 2 --pp 2", "--ranks 6: --tp 2 --pp 2 need a multiple of 4"},
         {"launch --ranks 6" + job + " --zero 1 --shard-group 4", "need a multiple of 4"},
         {"launch --hosts nothing" + job, "nothing: cannot open it"},
@@ -532,11 +532,11 @@ TEST_CASE("what others write in a run's directory ends no process and reaches no
     check_own_folder(folder / "not there");
     check_own_folder(folder.path);
     fs::create_directory_symlink(folder.path, folder / "link");
-    CHECK_REFUSED(check_own_folder(folder / "link"), "/link: is no folder of yours, ");
+    CHECK_REFUSED(check_own_folder(folder / "link"), "/link: is not a folder that you own; ");
     if (geteuid() == 0) {
         fs::create_directory(folder / "theirs");
         REQUIRE(chown((folder / "theirs").c_str(), 65534, 65534) == 0);
-        CHECK_REFUSED(check_own_folder(folder / "theirs"), "/theirs: is no folder of yours, ");
+        CHECK_REFUSED(check_own_folder(folder / "theirs"), "/theirs: is not a folder that you own; ");
     }
 }
 

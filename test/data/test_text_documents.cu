@@ -471,7 +471,7 @@ TEST_CASE("batches: a long line of a small file is refused before it is in memor
         });
     };
     check_error(refused(folder / "a.jsonl.gz"), folder / "a.jsonl.gz:2", "the line is longer than 4 MiB");
-    check_error(refused(folder / "a.txt.gz"), folder / "a.txt.gz", "has 4 MiB in which");
+    check_error(refused(folder / "a.txt.gz"), folder / "a.txt.gz", "has 4 MiB that this tokenizer");
 }
 
 TEST_CASE("batches: a file that is cut is two documents, and characters stay whole") {

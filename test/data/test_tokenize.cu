@@ -77,7 +77,7 @@ TEST_CASE("tokenize: files and folders, split by document") {
 
     // Nothing is overwritten without --overwrite; with it, the result is the same, and a longer older series
     // does not survive.
-    check_error(error_of([&] { tokenize(options); }), folder / "out_train_000000.bin", "exists already");
+    check_error(error_of([&] { tokenize(options); }), folder / "out_train_000000.bin", "already exists");
     write_file(folder / "out_train_000099.bin", "left from before");
     write_file(folder / "out_val_000001.bin.partial", "left from before");
     write_file(folder / "out_train_mine.bin", "of another kind");
@@ -429,10 +429,9 @@ TEST_CASE("tokenize: a usual split that leaves little for validation is told") {
     options.inputs = {folder / "text"};
     options.output = folder / "out";
     options.overwrite = true;
-    const char* note =
-        " tokens for validation are few, and their loss is noisy; keep more with a larger --val-";
+    const char* note = " tokens are for validation, so their loss is noisy; keep more with a larger --val-";
     write_file(folder / "text", std::string(1999700, 'x'));
-    has(printed(options), std::string("note: 19998") + note);
+    has(printed(options), std::string("note: only 19998") + note);
     write_file(folder / "text", std::string(2000000, 'x'));
     CHECK(printed(options).find(note) == std::string::npos);
     options.val_fraction = 0.001;  // the user asked for it
@@ -476,8 +475,8 @@ TEST_CASE("tokenize: standard input, plain and compressed, as from files") {
     auto tokens = [&] {
         return contents(options.output + "_train_000000.bin") + contents(options.output + "_val_000000.bin");
     };
-    const char* as_lines = "standard input is taken as JSON lines\n";
-    const char* as_one = "standard input is taken as one document";
+    const char* as_lines = "standard input is treated as JSON lines\n";
+    const char* as_one = "standard input is treated as one document";
     const struct {
         const char* name;
         std::string content;
@@ -725,7 +724,7 @@ TEST_CASE("tokenize: a tokenizer is trained, written and used") {
         // The file itself says how words are cut: used as it is, it gives the same shards.
         std::string json = contents(file), shard = contents(options.output + "_train_000000.bin");
         check_error(error_of([&] { tokenize(options); }), options.output + "_train_000000.bin",
-                    "exists already");
+                    "already exists");
         options.train_tokenizer = 0;
         options.tokenizer = file;
         options.overwrite = true;
@@ -745,7 +744,7 @@ TEST_CASE("tokenize: a tokenizer is trained, written and used") {
                 fs::remove(entry.path());
         }
         options.overwrite = false;
-        check_error(error_of([&] { tokenize(options); }), file, "exists already");
+        check_error(error_of([&] { tokenize(options); }), file, "already exists");
         CHECK((contents(file) == json));
     }
 }
@@ -781,7 +780,7 @@ TEST_CASE("tokenize: what is not replaced stays, and what the tokens were made w
     CHECK(record.fingerprint == tokenizer_fingerprint(Tokenizer()));
 
     write_file(folder / "in/x.json", "{\"text\": \"not a record\"}");
-    check_error(error_of([&] { tokenize(options); }), folder / "in/x.json", "is no record of tokens");
+    check_error(error_of([&] { tokenize(options); }), folder / "in/x.json", "is not a token record");
     CHECK(contents(folder / "in/x.json").ends_with("not a record\"}"));
 }
 
@@ -848,13 +847,13 @@ TEST_CASE("token files are used as they were made") {
     };
     CHECK(check("a_train_000000.bin", &bytes, 256).empty());
     CHECK(check("*.bin", nullptr, -1).empty());
-    CHECK_REFUSED(check("*.bin", &other, -1), "a_train_000000.bin: was made with the tokenizer bytes, and ");
+    CHECK_REFUSED(check("*.bin", &other, -1), "a_train_000000.bin: was made with the tokenizer bytes, but ");
     TokenRecord of_file = record;
     auto refuses = [&](const std::string& unicode) {
         of_file.fingerprint = tokenizer_fingerprint(other, unicode);
         std::string shard = folder / "a_train_000000.bin", error;
         note_error(error, [&] { check_token_record(shard, of_file, &other, -1); });
-        return error.find("knew another version of Unicode") != error.npos;
+        return error.find("used a Unicode version other than") != error.npos;
     };
     CHECK(!refuses(pattern_unicode()));
     CHECK(!refuses(""));  // older records have none
@@ -870,9 +869,9 @@ TEST_CASE("token files are used as they were made") {
           folder.path.size() + 1);
     write_file(folder / "a.json", "{\"train_gpt_tokens\":2}");
     CHECK_REFUSED(check("a_train_000000.bin", &bytes, 256),
-                  "a.json: has version 2, and only version 1 is known; ");
+                  "a.json: has version 2, but only 1 is supported; ");
     write_file(folder / "a.json", "{\"train_gpt_tokens\":1}");
-    CHECK_REFUSED(check("a_train_000000.bin", &bytes, 256), "a.json: tokenizer: is no text; ");
+    CHECK_REFUSED(check("a_train_000000.bin", &bytes, 256), "a.json: tokenizer: is not a string; ");
     write_file(folder / "a.json", "{}");
     CHECK(check("a_train_000000.bin", &other, -1).empty());
 }

@@ -55,7 +55,7 @@ TEST_CASE("links, FIFOs and devices in the place of files of a run are refused, 
     refused_by_all(name + ".partial", "a link");
     CHECK(!fs::exists(folder / "missing"));
     REQUIRE(mkfifo(name.c_str(), 0600) == 0);
-    refused_by_all(name + ".partial", "no regular file");
+    refused_by_all(name + ".partial", "not a regular file");
     CHECK(contents(target) == "precious");
 
     // A link in place of a whole file is replaced by the file.
@@ -113,7 +113,7 @@ TEST_CASE("a run directory may be a link, and nothing in it") {
     CHECK(!progress.is_visible());
     CHECK_REFUSED(RunLog(folder / "run", RunFolder::continued), "/run/checkpoints: is a link ");
     fs::remove(folder / "run/checkpoints");
-    CHECK_REFUSED(RunLog(folder / "run", RunFolder::continued), "/run/log.jsonl: is no regular file;");
+    CHECK_REFUSED(RunLog(folder / "run", RunFolder::continued), "/run/log.jsonl: is not a regular file;");
 
     for (const char* name : {"job.lock", "job.log"}) {
         write_file(folder / "precious", "precious");

@@ -424,7 +424,7 @@ TEST_CASE("the header of a run has the prediction where the device is known") {
     Workload w = training_workload(o, Recompute::none);
     std::string text = prediction_text(h200(), 1e15, true, o, w);
     CHECK(text.find("% MFU") != std::string::npos);
-    CHECK(text.find("nothing of it is measured") != std::string::npos);
+    CHECK(text.find("none of it is measured") != std::string::npos);
     CHECK(prediction_text({}, 1e15, true, o, w).empty());
     CHECK(prediction_text(h200(), 1e15, false, o, w).empty());
     o.offload = Offload::optimizer;

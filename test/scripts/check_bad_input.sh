@@ -110,26 +110,26 @@ a number out of range                | --temperature -1: out of range;          
 heads that do not divide             | --heads 3: does not divide --channels 16;                       | $train --heads 3
 a filter of odd width                | --local-filter on: --channels 15 is odd,                         | $train --channels 15 --heads 3 --local-filter on
 stages without processes             | --pp 2: a multiple of 2 processes is needed and this run has 1; | $train --layers 2 --pp 2
-nothing to evaluate on               | eval: nothing to measure on;                                    | eval made
-a tokenizer twice                    | --tokenizer bytes: --train-tokenizer makes one;                 | tokenize text.txt --output out --tokenizer bytes --train-tokenizer 300
+nothing to evaluate on               | eval: nothing to evaluate on;                                   | eval made
+a tokenizer twice                    | --tokenizer bytes: --train-tokenizer trains its own;            | tokenize text.txt --output out --tokenizer bytes --train-tokenizer 300
 
 # plans
 a plan without devices               | --gpus: missing, or 0;                                          | plan --model llama3-8B --machine h100 --global-batch 4M
-a card that there is not             | --machine h101: not a card that is known here, the nearest is h | plan --model llama3-8B --machine h101 --gpus 8 --global-batch 4M
+a card that there is not             | --machine h101: not a known card, the nearest is h              | plan --model llama3-8B --machine h101 --gpus 8 --global-batch 4M
 a machine's file without rates       | empty.json: multiprocessors is missing;                         | plan --model llama3-8B --machine empty.json --gpus 8 --global-batch 4M
 a model too large for the devices    | plan: llama3-70B does not fit on 2 devices:                     | plan --model llama3-70B --machine h100 --gpus 2 --global-batch 64k
-chunks of another schedule           | --pp-chunks 4: with --pp-schedule 1f1b a stage has one part     | plan --model llama3-8B --machine h100 --gpus 64 --global-batch 4M --pp-schedule 1f1b --pp-chunks 4
+chunks of another schedule           | --pp-chunks 4: with --pp-schedule 1f1b each stage has only one  | plan --model llama3-8B --machine h100 --gpus 64 --global-batch 4M --pp-schedule 1f1b --pp-chunks 4
 a measurement of no such name        | --measure m.txt: not the name of a .json file,                  | plan --measure m.txt
 a measurement over another file      | --measure empty.json: is there already;                         | plan --measure empty.json
-a measurement and a plan             | --measure: plans nothing; leave the other options out           | plan --measure m.json --gpus 8
+a measurement and a plan             | --measure: makes no plan; leave the other options out           | plan --measure m.json --gpus 8
 a layout for an unknown machine      | --tp auto: --machine is missing,                                | $train --tp auto --global-batch 64k
 a layout for steps of unknown size   | --tp auto: --global-batch is missing;                           | $train --pp auto --machine cpu
-a machine with other numbers         | --machine h100: of programs with numbers of 2 bytes,            | $train --machine h100
+a machine with other numbers         | --machine h100: for programs with 2-byte numbers,               | $train --machine h100
 
 # options that the program was not built for
 rounding of bf16 in fp32             | --stochastic-rounding on: parameters are fp32 here;             | $train --stochastic-rounding on
-products in fp8                      | --matmul-dtype fp8: this program has no such                    | $train --matmul-dtype fp8
-fast sums without fp8                | --fp8-fast-gradients on: goes with --matmul-dtype fp8; give     | $train --fp8-fast-gradients on
+products in fp8                      | --matmul-dtype fp8: this program does not multiply in fp8       | $train --matmul-dtype fp8
+fast sums without fp8                | --fp8-fast-gradients on: needs --matmul-dtype fp8; give         | $train --fp8-fast-gradients on
 attention of a GPU                   | --attention wgmma: this program has no kernels                  | $train --attention wgmma
 algorithms for products not timed    | --matmul-tuning here.json: products are not timed               | $train --matmul-tuning here.json
 
@@ -139,9 +139,9 @@ a config cut short                   | config/config.json: not valid JSON at byt
 
 # token files
 a missing file, a line break in it   | absent\\u000a.bin: no such file;                                | ${train/good.bin/$broken}
-a file whose name has a comma        | a: no such file (commas part the files of a list);              | ${train/good.bin/a,b.bin}
+a file whose name has a comma        | a: no such file (commas separate the files in a list);          | ${train/good.bin/a,b.bin}
 a file that is cut                   | cut.bin: is truncated: 4024 bytes,                              | ${train/good.bin/cut.bin}
-too little to validate on            | few.bin: has 20 tokens, and a sample takes 33;                  | $train --val-data few.bin
+too little to validate on            | few.bin: has 20 tokens, but a sample needs 33;                  | $train --val-data few.bin
 other tokens, in place of a run      | strange.bin: token                                              | ${train/good.bin/strange.bin} --run-dir made --overwrite
 
 # memory
@@ -151,23 +151,23 @@ an evaluation that does not fit      | --micro-batch 1048576: needs             
 
 # run directories
 one that holds a run                 | taken: already holds a run;                                     | $train --run-dir taken
-one whose log is a link              | linked/log.jsonl: is a link, which is not written through;      | $train --run-dir linked --overwrite
-one whose log is a FIFO              | piped/log.jsonl: is no regular file;                            | $train --run-dir piped
+one whose log is a link              | linked/log.jsonl: is a link, and output does not follow links;   | $train --run-dir linked --overwrite
+one whose log is a FIFO              | piped/log.jsonl: is not a regular file;                         | $train --run-dir piped
 one below a file, a line break in it | text.txt/a\\u000ab: cannot make the folder:                      | $train --run-dir text.txt/a\nb
 
 # checkpoints that a run goes on from
 none there                           | --resume empty: no checkpoint there;                            | $train --run-dir fresh --resume empty
-a model of another program           | --init config: a model of transformers; import it first:        | $train --run-dir fresh --init config
-files that are gone                  | moved/$step: made with files that are not here; give these      | train --resume moved
-none that can be used                | header: it has 1 checkpoint, and none can be used,              | $train --run-dir header --resume auto
+a model of another program           | --init config: a Hugging Face model; import it first:           | $train --run-dir fresh --init config
+files that are gone                  | moved/$step: was made with files that are missing here; give    | train --resume moved
+none that can be used                | header: has 1 checkpoint, but none can be used; the newest:     | $train --run-dir header --resume auto
 one of another model                 | --layers 3: the checkpoint made/$step was made with 1;          | $train --run-dir made --resume auto --layers 3
 damaged weights                      | flipped/$step/data_00000.bin: tensor wte, weight,               | $train --run-dir flipped --resume auto
 
 # checkpoints that are read
 a sample of nothing                  | empty: no checkpoint there;                                     | sample empty
-a sample of another program's model  | config: a model of transformers; import it first:               | sample config
+a sample of another program's model  | config: a Hugging Face model; import it first:                  | sample config
 a damaged index                      | header/$step/index.bin: header does not match                   | sample header
-a data file cut at the end           | short/$step/data_00000.bin: 283392 bytes, and the index         | sample short
+a data file cut at the end           | short/$step/data_00000.bin: 283392 bytes, but the index         | sample short
 a sample of damaged weights          | flipped/$step/data_00000.bin: tensor wte, weight,               | sample flipped
 an inspection of a damaged index     | header/$step/index.bin: header does not match                   | inspect header
 an inspection of damaged weights     | flipped/$step: 1 of 24 pieces are damaged;                      | inspect flipped --verify
@@ -189,8 +189,8 @@ text that is missing                 | absent.txt: cannot read it:              
 a line whose text is no text         | number.jsonl:2: the field "text" is no text;                    | tokenize number.jsonl --output out
 gzip that is cut                     | cut.txt.gz: is cut short:                                       | tokenize cut.txt.gz --output out
 a tokenizer that is cut              | broken.json: not valid JSON at byte 5001;                       | tokenize text.txt --output out --tokenizer broken.json
-an output folder that is missing     | nowhere/: cannot look into the folder of                        | tokenize text.txt --output nowhere/out
-an output that is there already      | old_train_000000.bin: exists already;                           | tokenize text.txt --output old
+an output folder that is missing     | nowhere/: cannot list the output folder                         | tokenize text.txt --output nowhere/out
+an output that is there already      | old_train_000000.bin: already exists;                           | tokenize text.txt --output old
 ROWS
 refuse "a report that is not printed" "standard output" "inspect made" /dev/full
 
@@ -203,9 +203,9 @@ if mount -t tmpfs -o size=64k tmpfs full 2>/dev/null; then
     before=$(contents)
     refuse "a disk that is full while text is tokenized" "full/out_train_000000.bin: cannot write it: No space left" "tokenize large.txt --output full/out"
     check "nothing is left on the full disk" nothing_left
-    refuse "no room for a checkpoint" "full/run/checkpoints: needs 0.3 MB, and 0.1 MB are free;" "$train --run-dir full/run"
+    refuse "no room for a checkpoint" "full/run/checkpoints: needs 0.3 MB, but only 0.1 MB are free;" "$train --run-dir full/run"
     mount -o remount,size=400k full
-    refuse "no room for the last checkpoint" "step_00000002.partial: needs 0.3 MB, and 0.1 MB are free;" "$train --run-dir full/run --save-every 1 --disk-wait 0"
+    refuse "no room for the last checkpoint" "step_00000002.partial: needs 0.3 MB, but only 0.1 MB are free;" "$train --run-dir full/run --save-every 1 --disk-wait 0"
     umount full
 else
     skip "a small tmpfs cannot be mounted here" 4

@@ -155,7 +155,7 @@ whole() {
     disturb
     check "$run: nobody looked after it, and it is done" eval 'launched "$run" 120 && [ "$code" = 0 ]'
     check "$run: the same spikes were left out as without failures" same_spikes "$run" "plain_$run"
-    check "$run: every restart was told of" eval '[ "$(wc -l <"$run/incidents.jsonl")" -ge 1 ] && grep -q "of .* trained" "$run.out"'
+    check "$run: every restart was told of" eval '[ "$(wc -l <"$run/incidents.jsonl")" -ge 1 ] && grep -q "of .* in training" "$run.out"'
 }
 
 mkdir disk

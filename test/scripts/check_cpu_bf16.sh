@@ -29,7 +29,7 @@ beside() {
 }
 refused() {
     ! DNNL_MAX_CPU_ISA=AVX2 run refused --matmul-dtype bf16 && [ ! -e refused ] &&
-        grep -qx 'train_gpt: --matmul-dtype bf16: this processor has no such products; take .*, or give --matmul-dtype auto' refused.out
+        grep -qx 'train_gpt: --matmul-dtype bf16: this processor does not multiply in bf16; use .*, or give --matmul-dtype auto' refused.out
 }
 goes_on() {
     run half --matmul-dtype bf16 --steps 6 && run half --resume auto && same half bf16

@@ -79,7 +79,7 @@ killed() {
         trouble=$(<"$name.compared")
     elif ! holds "$name" step_00000006; then
         trouble="leaves $(ls -x "$name/checkpoints")"
-    elif [ "$fault $k" = "kill $committed" ] && ! grep -q 'goes on after step 2$' "$name.out"; then
+    elif [ "$fault $k" = "kill $committed" ] && ! grep -q 'resumes after step 2$' "$name.out"; then
         trouble="the checkpoint that lacked only its name is not used"
     fi
     report "$fault before call $k, $point, $*" "$trouble" "$name"
@@ -193,7 +193,7 @@ if mount -t tmpfs -o "size=$((one * 3 / 2 + 64))k" tmpfs small 2>/dev/null; then
         trouble="does not say at its start that there is too little room"
     elif ! holds small/run "step_00000002 step_00000006.weights" || ! whole small/run; then
         trouble="leaves $(ls -x small/run/checkpoints)"
-    elif ! grep -q "its weights alone are saved, in small/run/checkpoints/step_00000006.weights" full.err; then
+    elif ! grep -q "only its weights are saved, in small/run/checkpoints/step_00000006.weights" full.err; then
         trouble="does not say what is saved"
     elif ! "$cpu" sample small/run/checkpoints/step_00000006.weights --tokens 1 >full.sample 2>&1; then
         trouble="the weights are of no use: $(tail -1 full.sample)"
@@ -211,7 +211,7 @@ if mount -t tmpfs -o "size=$((one * 3 / 2 + 64))k" tmpfs small 2>/dev/null; then
     job=$!
     wait_for 60 has_steps small/while 100
     head -c 200m /dev/zero >small/filler 2>/dev/null
-    wait_for 60 grep -q 'log.jsonl: cannot write it: .* lines of the log wait in memory' while.out
+    wait_for 60 grep -q 'log.jsonl: cannot write it: .* log lines are kept in memory' while.out
     sleep 0.2
     rm small/filler
     trouble=
@@ -249,14 +249,14 @@ if mount -t tmpfs -o "size=$((one * 3 / 2 + 64))k" tmpfs small 2>/dev/null; then
     elif ! grep -qE 'the checkpoint is spare/run-[0-9a-f]{8}/checkpoints/step_00000006$' elsewhere.out; then
         trouble="does not say where"
     elif ! mount -o remount,size=100m small || ! "$cpu" "${tiny[@]}" "${saves[@]}" --steps 8 --run-dir small/run \
-        --resume auto --fallback-dir spare >>elsewhere.out 2>>elsewhere.err || ! grep -q 'goes on after step 6$' elsewhere.out; then
+        --resume auto --fallback-dir spare >>elsewhere.out 2>>elsewhere.err || ! grep -q 'resumes after step 6$' elsewhere.out; then
         trouble="does not go on from there"
     elif ! "$cpu" "${tiny[@]}" "${saves[@]}" --run-dir other --resume auto --fallback-dir spare >>elsewhere.out 2>&1 || ! agrees other plain; then
         trouble="another run takes it"
     fi
     report "a last checkpoint in --fallback-dir" "$trouble" elsewhere
 
-    waits() { grep -q 'checkpoint after step 6: free .*B in small/run/checkpoints; trying again for 10m00s, until Ctrl-C; then older checkpoints make room$' "$1.out"; }
+    waits() { grep -q 'checkpoint after step 6: free .*B in small/run/checkpoints; retrying for 10m00s, or until Ctrl-C; then older ones are deleted$' "$1.out"; }
     on_disk 15 freed &
     wait_for 60 waits freed
     mount -o remount,size=100m small

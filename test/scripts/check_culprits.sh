@@ -82,10 +82,10 @@ one() {
     ended "$name" 40 || { echo "goes on"; return 1; }
     case $kind in
     stopped) named 'is stopped' "$victim" ;;
-    endless) named 'has not|gets no further' "$victim" ;;
+    endless) named 'has not|is stuck' "$victim" ;;
     lost) named 'look at the links' "$victim" ;;
     write | read) named 'is blocked on a disk' "$victim" ;;
-    two) named 'has not|gets no further|is stopped' "$victim" "$other" ;;
+    two) named 'has not|is stuck|is stopped' "$victim" "$other" ;;
     dead)
         kill $agent 2>/dev/null
         wait $agent 2>/dev/null

@@ -140,7 +140,7 @@ blamed() { ended "$1" 40 && [ "$code" = 75 ] && one_line "$1" && grep -qE "^trai
 # room behind a product that never ends.
 faulty full 3 product 8000 --zero 1 --layers 40 --channels 16 --global-batch $((18 * 48))
 check "a rank whose device takes no more work ends the job, and is named" \
-    blamed full 'communication: rank 2 \([^)]*\) (has not entered [^;]*|gets no further); it is in the [a-z]+ pass of micro-batch [0-9]+(; rank|, in the phase)'
+    blamed full 'communication: rank 2 \([^)]*\) (has not entered [^;]*|is stuck); it is in the [a-z]+ pass of micro-batch [0-9]+(; rank|, in the phase)'
 check "in a step" has_steps full 1
 for call in create write sync rename mkdir; do
     faulty alone_$call 1 $call 1 --steps 2
@@ -182,7 +182,7 @@ for n in 1 3; do
     wait_for 60 has_steps cut$n 3
     truncate -s 5000 cut.bin
     check "a token file that is cut short ends a job of $n, as a fault of a disk" eval "ended cut$n 240 && test \$code = 75"
-    check "with one line that names the file and the checkpoint" eval "one_line cut$n && grep -q '^train_gpt: .*cut.bin: was cut short .*; .*cut$n/checkpoints/step_' cut$n.err"
+    check "with one line that names the file and the checkpoint" eval "one_line cut$n && grep -q '^train_gpt: .*cut.bin: was truncated .*; .*cut$n/checkpoints/step_' cut$n.err"
     cp text_train_000000.bin cut.bin
     data=cut.bin start cut$n $n --zero 1 --resume auto --steps $(($(grep -c '"loss"' cut$n/log.jsonl) + 1))
     check "which goes on when the file is back" eval "ended cut$n 240 && test \$code = 0"
@@ -194,7 +194,7 @@ done
     OMP_NUM_THREADS=1 timeout 100 "$cpu" "${tiny[@]/100000/2}" --run-dir limited >limited.out 2>limited.err
     echo $? >limited.code
 )
-check "a file that may not grow is not waited for" eval '[ "$(cat limited.code)" = 1 ] && one_line limited && grep -q "File too large; raise the largest size of a file" limited.err'
+check "a file that may not grow is not waited for" eval '[ "$(cat limited.code)" = 1 ] && one_line limited && grep -q "File too large; raise the size limit" limited.err'
 check "and its line is said once" test "$(grep -c 'NOT saved' limited.out)" = "$(grep 'NOT saved' limited.out | sort -u | wc -l)"
 
 start diverged 4 --zero 2 --learning-rate 10 --weight-decay 1 --schedule constant

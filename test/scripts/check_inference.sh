@@ -106,7 +106,7 @@ within() { (ulimit -v "$1" && shift && MALLOC_ARENA_MAX=1 ranks 2 "$@"); }
 for low in {600..1500..80}000; do
     within $low "$program" sample large --tokens 4 >low.out 2>low.err
     # MiB that each of two ranks needs of the model, and those that were free
-    read -r needs free < <(sed -nE 's/.*needs ([0-9]+)\.[0-9]+ MiB of memory and ([0-9]+)\.[0-9]+ .*/\1 \2/p' low.err)
+    read -r needs free < <(sed -nE 's/.*needs ([0-9]+)\.[0-9]+ MiB of memory, but only ([0-9]+)\.[0-9]+ .*/\1 \2/p' low.err)
     [ "${free:-0}" = 0 ] || break
 done
 check "refused under a limit on memory, in one line" eval '[ "$(grep -c "^train_gpt: " low.err)" = 1 ] && [ -n "$needs" ]'
@@ -124,7 +124,7 @@ refused() {
 }
 check "refused: ranks that do not divide the heads" refused "--tp 3: does not divide --heads 4; give " 3 sample gpt2 --tp 3
 check "refused: a layout of more ranks" refused "--pp 2: a multiple of 2 processes is needed and this run has 1" 1 eval gpt2 --data text_val_000000.bin --pp 2
-check "refused: --zero 2" refused "--zero 2: cuts what training keeps, and nothing is trained here; " 2 sample gpt2 --zero 2
+check "refused: --zero 2" refused "--zero 2: shards only training state, and nothing is trained here; " 2 sample gpt2 --zero 2
 printf '{"context": "a", "choices": ["b"], "answer": 0}\n' >bad.jsonl
 check "refused: a question with one choice" refused "bad.jsonl:1: choices has 1; give two or more" 2 eval gpt2 --choices bad.jsonl
 check "refused: a set without a name beside another" refused "--data text_val_000000.bin: with several lists, each needs a name; write NAME=" 1 eval gpt2 \

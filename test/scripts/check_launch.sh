@@ -61,14 +61,14 @@ check "and ends with the bits of a run without failures" agrees killed plain
 check "and has the time that is left" grep -qE '^launch  *start 2: .* --max-time 3[45][0-9][0-9]( |$)' killed.out
 check "the incident is told" grep -qE '^\{"time":"[^"]*","what":".*","who":".*","then":"started again","step":[0-9]+,"lost_steps":[0-9]+,"since":[0-9.e+]+,"seconds":[0-9.]+\}$' killed/incidents.jsonl
 check "once, and to --on-event with the end" eval '[ "$(wc -l <killed/incidents.jsonl)" = 1 ] && wait_for 5 eval "[ \$(grep -c event killed.events) = 2 ]" && grep -q "\"event\":\"failure\"" killed.events && grep -q "\"what\":\"done\"" killed.events'
-check "the share of the time that trained is told" eval "grep -qE '^launch  *done; [0-9.]+% of .* trained' killed.out && grep -qE '\"effective_training_time\": 0\.[0-9]' killed/supervisor.json"
+check "the share of the time that trained is told" eval "grep -qE '^launch  *done; [0-9.]+% of .* in training' killed.out && grep -qE '\"effective_training_time\": 0\.[0-9]' killed/supervisor.json"
 check "a report has the incident, and the share" eval "'$cpu' report killed --output killed.html && grep -q '\"started again\"' killed.html && grep -qE '\"effective training time\",\"[0-9.]+% of ' killed.html"
 
 launch limited "${restart[@]}" -- "${tiny[@]}" --steps 100000000 --max-time 1
 check "a job whose time is over is done" eval 'launched limited 60 && [ $code = 0 ] && [ "$(starts_of limited)" = 1 ] && grep -q "^launch  *done" limited.out && grep -q "stopped as asked" limited.out'
 
 launch wrong "${restart[@]}" -- "${job[@]/text_train_*.bin/nothing_*.bin}"
-check "a user's error is not tried again" eval 'launched wrong 240 && [ $code = 1 ] && [ "$(starts_of wrong)" = 1 ] && grep -q "given up: what it was given has to be changed: .*nothing_" wrong.out'
+check "a user's error is not tried again" eval 'launched wrong 240 && [ $code = 1 ] && [ "$(starts_of wrong)" = 1 ] && grep -q "given up: its input has to be changed: .*nothing_" wrong.out'
 launch refusing --ranks 2 --launcher "$on_one_machine --no-such-option" "${restart[@]}" -- "${job[@]}"
 check "nor a launcher that starts no rank, whose words are told" eval 'launched refusing 240 && [ $code = 1 ] && [ "$(starts_of refusing)" = 1 ] && grep -q "ended with exit code .*no-such-option" refusing.out && grep -q "no-such-option" refusing/incidents.jsonl'
 if [ "$(id -u)" = 0 ]; then
@@ -120,7 +120,7 @@ wait "$supervisor" 2>/dev/null
 seen=$(last_step orphan)
 check "a job trains on without its supervisor" wait_for 20 is_past orphan "$seen"
 launch orphan "${two[@]}" -- "${job[@]}" "${slow[@]}"
-check "which takes it up again" eval 'launched orphan 60 && [ $code = 0 ] && [ "$(starts_of orphan)" = 1 ] && grep -qE "takes up start 1, process [0-9]+" orphan.out'
+check "which takes it up again" eval 'launched orphan 60 && [ $code = 0 ] && [ "$(starts_of orphan)" = 1 ] && grep -qE "takes over start 1, process [0-9]+" orphan.out'
 check "with the bits of a run without failures, as ever" agrees orphan plain
 launch orphan "${two[@]}" -- "${job[@]}" "${slow[@]}"
 check "a run that is done is done at once" eval 'launched orphan 30 && [ $code = 0 ] && agrees orphan plain'
@@ -145,7 +145,7 @@ printf 'alpha slots=2\nbeta slots=2\n' >hosts
 launch fewer --hosts hosts "${four[@]}" -- "${job[@]}" "${slow[@]}"
 wait_for 60 is_past fewer 30
 host_down beta
-check "without a spare fewer ranks go on" eval 'launched fewer 60 && [ $code = 0 ] && grep -q "goes on with 2 of 4 ranks, on alpha" fewer.out'
+check "without a spare fewer ranks go on" eval 'launched fewer 60 && [ $code = 0 ] && grep -q "continues with 2 of 4 ranks, on alpha" fewer.out'
 check "with the losses of a run without failures" same_losses fewer plain4
 touch hosts.d/alpha.down
 launch none --hosts hosts "${four[@]}" -- "${job[@]}"

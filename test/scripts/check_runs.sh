@@ -72,7 +72,7 @@ kill -USR1 $timed && wait $timed
 check "--save-every 1s saves while the run goes on, and when it is stopped" test "$(grep -c '^checkpoint after step' timed.out)" -ge 2
 run auto "$cpu" --save-every auto
 check "--save-every auto says what it begins with" \
-    grep -q -- '--save-every auto: every 10m00s: until one has been measured, a failure every 2110 days of 1 device' auto.out
+    grep -q -- '--save-every auto: every 10m00s: no save has been measured yet, a failure every 2110 days on 1 device' auto.out
 
 check "log.jsonl has every field" grep -qE \
     '"step":1,"loss":[0-9.]+,"grad_norm":[0-9.]+,"lr":[0-9.e-]+,"tokens":96,"tokens_per_s":[0-9.]+,"mfu":(null|[0-9.]+),"gemm_share":[0-9.e-]+,"ms":[0-9.]+,"time":"20[0-9-]+T[0-9:.]+Z"' plain/log.jsonl
@@ -183,7 +183,7 @@ check "memory stays within the report (peak $((peak / 1024)) MiB, report $promis
 if command -v mpirun >/dev/null; then
     check "mpirun -np 1 trains" ranks 1 "$cpu" "${tiny[@]}" --run-dir one
     ranks 2 "$cpu" inspect one >two.out 2>&1
-    check "inspecting in two processes is refused, once" test $? != 0 -a "$(grep -c 'works in one process' two.out)" = 1
+    check "inspecting in two processes is refused, once" test $? != 0 -a "$(grep -c 'runs in a single process' two.out)" = 1
 else
     skip "no mpirun here" 2
 fi

@@ -51,7 +51,7 @@ assert found[\"healthy\"] and found[\"suspects\"] == [] and len(found[\"ranks\"]
     tested 4 FAULT=flip FAULT_CALLS=product --
     check "a wrong bit in a product" suspects 'a matrix product is wrong in 1 of its 512 rows and 1 of its 512 columns'
     tested 4 FAULT=flip FAULT_CALLS=product FAULT_AT=5 FAULT_LASTING=1 --
-    check "wrong bits in products later on" suspects 'matrix products have other bits than the first one'
+    check "wrong bits in products later on" suspects 'matrix products differ from the first one'
     tested 4 FAULT=EIO FAULT_CALLS=sync FAULT_LASTING=1 -- --run-dir checkpoints
     check "a disk that fails" suspects 'selftest.*: cannot bring it to disk\|selftest.*Input/output error'
     tested 4 FAULT=stall FAULT_CALLS=sync FAULT_LASTING=1 FAULT_SECONDS=4 -- --run-dir checkpoints

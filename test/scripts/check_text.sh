@@ -169,7 +169,7 @@ done
 same_set() { grep -q '"validation":{"tokens":960,' set96/log.jsonl && [ "$(field val_loss set96)" = "$(field val_loss set288)" ]; }
 check "validation is on the same tokens whatever the batch is" same_set
 run same "$program" "${train[@]}" --train-data 'tokens/mine_*.bin' --val-data 'tokens/mine_val_*.bin' --steps 1 --warmup-steps 0 --run-dir same
-check "validation on what is trained on is a warning" grep -q '^ *warning: tokens/mine_val_000000.bin is in --train-data as well' same.out
+check "validation on what is trained on is a warning" grep -q '^ *warning: tokens/mine_val_000000.bin is also in --train-data' same.out
 run eval-odd "$program" eval odd --data 'tokens/mine_val_*.bin' --micro-batch 1
 check "samples that are no multiple of a micro-batch are validated each once" gives odd eval-odd.out
 for n in 4 1; do run eval$n "$program" eval plain --data 'tokens/mine_val_*.bin' --limit 5 --micro-batch $n; done
@@ -186,5 +186,5 @@ check "eval --log adds a line for each result to the log" grep -cE \
     '^\{"step":[1-9][0-9]*,"eval":\{("data":"[^"]+","loss":[0-9.]+,"perplexity":[0-9.]+,"tokens":[0-9]+,"samples":5,"bits_per_byte":[0-9.]+|"choices":"[^"]+","right":1.0,"right_by_mean":[0-9.]+,"questions":1),"time":"[^"]+"\}\}$' logged/log.jsonl
 check "two results, and what was there" eval 'test "$(tail -n 2 logged/log.jsonl | grep -c "\"eval\"")" = 2 && cmp <(head -n -2 logged/log.jsonl) plain/log.jsonl'
 "$program" eval alone --choices questions.jsonl --tokenizer bytes --log on >wants.out 2>&1
-check "--log wants a run" grep -q '^train_gpt: --log: alone lies in no run directory; ' wants.out
+check "--log wants a run" grep -q '^train_gpt: --log: alone is not in a run directory; ' wants.out
 check "eval answers questions" grep -q '^right 100.0%' choices.out
