@@ -118,7 +118,7 @@ TEST_CASE("pipeline: sending takes as long as the order of the work lets it") {
 
 TEST_CASE("pipeline: what does not fit is refused") {
     check_error(error_of([] { pipeline_actions({one_f_one_b, 4, 8, 2}, 0); }), "pipeline", "2 chunks");
-    check_error(error_of([] { pipeline_actions({gpipe, 4, 0}, 0); }), "pipeline", "1 or more");
+    check_error(error_of([] { pipeline_actions({gpipe, 4, 0}, 0); }), "pipeline", "at least 1");
 }
 
 TEST_CASE("forward passes alone take any number of micro-batches") {

@@ -301,7 +301,7 @@ TEST_CASE("bad options") {
         {"--xyzzy-plugh 1", "--xyzzy-plugh: no such option; "},
         {"-l 1", "-l: no such option; "},
         {"--lr 1", "--lr: no such option, it is --learning-rate here; "},
-        {"--batch_size=8", "--batch_size: no such option, it is --micro-batch here, sequences "},
+        {"--batch_size=8", "--batch_size: no such option, it is --micro-batch here, the sequences "},
         {"--dtype bf16", "--dtype: no such option, it is --matmul-dtype here, and make PRECISION=bf16|fp32 "},
         {"--dropout 0.1", "--dropout: no such option, there is no dropout; "},
         {"--top-k 1", "--top-k: not an option of train_gpt train; "},
@@ -322,8 +322,8 @@ TEST_CASE("bad options") {
         {"--steps", "--steps: value missing; "},
         {"--steps --seed 3", "--steps: value missing before --seed; "},
         {"--train-data y.bin", "--train-data: given twice; name all files in one list, as in x.bin,y.bin"},
-        {"3", "3: unexpected; "},
-        {"-- 3", "3: unexpected; "},
+        {"3", "3: unexpected argument; "},
+        {"-- 3", "3: unexpected argument; "},
     };
     for (auto& row : rows) {
         CAPTURE(row.line);
@@ -527,7 +527,7 @@ TEST_CASE("command lines that lack something, or say two things") {
     } rows[] = {
         {"trian", "trian: no such command, the nearest is train; "},
         {"sample", "nothing to sample from; "},
-        {"sample a b", "b: unexpected; "},
+        {"sample a b", "b: unexpected argument; "},
         {"sample r --temperature -1", "--temperature -1: out of range; give a number from 0 to 100"},
         {"sample r --prompt a --prompt-file b", "a prompt comes from"},
         {"sample r --interactive --samples 2", "--samples 2: "},
@@ -1107,8 +1107,8 @@ TEST_CASE("layouts that do not fit, and the nearest that do") {
         {1, "--check-replay 5",
          "--check-replay 5: data ranks compare their results, but there is only one; leave it out"},
         {1, "--check-replicas 5", "--check-replicas 5: each value is held by only one rank; leave it out"},
-        {2, "--check-replicas 5 --zero 3", "alone; give a smaller --shard-group, or --check-replay"},
-        {2, "--pp 2 --check-replay 5", "there is one"},
+        {2, "--check-replicas 5 --zero 3", "only one rank; give a smaller --shard-group, or --check-replay"},
+        {2, "--pp 2 --check-replay 5", "there is only one"},
         {1, "--ngram 2 --ngram-staleness 1",
          "read only after all updates; give --ngram-place host too, or 0"},
         {1, "--ngram 2 --ngram-place host --ngram-prefetch 0 --ngram-staleness 1",
@@ -1332,7 +1332,7 @@ TEST_CASE("keys of a config that change nothing, and keys that nobody knows") {
     CHECK_REFUSED(read_hf(with(hf_gpt_neox(), "layer_types", types)),
                   "layer_types is an array, which is not ");
     CHECK(notes(with(hf_llama(), "rope_scaling", {{"rope_type", "default"}, {"sigma", 1}}))[0].starts_with(
-        "config.json: not known here, and passed over: sigma; "));
+        "config.json: unknown keys, ignored: sigma; "));
 }
 
 TEST_CASE("activations by all their names") {

@@ -425,8 +425,8 @@ size_t formula_parameters(const Place& a) {
 // The loss, the norm, and requests to stop or save; for the classifier also each tensor rank's numbers of
 // each row.
 size_t formula_statistics(const Place& a) {
-    constexpr size_t numbers =
-        5;  // loss, square of the norm; numbers of ranks that ask to stop, have saved, save next
+    // loss, square of the norm; ranks that ask to stop, have saved, save next; rows from hosts, late ones
+    constexpr size_t numbers = 7;
     size_t step = all_reduced(numbers, a.c.mesh.ranks(), test_world().rank());
     return (step + (a.last ? a.m * (a.t - 1) * exchanged * N : 0)) * sizeof(float);
 }
