@@ -26,7 +26,7 @@ by it.
 #include "comm/matrix_owners.h"        // MatrixArrays
 #include "comm/memory.h"               // Arena, MemoryClass
 #include "comm/mesh_shape.h"           // MeshShape, mesh_groups
-#include "comm/ngram_tables.h"         // TableArrays
+#include "comm/ngram_arrays.h"         // TableArrays
 #include "comm/pipeline.h"             // PipelineArrays
 #include "comm/placement.h"            // ranks_sharing_device
 #include "comm/pipeline_schedule.h"    // PipelineShape

@@ -32,181 +32,22 @@ Each tensor rank has its own heads, for all tokens of the micro-batch, so no two
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdint>
-#include <functional>
 #include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "comm/memory.h"         // Arena
-#include "comm/mesh.h"           // Mesh, wait_for
-#include "comm/stage.h"          // Stage
-#include "comm/zero_arrays.h"    // ZeroSettings
-#include "data/base/error.h"     // fail
-#include "data/tokens/ngrams.h"  // NgramHash, NgramTokens
-#include "kernels/accumulate.cuh"
+#include "comm/mesh.h"              // Mesh, wait_for
+#include "comm/ngram_arrays.h"      // TableSizes, TableArrays
+#include "data/base/error.h"        // fail
+#include "data/tokens/ngrams.h"     // NgramHash, NgramTokens
 #include "kernels/embedding.cuh"    // sum_rows
 #include "kernels/global_norm.cuh"  // sum_squares
 #include "kernels/row_order.h"      // sort_by
 #include "kernels/streams.cuh"
 #include "kernels/table_rows.cuh"
-
-// ----------------------------------------------------------------------------
-// sizes, and memory
-
-// A rank's share of the tables.
-struct TableSizes {
-    std::vector<int> layers;  // those with a table on this stage
-    int W = 0, heads = 0;     // elements of a row; lookups of a token
-    size_t lookups = 0;       // for a micro-batch
-    int micro_batches = 0;    // looked up at once, at most
-    int slots = 0;            // micro-batches on the device at the same time
-    uint64_t rows = 0;        // in a table
-    size_t owners = 1;
-
-    TableSizes() = default;
-    TableSizes(const ModelConfig& c, int B, int T, const Stage& stage) {
-        if (c.ngram.empty()) return;
-        for (int layer = 0; layer < c.layers; layer++)
-            if (stage.has(layer) && has_table(c, layer)) layers.push_back(layer);
-        const MeshShape& shape = stage.layout().mesh;
-        W = c.ngram_width, heads = ngram_head_count(c, shape.tp), rows = rows_of_table(c);
-        lookups = (size_t)B * (size_t)T * (size_t)heads;
-        micro_batches = stage.layout().pipeline.micro_batches, slots = stage.capacity.micro_batches;
-        owners = (size_t)shape.along(stage_axes);
-    }
-
-    size_t tables() const { return layers.size(); }
-    size_t own_rows() const { return (size_t)ceil_div(rows, (uint64_t)owners); }
-    // Distinct rows of a step, at most.
-    size_t distinct() const { return (size_t)std::min<uint64_t>(lookups * (size_t)micro_batches, rows); }
-    // Rows that all ranks together ask one owner for, at most. Hashes spread rows over owners at random, and
-    // all ranks may ask for the same row, which multiplies the variance by their number: this is nine
-    // standard deviations above the mean.
-    size_t asked() const {
-        if (owners == 1) return distinct();
-        auto mean = (double)distinct();
-        return std::min((size_t)(mean + 9 * std::sqrt(mean * (double)owners) + 64), distinct() * owners);
-    }
-};
-
-// An owner's part of a table.
-struct OwnTable {
-    floatX* values;  // (own rows, W)
-    float* squares;  // (own rows)
-};
-
-// The lists of a step. The host makes them while the device may still read those of the step before.
-struct TableLists {
-    uint64_t* wanted;       // (distinct) the rows of this rank's step, by owner
-    int *slots, *by_slot;   // (micro-batches, lookups) each one's place in `wanted`; lookups sorted by it
-    uint64_t *asked, *own;  // (asked) own rows that ranks ask for, rank by rank; and the distinct ones
-    int *rows, *order;      // (asked) place in `own` of each row of `asked`; those sorted by it
-    // for tables on the host
-    uint64_t* fetched;  // (asked) the rows of `asked`, in the order in which they are sent to the device
-    int *place, *turn;  // (asked) place of each in `fetched`; the order in which own rows are updated
-
-    // used only by the host
-    std::vector<size_t> from, to;  // rows that each rank asks this one for, and this one asks each for
-    size_t distinct = 0;           // entries of `own`
-    size_t early = 0, sent = 0;    // entries of `fetched` that wait for no update; that are already sent
-    size_t shared = 0;             // entries of `turn` that the next step needs too
-    size_t wants() const { return std::accumulate(to.begin(), to.end(), (size_t)0); }
-    size_t asks() const { return std::accumulate(from.begin(), from.end(), (size_t)0); }
-};
-
-struct TableArrays {
-    std::vector<OwnTable> tables;
-    std::vector<OwnTable> staged;  // copies for checkpoints
-    std::vector<floatX*> rows;     // for each table (distinct, W) the rows of the step
-    float* grads = nullptr;        // (tables, distinct, W) their gradients
-    float* sums = nullptr;         // (tables, asked, W) sums of them over the ranks; with one owner, grads
-    floatX* answers = nullptr;     // (asked, W) rows to send to the ranks that asked for them
-    float *received = nullptr, *scratch = nullptr;  // (asked, W) gradients that ranks have sent
-    float *squares = nullptr, *norm_scratch = nullptr;
-    int* slots = nullptr;                       // (slots, 2, lookups) lists of micro-batches
-    uint64_t *asked = nullptr, *own = nullptr;  // copies of those of TableLists
-    int *list_rows = nullptr, *order = nullptr, *place = nullptr;  // likewise
-    int* counts = nullptr;                                         // (2, owners)
-    uint64_t *wanted = nullptr, *asks = nullptr;                   // (distinct), (asked) while they are sent
-    std::array<TableLists, 2> lists = {};
-    uint64_t* known = nullptr;  // (places) hash table from a step's rows to their places in its list
-    int* known_at = nullptr;
-    size_t places = 0;
-    // for tables on the host
-    floatX *host_answers = nullptr, *fetched = nullptr;  // (tables, asked, W), and on the device
-    float *host_sums = nullptr, *host_scale = nullptr;   // (tables, asked, W)
-
-    TableArrays(Arena& memory, const TableSizes& s, const ZeroSettings& settings,
-                cudaStream_t stream = nullptr) {
-        if (s.tables() == 0) return;
-        bool on_host = settings.table_place == TablePlace::host, training = settings.training,
-             several = s.owners > 1;
-        size_t n = s.tables(), distinct = s.distinct(), asked_ = s.asked(), own_rows = s.own_rows(),
-               W = (size_t)s.W, all = (size_t)s.micro_batches * s.lookups;
-        auto take_table = [&](bool host) -> OwnTable {
-            if (host)
-                return {memory.take_pages_of_elements(own_rows * W), memory.take_pages<float>(own_rows)};
-            return {memory.take_zero_numbers(own_rows * W, stream),
-                    memory.take_zeros<float>(own_rows, stream)};
-        };
-        memory.of(on_host ? "n-gram tables in host memory" : "n-gram tables", on_host);
-        for (size_t i = 0; i < n; i++) tables.push_back(take_table(on_host));
-        memory.of("n-gram rows");
-        for (size_t i = 0; i < n; i++) rows.push_back(memory.take_elements(distinct * W));
-        if (on_host) fetched = memory.take_elements(n * asked_ * W), place = memory.take<int>(asked_);
-        slots = memory.take<int>((size_t)s.slots * 2 * s.lookups);
-        asked = own = memory.take<uint64_t>(asked_);
-        if (several) {
-            answers = memory.take_elements(asked_ * W);
-            wanted = memory.take<uint64_t>(distinct), asks = memory.take<uint64_t>(asked_);
-            counts = memory.take<int>(2 * s.owners);
-        }
-        if (training) {
-            grads = memory.take<float>(n * distinct * W);
-            squares = memory.take<float>(1);
-            norm_scratch = memory.take<float>(n * (sum_squares_scratch(asked_ * W) + 1));
-            sums = grads;
-        }
-        if (training && several) {
-            sums = memory.take<float>(n * asked_ * W);
-            received = memory.take<float>(asked_ * W);
-            scratch = memory.take_zeros<float>(embedding_backward_scratch((int)asked_, s.W), stream);
-            own = memory.take<uint64_t>(asked_);
-            list_rows = memory.take<int>(asked_), order = memory.take<int>(asked_);
-        }
-        memory.of("n-gram lists", true);
-        for (TableLists& list : lists) {
-            list.wanted = memory.take<uint64_t>(distinct);
-            list.slots = memory.take<int>(all), list.by_slot = memory.take<int>(all);
-            list.asked = list.own = list.wanted;  // a single owner needs only one list
-            if (!several) continue;
-            list.asked = memory.take<uint64_t>(asked_), list.own = memory.take<uint64_t>(asked_);
-            list.rows = memory.take<int>(asked_), list.order = memory.take<int>(asked_);
-        }
-        for (size_t i = 0; i < lists.size() && on_host; i++) {
-            lists[i].fetched = memory.take<uint64_t>(asked_);
-            lists[i].place = memory.take<int>(asked_), lists[i].turn = memory.take<int>(asked_);
-        }
-        for (places = 1; places < 2 * std::max(all, asked_);) places *= 2;
-        known = memory.take<uint64_t>(places), known_at = memory.take<int>(places);
-        if (on_host) {
-            host_answers = memory.take_elements(n * asked_ * W);
-            host_sums = memory.take<float>(training ? n * asked_ * W : 0);
-            host_scale = memory.take<float>(training ? 1 : 0);
-        }
-        if (settings.staging) {
-            memory.of("staging for checkpoints", true);
-            for (size_t i = 0; i < n; i++) staged.push_back(take_table(true));
-        }
-    }
-};
-
-// ----------------------------------------------------------------------------
-// the tables
 
 class NgramTables {
 public:

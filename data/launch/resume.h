@@ -245,8 +245,8 @@ private:
 
     void copy(const OptionRow& row, Options& options) const { row.set(options, row.get(stored_)); }
 
-    // Returns whether the value of a row equals the stored one. 0 can, if it stands for a value that is
-    // derived from others.
+    // Returns whether a row's value, once completed, equals the stored one: 0 may stand for a value that is
+    // derived from other options.
     bool comes_to_stored(const OptionRow& row, const Options& options) const {
         Options changed = stored_;
         row.set(changed, row.get(options));

@@ -80,8 +80,7 @@ inline const std::vector<OptionRow>& option_table() {
          "Sliding window: each token attends to this many tokens, itself included. 0: to all earlier ones.",
          shape},
         {FIELD(window_pattern), "Model", alike, any_text,
-         "Which layers have the window: 3:1 alternates three layers with a window and one full layer. Empty: "
-         "all layers.",
+         "Layers with the window: 3:1 alternates three layers with a window and one full layer. Empty: all.",
          shape, !positional, later},
         {FIELD(block), "Model", alike, by_name,
          "MLP after attention, or both in parallel after a shared norm.", shape},
@@ -89,8 +88,7 @@ inline const std::vector<OptionRow>& option_table() {
          shape},
         {FIELD(qk_norm), "Model", alike, on_off, "RMSNorm of each query and key head before RoPE.", shape},
         {FIELD(local_filter), "Model", alike, on_off,
-         "Compute queries and keys from each token and the two before it, through two convolutions (Yuan "
-         "2.0).",
+         "Compute queries and keys from each token and the two before it, by two convolutions (Yuan 2.0).",
          shape, !positional, later},
         {FIELD(ngram), "Model", alike, any_text,
          "N-gram memory (Engram): 2,3 lets the last 2 and the last 3 tokens look up rows in tables; the rows "
@@ -254,7 +252,7 @@ inline const std::vector<OptionRow>& option_table() {
          "Steps between lines on the screen, each with means over the steps since the previous line; "
          "log.jsonl has every step."},
         {FIELD(quiet), "Run", own, on_off,
-         "Show only warnings and errors, on standard error, and the last line of the run; log.jsonl has the "
+         "Show only warnings and errors (standard error) and the last line of the run; log.jsonl has the "
          "rest.",
          not_stored},
         {FIELD(log_trust_ratios), "Run", alike, count(0, most),
@@ -409,9 +407,8 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(matmul_dtype), "Memory", alike, by_name,
          "Number format of the inputs of matrix products; sums are fp32, or nearly so in fp8. auto: the "
          "build's format. bf16: in the fp32 build for CPUs, on processors with bf16 products, faster and "
-         "less precise; weights, activations and gradients stay fp32. fp8: in bf16 builds, on Hopper, for "
-         "the blocks' products; not with --zero 3. fp8 copies of the weights are kept, unless activations "
-         "are recomputed.",
+         "less precise; weights, activations and gradients stay fp32. fp8: in bf16 builds, on Hopper, in "
+         "blocks; not with --zero 3. Copies of weights are kept unless activations are recomputed.",
          overridable_noted},
         {FIELD(fp8_fast_gradients), "Memory", alike, on_off,
          "fp8: let products for gradients accumulate in the roughly 14 bits of the tensor cores, as those of "
@@ -434,8 +431,7 @@ inline const std::vector<OptionRow>& option_table() {
 
         {FIELD(attention), "Speed", alike, by_name,
          "GPUs: which attention kernels to use; they differ in rounding. wgmma: Hopper's, in bf16, for head "
-         "sizes that are a multiple of 8 up to 128. mma: for every card since Ampere. auto: wgmma where "
-         "possible.",
+         "sizes that are a multiple of 8 up to 128. mma: for any card since Ampere. auto: wgmma if possible.",
          overridable_noted},
         {FIELD(cuda_graphs), "Speed", alike, by_name,
          "Launch each pass over a micro-batch as one unit (CUDA graphs) instead of kernel by kernel; the "

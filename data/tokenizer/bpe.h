@@ -60,9 +60,9 @@ struct BpeOptions {
 
 class Bpe {
 public:
-    // tokens: by id, the bytes that each stands for; empty for an id that text never encodes to. merges: in
-    // order of rank; if two merge the same pair, the later one counts. Every byte must have a token. `owner`
-    // names the source in messages.
+    // tokens: each token's bytes, by id; empty if encoding never produces the id. merges: in order of rank;
+    // if two merge the same pair, the later one counts. Every byte must have a token. `owner` names the
+    // source in messages.
     Bpe(std::vector<std::string> tokens, const std::vector<Merge>& merges, BpeOptions options,
         const std::string& owner)
         : tokens_(std::move(tokens)), merges_(merges.size()), options_(options), instance_(next_instance()) {
