@@ -37,6 +37,7 @@ public:
 
     // For all ranks. Returns the contributors' remarks, joined by "; ".
     std::string load(bool weights_only) {
+        for (Stateful* part : parts_) part->find_state(world_, reader_, weights_only);
         world_.on_all_ranks([&] {
             for (Stateful* part : parts_) batches_.push_back(part->begin_load(reader_, weights_only));
             check_tensors();

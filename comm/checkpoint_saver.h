@@ -116,7 +116,7 @@ public:
           thread_world_(world.for_another_thread()),
           run_dir_(run_dir),
           retention_(retention),
-          scope_{in_background, weights_alone} {
+          scope_{&world, in_background, weights_alone} {
         cudaCheck(cudaGetDevice(&device_));
         uint64_t mine = 0;
         for (const Stateful* part : parts_) mine += part->bytes_to_write(weights_alone);
@@ -140,6 +140,16 @@ public:
         report_.weights_alone = scope_.weights_alone;
         report_.bytes = all_bytes_;
         about_ = std::move(about);
+        if (world_.is_root()) {
+            scope_.id = new_save_id();
+            std::string ignored;  // a last checkpoint that cannot be read is one that is gone
+            note_error(ignored, [&] {
+                scope_.has_last =
+                    !scope_.weights_alone && last_ && save_id_in(last_->folder) == last_->save_id;
+            });
+        }
+        world_.broadcast(&scope_.id, sizeof scope_.id);
+        world_.broadcast(&scope_.has_last, sizeof scope_.has_last);
         begin_parts();
         under_way_ = true;  // not before: a save that could not begin has thrown and needs no finish()
         if (scope_.in_background)
@@ -214,10 +224,12 @@ private:
             if (report_.error.empty()) plan();
             if (report_.error.empty())
                 note(do_shared_work(*thread_world_, [this](std::string&) { write(); }));
+            for (Stateful* part : parts_) part->let_go();
             if (report_.error.empty()) publish();
         } catch (const std::exception& error) {
             if (world_.size() > 1) abort_job(world_, error);  // the other ranks wait for this one
             report_.error = message_of(error);
+            for (Stateful* part : parts_) part->let_go();
         }
     }
 
@@ -234,12 +246,9 @@ private:
             if (!world_.is_root()) return;
             new_checkpoint_.reset();  // left over from a save that threw
             new_checkpoint_ = std::make_unique<NewCheckpoint>(run_dir_, report_.folder);
-            save_.id = new_save_id();
-            save_.has_last = !scope_.weights_alone && last_ && save_id_in(last_->folder) == last_->save_id;
         };
         note(do_shared_work(*thread_world_, make));
         folder_ = thread_world_->broadcast_text(new_checkpoint_ ? new_checkpoint_->folder() : "");
-        thread_world_->broadcast(&save_, sizeof save_);
     }
 
     // For all ranks: determines what the checkpoint contains, and what each rank writes.
@@ -247,7 +256,7 @@ private:
         std::vector<SavePlan> plans;
         std::vector<uint64_t> mine;
         note(do_shared_work(*thread_world_, [&](std::string&) {
-            for (Stateful* part : parts_) plans.push_back(part->plan(save_.has_last));
+            for (Stateful* part : parts_) plans.push_back(part->plan());
         }));
         if (!report_.error.empty()) return;
         for (const SavePlan& plan : plans) mine.push_back(plan.bytes);
@@ -296,7 +305,7 @@ private:
                 piece.tensor = place.number, piece.begin += place.first_row * piece.columns;
                 if (!file) {
                     int number = contents_.file_numbers[i];
-                    file = std::make_unique<CheckpointDataFile>(folder_, number, save_.id);
+                    file = std::make_unique<CheckpointDataFile>(folder_, number, scope_.id);
                 }
                 Dtype dtype = *contents_.tensors[piece.tensor].dtype(piece.slot);
                 file->append(piece, values, piece.count * dtype_size(dtype));
@@ -314,7 +323,7 @@ private:
         note(do_shared_work(*thread_world_, [&](std::string& remark) {
             if (!world_.is_root()) return;
             new_checkpoint_->commit(index_of(tables));
-            if (!scope_.weights_alone) last_ = {report_.folder, save_.id};
+            if (!scope_.weights_alone) last_ = {report_.folder, scope_.id};
             note_error(remark, [&] {
                 if (!scope_.weights_alone) remove_weights(run_dir_, report_.step);
                 remove_old_checkpoints(run_dir_, retention_, best_checkpoints(about_, report_.folder));
@@ -324,7 +333,7 @@ private:
 
     // Returns the index of all ranks' pieces, and of the tensors kept from the last checkpoint.
     CheckpointIndex index_of(const std::vector<std::string>& tables) const {
-        CheckpointIndex index = {save_.id, about_, contents_.tensors, {}, {}};
+        CheckpointIndex index = {scope_.id, about_, contents_.tensors, {}, {}};
         for (const std::string& table : tables) {
             if (table.empty()) continue;
             size_t first = index.pieces.size(), count = table.size() / sizeof(CheckpointPiece);
@@ -366,7 +375,7 @@ private:
     const std::unique_ptr<World> thread_world_;
     const std::string run_dir_;
     const Retention retention_;
-    const SaveScope scope_;
+    SaveScope scope_;  // of the save in progress; equal on all ranks
     uint64_t all_bytes_ = 0;
     int device_ = 0;
 
@@ -381,10 +390,6 @@ private:
     nlohmann::ordered_json about_;
     std::unique_ptr<NewCheckpoint> new_checkpoint_;  // on the first rank
     std::string folder_;                             // the folder being written
-    struct Save {
-        uint64_t id;
-        bool has_last;  // the last checkpoint is still in its place
-    } save_ = {};       // equal on all ranks
     Contents contents_;
     std::vector<CheckpointPiece> pieces_;  // written by this rank
     SaveReport report_;                    // belongs to the thread while it works

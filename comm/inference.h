@@ -59,7 +59,8 @@ inline Options inference_options(Options model, int zero, int tp, int pp, int pr
                                 .shard_group = zero == 3 ? data_ranks : 1,
                                 .tp_overlap = 1,
                                 .sequence_length = model.sequence_length,
-                                .ngram_place = model.ngram_place};
+                                .ngram_place = model.ngram_place == TablePlace::disk ? TablePlace::host
+                                                                                     : model.ngram_place};
     model.pp_layers = name_of(PipelineLayers::time);
     model.optimizer = OptimizerKind::adamw;  // not used; AdamW so that no groups are made for Muon
     return model;
@@ -95,7 +96,7 @@ inline InferencePlan plan_inference(const Options& model, const InferenceCut& as
                          1,
                          {PipelineSchedule::gpipe, pp, micro_batches, 1},
                          pipeline_split(options, {})};
-        ZeroSettings settings = {.level = asked.zero, .training = false, .table_place = model.ngram_place};
+        ZeroSettings settings = {.level = asked.zero, .training = false, .table_place = options.ngram_place};
         auto groups = [classes = memory_of_mesh(layout.mesh, world)](const Workload&) { return classes; };
         plan.emplace(options, workload, layout, settings,
                      memory_plan(options, workload, settings, layout, {free}, groups));

@@ -14,6 +14,8 @@ the same arrays.
 #include "comm/memory.h"            // Arena
 #include "comm/stage.h"             // Stage
 #include "comm/zero_arrays.h"       // ZeroSettings
+#include "data/tables/row_cache.h"  // SlotNotes
+#include "data/tables/row_set.h"    // RowSet
 #include "kernels/embedding.cuh"    // embedding_backward_scratch
 #include "kernels/global_norm.cuh"  // sum_squares_scratch
 
@@ -41,8 +43,28 @@ struct TableSizes {
 
     size_t tables() const { return layers.size(); }
     size_t own_rows() const { return (size_t)ceil_div(rows, (uint64_t)owners); }
+    // Bytes of a row of all tables of the stage, with its sums of squares.
+    size_t record_bytes(size_t element_bytes = sizeof(floatX)) const {
+        return tables() * ((size_t)W * element_bytes + sizeof(float));
+    }
+    // Rows of each own table that are in memory.
+    size_t rows_in_memory(const ZeroSettings& settings, size_t element_bytes = sizeof(floatX)) const {
+        if (settings.table_place != TablePlace::disk || tables() == 0) return own_rows();
+        size_t bytes = record_bytes(element_bytes) + SlotNotes::bytes_of_slot;
+        return std::min({own_rows(), settings.table_cache / bytes, (size_t)INT32_MAX});
+    }
     // Distinct rows of a step, at most.
     size_t distinct() const { return (size_t)std::min<uint64_t>(lookups * (size_t)micro_batches, rows); }
+    // Bytes on disk when this many own rows have been reached: of the file of a table there, where each of
+    // them may be in another page, and in a checkpoint.
+    double file_bytes(uint64_t reached, size_t element_bytes = sizeof(floatX)) const {
+        size_t record = record_bytes(element_bytes);
+        uint64_t pages = RowCache::pages_for(own_rows(), record);
+        return (double)std::min(reached, pages) * (double)RowCache::page_bytes_for(record);
+    }
+    double checkpoint_bytes(uint64_t reached, size_t element_bytes = sizeof(floatX)) const {
+        return (double)reached * (double)(record_bytes(element_bytes) + tables() * sizeof(uint64_t));
+    }
     // Rows that all ranks together ask one owner for, at most. Hashes spread rows over owners at random, and
     // all ranks may ask for the same row, which multiplies the variance by their number: this is nine
     // standard deviations above the mean.
@@ -53,10 +75,10 @@ struct TableSizes {
     }
 };
 
-// An owner's part of a table.
+// The rows of a table that an owner has in memory.
 struct OwnTable {
-    floatX* values;  // (own rows, W)
-    float* squares;  // (own rows)
+    floatX* values;  // (rows, W)
+    float* squares;  // (rows)
 };
 
 // The lists of a step. The host makes them while the device may still read those of the step before.
@@ -68,6 +90,9 @@ struct TableLists {
     // for tables on the host
     uint64_t* fetched;  // (asked) the rows of `asked`, in the order in which they are sent to the device
     int *place, *turn;  // (asked) place of each in `fetched`; the order in which own rows are updated
+    // for tables on disk
+    uint64_t *fetched_slots, *own_slots;  // (asked) where the rows of `fetched` and of `own` are in the cache
+    uint32_t number = 0;
 
     // used only by the host
     std::vector<size_t> from, to;  // rows that each rank asks this one for, and this one asks each for
@@ -79,8 +104,13 @@ struct TableLists {
 };
 
 struct TableArrays {
+    static constexpr size_t row_sets = 4;
+    // Rows that may change during a save before it has read them: an eighth of those in memory, and at least
+    // this many if there are.
+    static constexpr size_t least_copied = 4096;
+
     std::vector<OwnTable> tables;
-    std::vector<OwnTable> staged;  // copies for checkpoints
+    std::vector<OwnTable> staged;  // copies for checkpoints of tables on the device
     std::vector<floatX*> rows;     // for each table (distinct, W) the rows of the step
     float* grads = nullptr;        // (tables, distinct, W) their gradients
     float* sums = nullptr;         // (tables, asked, W) sums of them over the ranks; with one owner, grads
@@ -99,22 +129,40 @@ struct TableArrays {
     // for tables on the host
     floatX *host_answers = nullptr, *fetched = nullptr;  // (tables, asked, W), and on the device
     float *host_sums = nullptr, *host_scale = nullptr;   // (tables, asked, W)
+    SlotNotes notes = {};                                // for tables on disk
+    // for checkpoints of what is trained: a bit for each own row, and rows that change during a save
+    std::array<uint64_t*, row_sets> sets = {};
+    char* copies = nullptr;  // (copied_rows, record)
+    size_t copied_rows = 0;
 
     TableArrays(Arena& memory, const TableSizes& s, const ZeroSettings& settings,
                 cudaStream_t stream = nullptr) {
         if (s.tables() == 0) return;
-        bool on_host = settings.table_place == TablePlace::host, training = settings.training,
+        bool on_host = settings.table_place != TablePlace::device,
+             on_disk = settings.table_place == TablePlace::disk, training = settings.training,
              several = s.owners > 1;
         size_t n = s.tables(), distinct = s.distinct(), asked_ = s.asked(), own_rows = s.own_rows(),
-               W = (size_t)s.W, all = (size_t)s.micro_batches * s.lookups;
+               here = s.rows_in_memory(settings, memory.element_bytes()), W = (size_t)s.W,
+               all = (size_t)s.micro_batches * s.lookups;
         auto take_table = [&](bool host) -> OwnTable {
-            if (host)
-                return {memory.take_pages_of_elements(own_rows * W), memory.take_pages<float>(own_rows)};
-            return {memory.take_zero_numbers(own_rows * W, stream),
-                    memory.take_zeros<float>(own_rows, stream)};
+            if (host) return {memory.take_pages_of_elements(here * W), memory.take_pages<float>(here)};
+            return {memory.take_zero_numbers(here * W, stream), memory.take_zeros<float>(here, stream)};
         };
-        memory.of(on_host ? "n-gram tables in host memory" : "n-gram tables", on_host);
+        memory.of(on_disk   ? "cache of n-gram tables in host memory"
+                  : on_host ? "n-gram tables in host memory"
+                            : "n-gram tables",
+                  on_host);
         for (size_t i = 0; i < n; i++) tables.push_back(take_table(on_host));
+        if (on_disk) {
+            size_t indices = SlotNotes::indices_for(here);
+            notes = {memory.take_pages<uint64_t>(here),
+                     memory.take_pages<uint32_t>(here),
+                     memory.take_pages<uint8_t>(here),
+                     memory.take_pages<bool>(here),
+                     memory.take_pages<uint32_t>(indices),
+                     here,
+                     indices};
+        }
         memory.of("n-gram rows");
         for (size_t i = 0; i < n; i++) rows.push_back(memory.take_elements(distinct * W));
         if (on_host) fetched = memory.take_elements(n * asked_ * W), place = memory.take<int>(asked_);
@@ -147,7 +195,10 @@ struct TableArrays {
             auto ints = [&] { return memory.take<int>(asked_); };
             if (several) list.asked = ids(), list.own = ids(), list.rows = ints(), list.order = ints();
             if (on_host) list.fetched = ids(), list.place = ints(), list.turn = ints();
+            if (on_disk) list.fetched_slots = ids(), list.own_slots = ids();
         }
+        for (uint64_t*& set : sets)
+            set = memory.take_pages<uint64_t>(training ? RowSet::words_of(own_rows) : 0);
         for (places = 1; places < 2 * std::max(all, asked_);) places *= 2;
         known = memory.take<uint64_t>(places), known_at = memory.take<int>(places);
         if (on_host) {
@@ -157,7 +208,9 @@ struct TableArrays {
         }
         if (settings.staging) {
             memory.of("staging for checkpoints", true);
-            for (size_t i = 0; i < n; i++) staged.push_back(take_table(true));
+            for (size_t i = 0; i < n && !on_host; i++) staged.push_back(take_table(true));
+            copied_rows = on_host ? std::max(here / 8, std::min(here, least_copied)) : 0;
+            copies = memory.take_pages<char>(copied_rows * s.record_bytes(memory.element_bytes()));
         }
     }
 };

@@ -1,14 +1,20 @@
 /*
-The tables of n-gram memory as a contributor to checkpoints (comm/stateful.h). A checkpoint holds, once, each
-row that has ever had a gradient, and the seed that all other rows follow from:
+The tables of n-gram memory as a contributor to checkpoints (comm/stateful.h). A checkpoint holds each row
+that has ever had a gradient, and the seed that all other rows follow from:
 
-    layers.3.table.ids        (rows) uint64        their numbers in the table of layer 3
-    layers.3.table.rows       (rows, width)        their values
-    layers.3.table.squares    (rows)               their sums of squares
-    ngram.hash                (1 + tokens) uint64  the seed, and the token that each counts as (NgramHash)
+    layers.3.table.ids            (rows) uint64        their numbers in the table of layer 3
+    layers.3.table.rows           (rows, width)        their values
+    layers.3.table.squares        (rows)               their sums of squares
+    layers.3.table.changes.2.ids  and so on            rows that changed after those
+    ngram.hash                    (1 + tokens) uint64  the seed, and the token that each counts as (NgramHash)
 
-Owners write their rows, and any number of owners can load them. A background save writes a copy, which is
-made before it begins.
+The first save writes all rows, as a base. Later ones write the rows that have changed since the last save, as
+changes, and share the files of what is older. After `most_changes` of them, one save writes all that has
+changed since the base; and once the changes have more rows than the table, a save writes a new base. Where
+rows occur several times, the highest number counts.
+
+Owners write their rows, and any number of owners can load them. If all owners have a table on disk that can
+return to the checkpoint (data/tables/page_file.h), only the rows of its last save are read.
 */
 #pragma once
 
@@ -16,17 +22,19 @@ made before it begins.
 #include <array>
 #include <cfloat>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <map>
-#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "comm/memory.h"        // DeviceArray
-#include "comm/ngram_tables.h"  // NgramTables
-#include "comm/stateful.h"      // Stateful
+#include "comm/checkpoint_saver.h"  // sum_over_ranks
+#include "comm/memory.h"            // DeviceArray
+#include "comm/ngram_tables.h"      // NgramTables
+#include "comm/stateful.h"          // Stateful
 #include "data/base/dtype.h"
 #include "data/checkpoint/files.h"  // CheckpointReader
 #include "kernels/bf16_bits.h"
@@ -40,7 +48,10 @@ public:
           shape_(tables.mesh().shape),
           W_((size_t)config_.ngram_width),
           rows_at_once(std::min(most_rows, (size_t)largest_piece / W_)),
-          rows_(rows_of_table(config_)) {
+          rows_(rows_of_table(config_)),
+          touched_(tables.set(1)),
+          since_base_(tables.set(2)),
+          saving_(tables.set(3)) {
         std::vector<Stage> stages;
         for (int number = 0; number < shape_.pp; number++)
             stages.emplace_back(config_, layout, first_of_stage(number), false);
@@ -54,69 +65,136 @@ public:
 
     // ---- saving
 
-    // Counts all rows, since any may have had a gradient by then.
     uint64_t bytes_to_write(bool) const override {
         const TableSizes& sizes = tables_.sizes();
-        return sizes.tables() * sizes.own_rows() * bytes_of_row() + hash_bytes();
+        uint64_t most =
+            touched_.size() + tables_.changed().size();  // of a table on disk, most are never reached
+        return (uint64_t)sizes.checkpoint_bytes(tables_.file() ? most : sizes.own_rows()) + hash_bytes();
     }
 
     void begin_save(const SaveScope& scope) override {
-        in_background_ = scope.in_background;
         tables_.forget_stale();
         tables_.synchronize();
-        squares_.clear();
-        for (int layer : tables_.sizes().layers) {
-            squares_.push_back(copied(tables_.own(layer).squares, tables_.sizes().own_rows()));
-            if (in_background_) stage(layer, squares_.back());
+        scope_ = scope;
+        RowSet& changed = tables_.changed();
+        if (RowCache* cache = tables_.cache())
+            cache->each_changed([&](uint64_t row) { changed.insert(row); });
+        touched_.insert(changed);
+        since_base_.insert(changed);
+        saved_parts_ = parts_;
+        if (!scope.has_last || parts_.empty() ||
+            written_since_base_ + over_ranks(changed) > over_ranks(touched_))
+            saved_parts_ = {};
+        else if (parts_.size() > most_changes)
+            saved_parts_ = {0};
+        saving_.clear();
+        saving_.insert(writes_base() ? touched_ : saved_parts_.size() == 1 ? since_base_ : changed);
+        saved_parts_.push_back(parts_.empty() || writes_base() ? 0 : parts_.back() + 1);
+        written_ = over_ranks(saving_);
+        if (PageFile* file = tables_.file(); file && !scope.weights_alone) {
+            if (saved_parts_.size() == 1) tables_.cache()->flush();
+            file->mark(scope.id);
         }
+        changed.clear();
+        if (!on_host()) copy_from_device();
+        tables_.snapshot().begin(saving_);
     }
 
-    SavePlan plan(bool) override {
+    SavePlan plan() override {
         SavePlan plan;
-        for (int layer : layers_) {
-            uint64_t rows = 0;
-            if (const std::vector<float>* squares = squares_of(layer))
-                rows = squares->size() - (uint64_t)std::ranges::count(*squares, 0.0f);
-            plan.tensors.push_back({tensor(layer, "ids", {0}, Slot::data, Dtype::uint64), rows});
-            plan.tensors.push_back(
-                {tensor(layer, "rows", {0, (int64_t)W_}, Slot::weight, dtype_of(Slot::weight)), rows});
-            plan.tensors.push_back({tensor(layer, "squares", {0}, Slot::weight, Dtype::fp32), rows});
-            plan.bytes += rows * bytes_of_row();
+        for (int part : saved_parts_) {
+            bool kept = part != saved_parts_.back();
+            for (int layer : layers_) {
+                uint64_t rows = kept || !is_here(layer) ? 0 : saving_.size();
+                plan.tensors.push_back(
+                    {tensor(layer, part, "ids", {0}, Slot::data, Dtype::uint64), rows, kept});
+                plan.tensors.push_back(
+                    {tensor(layer, part, "rows", {0, (int64_t)W_}, Slot::weight, dtype_of(Slot::weight)),
+                     rows, kept});
+                plan.tensors.push_back(
+                    {tensor(layer, part, "squares", {0}, Slot::weight, Dtype::fp32), rows, kept});
+                plan.bytes += rows * bytes_of_row();
+            }
         }
         CheckpointTensor hash = {hash_name, {1 + config_.vocab_size}, {}};
         hash.slots[(size_t)Slot::data] = Dtype::uint64;
-        plan.tensors.push_back({std::move(hash)});
-        plan.bytes += hash_bytes();
+        bool kept = saved_parts_.size() > 1;
+        plan.tensors.push_back({std::move(hash), 0, kept});
+        plan.bytes += kept ? 0 : hash_bytes();
         return plan;
     }
 
     void write(const WritePiece& write) override {
-        for (size_t i = 0; i < layers_.size(); i++)
-            if (squares_of(layers_[i])) write_table(write, (uint32_t)(3 * i), layers_[i]);
-        std::vector<uint64_t> hash = hash_values();
-        for (uint64_t at = 0, n; at < hash.size(); at += n) {
-            n = std::min<uint64_t>(hash.size() - at, largest_piece);
-            write({(uint32_t)(3 * layers_.size()), Slot::data, 0, 0, 0, 1, at, n, 0, 0}, &hash[at]);
-        }
+        write_rows(write);
+        if (saved_parts_.size() == 1) write_hash(write);
+        if (PageFile* file = tables_.file(); file && !scope_.weights_alone) write_notes(*file, scope_.id);
     }
+
+    void let_go() override { tables_.snapshot().end(); }
+
+    void end_save(bool published) override {
+        tables_.snapshot().end();
+        if (!published || scope_.weights_alone) return tables_.changed().insert(saving_);
+        parts_ = saved_parts_;
+        written_since_base_ = parts_.size() == 1   ? 0
+                              : parts_.size() == 2 ? written_
+                                                   : written_since_base_ + written_;
+        if (PageFile* file = tables_.file()) file->forget_before(scope_.id);
+    }
+
+    double stall() const override { return tables_.snapshot().stalled(); }
 
     // ---- loading
 
+    // Gives all rows their initial values, which follow from the seed.
+    void forget_rows() {
+        tables_.synchronize();
+        touched_.insert(tables_.changed());
+        if (PageFile* file = tables_.file()) {
+            tables_.cache()->forget();
+            file->clear();
+        }
+        for (int layer : tables_.sizes().layers) {
+            float* squares = tables_.own(layer).squares;
+            const size_t count = tables_.sizes().own_rows();
+            if (!on_host())
+                zero_async(squares, count, tables_.stream());
+            else if (!tables_.file() && touched_.rows() > 0)
+                for (uint64_t row = touched_.next(0); row < count; row = touched_.next(row + 1))
+                    squares[row] = 0;
+            else if (!tables_.file())
+                for (size_t row = 0; row < count; row++)  // pages that were never written stay so
+                    if (squares[row] != 0) squares[row] = 0;
+        }
+        touched_.clear(), since_base_.clear(), tables_.changed().clear();
+    }
+
     bool has(const std::string& tensor) const override {
-        return tensor == hash_name || place_of(tensor).first >= 0;
+        return tensor == hash_name || place_of(tensor).layer >= 0;
+    }
+
+    void find_state(const World& world, const CheckpointReader& reader, bool weights_only) override {
+        tables_.synchronize();
+        PageFile* file = tables_.file();
+        const uint64_t id = reader.index().save_id;
+        bool found = !layers_.empty() && tables_.sizes().tables() == 0;
+        if (file && !weights_only && file->can_return_to(id)) {
+            tables_.cache()->forget();
+            found = read_sets(file->companion(id), {&touched_, &since_base_}) && file->return_to(id);
+        }
+        has_rows_ = world.largest(!found) == 0;
     }
 
     // A batch holds the ids of some rows, the rows, and their squares; ranks read batches in turn. Every rank
-    // reads the hash.
+    // reads the hash. Changes come after what they change: for each number, all ranks have as many batches.
     std::vector<PieceBatch> begin_load(const CheckpointReader& reader, bool weights_only) override {
         reader_ = &reader;
         weights_only_ = weights_only;
         const CheckpointIndex& index = reader.index();
-        std::map<std::pair<int, uint64_t>, std::array<const CheckpointPiece*, 3>>
-            parts;  // by (layer, first row)
+        find_parts(index);
+        std::map<int, std::map<std::pair<int, uint64_t>, std::array<const CheckpointPiece*, 3>>>
+            parts;  // by number, and by (layer, first row)
         std::vector<PieceBatch> batches;
-        for (int layer : layers_)
-            for (size_t part = 0; part < parts_of_row.size(); part++) check_tensor(layer, part);
         if (int number = index.find(hash_name);
             number < 0 || !has_only(index.tensors[number], Slot::data) ||
             index.tensors[number].size() != 1 + (uint64_t)config_.vocab_size)
@@ -125,26 +203,35 @@ public:
         for (const CheckpointPiece& piece : index.pieces) {
             const CheckpointTensor& tensor = index.tensors[piece.tensor];
             if (tensor.name == hash_name) batches.push_back({{&piece}, piece.count, index.bytes_of(piece)});
-            auto [layer, part] = place_of(tensor.name);
-            if (layer >= 0) parts[{layer, piece.begin / tensor.width()}][part] = &piece;
+            Place place = place_of(tensor.name);
+            bool wanted = !has_rows_ || (place.number > 0 && place.number == parts_.back());
+            if (place.layer >= 0 && wanted)
+                parts[place.number][{place.layer, piece.begin / tensor.width()}][place.which] = &piece;
         }
-        int turn = 0;
-        for (auto& [place, of_rows] : parts) {
-            auto [ids, rows, squares] = of_rows;
-            if (!ids || !rows || !squares || rows->count != ids->count * W_ || squares->count != ids->count)
-                fail("%s: rows of layer %d's table do not match their row numbers; use another checkpoint",
-                     reader.folder().c_str(), place.first);
-            if (turn++ % shape_.ranks() != me()) continue;
-            PieceBatch batch = {{ids, rows, squares}};
-            for (const CheckpointPiece* piece : batch.pieces)
-                batch.elements += piece->count, batch.bytes += index.bytes_of(*piece);
-            batches.push_back(std::move(batch));
+        for (auto& [number, pieces] : parts) {
+            int turn = 0;
+            for (auto& [place, of_rows] : pieces) {
+                auto [ids, rows, squares] = of_rows;
+                if (!ids || !rows || !squares || rows->count != ids->count * W_ ||
+                    squares->count != ids->count)
+                    fail("%s: rows of layer %d's table do not match their row numbers; use another "
+                         "checkpoint",
+                         reader.folder().c_str(), place.first);
+                if (turn++ % shape_.ranks() != me()) continue;
+                PieceBatch batch = {{ids, rows, squares}};
+                for (const CheckpointPiece* piece : batch.pieces)
+                    batch.elements += piece->count, batch.bytes += index.bytes_of(*piece);
+                batches.push_back(std::move(batch));
+            }
+            if (int left = turn % shape_.ranks(); left > 0 && me() >= left) batches.emplace_back();
         }
-        forget_rows();
+        if (!has_rows_) forget_rows();
+        tables_.changed().clear();
         return batches;
     }
 
     Messages take(const PieceBatch& batch, const char* values) override {
+        if (batch.pieces.empty()) return {};
         if (batch.pieces.size() == 1) {
             const CheckpointPiece& piece = *batch.pieces[0];
             hash_.resize(std::max<size_t>(hash_.size(), piece.begin + piece.count));
@@ -152,7 +239,7 @@ public:
             return {};
         }
         const CheckpointTensor& rows_tensor = reader_->index().tensors[batch.pieces[1]->tensor];
-        const int layer = place_of(rows_tensor.name).first;
+        const auto [layer, number, which] = place_of(rows_tensor.name);
         const Dtype stored = *rows_tensor.dtype(Slot::weight);
         const size_t count = batch.pieces[0]->count;
         const char* rows = values + count * sizeof(uint64_t);
@@ -170,6 +257,7 @@ public:
             std::string& message = messages[rank];
             auto add = [&](const auto& value) { message.append((const char*)&value, sizeof value); };
             add((uint64_t)layer);
+            add((uint64_t)number);
             add((uint64_t)numbers.size());
             for (size_t i : numbers) add(at<uint64_t>(values, i) / owners());
             for (size_t i : numbers) add(weights_only_ ? FLT_MIN : at<float>(squares, i));
@@ -183,16 +271,21 @@ public:
         return messages;
     }
 
-    // message: layer, count, rows of this owner (count), squares (count), values (count, W).
+    // message: layer, number, count, rows of this owner (count), squares (count), values (count, W).
     void receive(std::string_view message) override {
         if (message.empty()) return;
         auto header = (const uint64_t*)message.data();
-        TableRows table = tables_.table((int)header[0]);
-        const size_t count = header[1];
-        const uint64_t* rows = header + 2;
+        const int layer = (int)header[0];
+        const size_t count = header[2];
+        const uint64_t* rows = header + 3;
         auto squares = (const float*)(rows + count);
         auto values = (const floatX*)(squares + count);
-        if (on_host()) return put_rows_cpu(table, rows, values, squares, (int)count);
+        for (size_t i = 0; i < count && touched_.rows() > 0; i++) {
+            touched_.insert(rows[i]);
+            if (header[1] > 0) since_base_.insert(rows[i]);
+        }
+        if (on_host()) return tables_.put(layer, rows, values, squares, (int)count);
+        TableRows table = tables_.table(layer);
         cudaStream_t stream = tables_.stream();
         DeviceArray<uint64_t> rows_there(count);
         DeviceArray<float> squares_there(count);
@@ -210,9 +303,23 @@ public:
         uint64_t seed = hash_.at(0);
         hash_.erase(hash_.begin());
         tables_.set_hash(seed, std::exchange(hash_, {}));
-        Dtype stored =
-            *reader_->index().tensors[reader_->index().find(name_of(layers_[0], "rows"))].dtype(Slot::weight);
-        if (stored == dtype_of(Slot::weight)) return "";
+        const CheckpointIndex& index = reader_->index();
+        Dtype stored = *index.tensors[index.find(name_of(layers_[0], 0, "rows"))].dtype(Slot::weight);
+        bool same = stored == dtype_of(Slot::weight);
+        written_since_base_ = 0;
+        for (const CheckpointTensor& tensor : index.tensors)
+            if (Place place = place_of(tensor.name); place.number > 0 && place.which == 0)
+                written_since_base_ += tensor.size();
+        if (!same || weights_only_) parts_.clear();  // the next save writes all rows
+        if (PageFile* file = tables_.file(); file && same && !weights_only_ && !has_rows_) {
+            tables_.cache()->flush();
+            file->mark(index.save_id);
+            write_notes(*file, index.save_id);
+        }
+        if (same && has_rows_ && tables_.file())
+            return text("tables on disk were brought back to it; the first rank read %s there",
+                        size_text(tables_.file()->bytes_read()).c_str());
+        if (same) return "";
         return text("rows of tables %s in the checkpoint, %s to %s", dtype_name(stored),
                     stored == Dtype::fp32 ? "rounded" : "widened", dtype_name(dtype_of(Slot::weight)));
     }
@@ -221,6 +328,14 @@ private:
     static constexpr const char* hash_name = "ngram.hash";
     static constexpr std::array parts_of_row = {"ids", "rows", "squares"};
     static constexpr size_t most_rows = 16384;  // in a piece
+    static constexpr size_t most_changes = 16;  // parts of a checkpoint, besides the base
+
+    // A tensor's layer, the number of its part, 0 for the base, and its index in parts_of_row. Layer -1: the
+    // tensor belongs to no table.
+    struct Place {
+        int layer = -1, number = 0;
+        size_t which = 0;
+    };
 
     template <typename T>
     static T at(const char* bytes, size_t i) {
@@ -233,7 +348,13 @@ private:
                                             : bf16_to_float(at<uint16_t>(numbers, i)));
     }
 
-    bool on_host() const { return tables_.settings().table_place == TablePlace::host; }
+    bool on_host() const { return tables_.on_host(); }
+    bool is_here(int layer) const { return std::ranges::count(tables_.sizes().layers, layer) > 0; }
+    bool writes_base() const { return saved_parts_.empty(); }
+    // Rows of a set in all tables of all ranks.
+    uint64_t over_ranks(const RowSet& set) const {
+        return sum_over_ranks(*scope_.world, {set.size() * tables_.sizes().tables()})[0].all;
+    }
     int me() const { return rank_of(tables_.mesh().position, shape_); }
     uint64_t owners() const { return (uint64_t)shape_.along(stage_axes); }
     uint64_t bytes_of_row() const {
@@ -246,29 +367,45 @@ private:
         return rank_of(moved_along(stage_axes, (int)(row % owners()), place, shape_), shape_);
     }
 
-    static std::string name_of(int layer, const char* part) {
-        return "layers." + std::to_string(layer) + ".table." + part;
+    static std::string name_of(int layer, int number, const char* what) {
+        std::string part = number > 0 ? "changes." + std::to_string(number) + "." : "";
+        return "layers." + std::to_string(layer) + ".table." + part + what;
     }
-    static CheckpointTensor tensor(int layer, const char* part, std::vector<int64_t> shape, Slot slot,
-                                   Dtype dtype) {
-        CheckpointTensor tensor = {name_of(layer, part), std::move(shape), {}};
+    static CheckpointTensor tensor(int layer, int number, const char* what, std::vector<int64_t> shape,
+                                   Slot slot, Dtype dtype) {
+        CheckpointTensor tensor = {name_of(layer, number, what), std::move(shape), {}};
         tensor.slots[(size_t)slot] = dtype;
         return tensor;
     }
-    // Returns the layer of a tensor, and its index in parts_of_row. Layer -1: the tensor belongs to no table.
-    std::pair<int, size_t> place_of(const std::string& name) const {
-        for (int layer : layers_)
-            for (size_t part = 0; part < parts_of_row.size(); part++)
-                if (name == name_of(layer, parts_of_row[part])) return {layer, part};
-        return {-1, 0};
+    Place place_of(const std::string& name) const {
+        for (int layer : layers_) {
+            int number = 0;
+            std::string base = name_of(layer, 0, "");
+            if (!name.starts_with(base)) continue;
+            sscanf(name.c_str() + base.size(), "changes.%d.", &number);
+            for (size_t which = 0; which < parts_of_row.size(); which++)
+                if (name == name_of(layer, number, parts_of_row[which])) return {layer, number, which};
+        }
+        return {};
+    }
+    // Fills parts_. All tables must have the same ones.
+    void find_parts(const CheckpointIndex& index) {
+        std::set<int> numbers = {0};
+        for (const CheckpointTensor& tensor : index.tensors)
+            if (Place place = place_of(tensor.name); place.layer >= 0) numbers.insert(place.number);
+        parts_.assign(numbers.begin(), numbers.end());
+        for (int number : parts_)
+            for (int layer : layers_)
+                for (size_t which = 0; which < parts_of_row.size(); which++)
+                    check_tensor(layer, number, which);
     }
     static bool has_only(const CheckpointTensor& tensor, Slot slot) {
         return tensor.dtype(slot) &&
                std::ranges::count_if(tensor.slots, [](auto& stored) { return stored.has_value(); }) == 1;
     }
-    void check_tensor(int layer, size_t part) const {
+    void check_tensor(int layer, int part_number, size_t part) const {
         const CheckpointIndex& index = reader_->index();
-        std::string name = name_of(layer, parts_of_row[part]);
+        std::string name = name_of(layer, part_number, parts_of_row[part]);
         int number = index.find(name);
         bool good = number >= 0 && index.tensors[number].width() == (part == 1 ? W_ : 1) &&
                     has_only(index.tensors[number], part == 0 ? Slot::data : Slot::weight) &&
@@ -290,81 +427,81 @@ private:
         return values;
     }
 
-    // Returns a copy of an owner's array on the host.
-    template <typename T>
-    std::vector<T> copied(const T* from, size_t count) const {
-        std::vector<T> values(count);
-        copy_async(values.data(), from, count, tables_.stream());
-        ::synchronize(tables_.stream());
-        return values;
-    }
-    // The squares copied for the current save. Null: the table is not on this stage.
-    const std::vector<float>* squares_of(int layer) const {
-        const std::vector<int>& here = tables_.sizes().layers;
-        auto found = std::ranges::find(here, layer);
-        return found == here.end() ? nullptr : &squares_[(size_t)(found - here.begin())];
-    }
-
-    // Copies a table to its staging memory. If the table is on the host, copies only the rows that have had a
-    // gradient, so that few pages are touched.
-    void stage(int layer, const std::vector<float>& squares) {
-        const floatX* from = tables_.own(layer).values;
-        floatX* to = tables_.staged(layer).values;
-        if (!on_host()) {
-            copy_async(to, from, squares.size() * W_, tables_.stream());
-            return ::synchronize(tables_.stream());
+    void write_hash(const WritePiece& write) const {
+        std::vector<uint64_t> hash = hash_values();
+        for (uint64_t at = 0, n; at < hash.size(); at += n) {
+            n = std::min<uint64_t>(hash.size() - at, largest_piece);
+            write({(uint32_t)(3 * layers_.size()), Slot::data, 0, 0, 0, 1, at, n, 0, 0}, &hash[at]);
         }
-#pragma omp parallel for
-        for (size_t row = 0; row < squares.size(); row++)
-            if (squares[row] != 0) std::copy_n(from + row * W_, W_, to + row * W_);
+    }
+    void write_notes(PageFile& file, uint64_t id) const {
+        write_sets(file.companion(id), {&touched_, &since_base_});
     }
 
-    void write_table(const WritePiece& write, uint32_t tensor, int layer) {
-        const std::vector<float>& squares = *squares_of(layer);
-        const bool copies = !in_background_ && !on_host();
-        std::vector<uint64_t> ids;
-        std::vector<float> row_squares;
-        std::vector<floatX> rows;
-        uint64_t written = 0;
-        auto flush = [&] {
-            uint64_t n = ids.size();
-            if (n == 0) return;
-            write({tensor, Slot::data, 0, 0, 0, 1, written, n, 0, 0}, ids.data());
-            write({tensor + 1, Slot::weight, 0, 0, 0, W_, written * W_, n * W_, 0, 0}, rows.data());
-            write({tensor + 2, Slot::weight, 0, 0, 0, 1, written, n, 0, 0}, row_squares.data());
-            written += n;
-            ids.clear(), row_squares.clear(), rows.clear();
-        };
-        for (size_t begin = 0; begin < squares.size(); begin += rows_at_once) {
-            size_t end = std::min(begin + rows_at_once, squares.size());
-            std::vector<floatX> block;
-            if (copies) block = copied(tables_.own(layer).values + begin * W_, (end - begin) * W_);
-            const OwnTable& source = in_background_ ? tables_.staged(layer) : tables_.own(layer);
-            const floatX* values = copies ? block.data() : source.values + begin * W_;
-            for (size_t row = begin; row < end; row++) {
-                if (squares[row] == 0) continue;
-                const floatX* from = values + (row - begin) * W_;
-                ids.push_back(row * owners() + (uint64_t)tables_.me());
-                row_squares.push_back(squares[row]);
-                rows.insert(rows.end(), from, from + W_);
-                if (ids.size() == rows_at_once) flush();
-            }
-        }
-        flush();
-    }
-
-    // Gives all rows their initial values, which follow from the seed.
-    void forget_rows() {
-        tables_.synchronize();
+    // Copies what a save reads of tables on the device: their sums of squares and, for a save in the
+    // background, their values.
+    void copy_from_device() {
+        squares_.clear();
         for (int layer : tables_.sizes().layers) {
-            float* squares = tables_.own(layer).squares;
-            size_t count = tables_.sizes().own_rows();
-            if (!on_host()) {
-                zero_async(squares, count, tables_.stream());
-                continue;
+            const OwnTable& own = tables_.own(layer);
+            const size_t rows = tables_.sizes().own_rows();
+            squares_.push_back(std::vector<float>(rows));
+            copy_async(squares_.back().data(), own.squares, rows, tables_.stream());
+            if (scope_.in_background)
+                copy_async(tables_.staged(layer).values, own.values, rows * W_, tables_.stream());
+        }
+        synchronize(tables_.stream());
+    }
+    void read_copies(const std::vector<uint64_t>& rows, const std::vector<char*>& records) const {
+        const std::vector<int>& here = tables_.sizes().layers;
+        for (size_t i = 0; i < rows.size(); i++) {
+            for (size_t table = 0; table < here.size(); table++) {
+                char* to = records[i] + table * (W_ * sizeof(floatX) + sizeof(float));
+                const floatX* values = scope_.in_background ? tables_.staged(here[table]).values
+                                                            : tables_.own(here[table]).values;
+                if (scope_.in_background)
+                    memcpy(to, values + rows[i] * W_, W_ * sizeof(floatX));
+                else
+                    copy_async((floatX*)to, values + rows[i] * W_, W_, tables_.stream());
+                memcpy(to + W_ * sizeof(floatX), &squares_[table][rows[i]], sizeof(float));
             }
-            for (size_t row = 0; row < count; row++)  // pages that were never written stay so
-                if (squares[row] != 0) squares[row] = 0;
+        }
+        if (!scope_.in_background) synchronize(tables_.stream());
+    }
+
+    // Writes the rows of this save, some at a time.
+    void write_rows(const WritePiece& write) {
+        const std::vector<int>& here = tables_.sizes().layers;
+        const size_t record = tables_.sizes().record_bytes(),
+                     of_table = record / std::max<size_t>(here.size(), 1);
+        std::vector<uint64_t> rows, ids;
+        std::vector<char> records(rows_at_once * record);
+        auto read = [&](const std::vector<uint64_t>& some, const std::vector<char*>& to) {
+            on_host() ? tables_.copy_rows(some, to) : read_copies(some, to);
+        };
+        uint64_t written = 0;
+        while (!here.empty() && tables_.snapshot().next(rows_at_once, rows, records.data(), read) > 0) {
+            const uint64_t n = rows.size();
+            ids.clear();
+            for (uint64_t row : rows) ids.push_back(row * owners() + (uint64_t)tables_.me());
+            std::vector<floatX> values(n * W_);
+            std::vector<float> squares(n);
+            for (size_t table = 0; table < here.size(); table++) {
+                const TableRows all = tables_.table(here[table]);
+                for (size_t i = 0; i < n; i++) {
+                    const char* from = &records[i * record + table * of_table];
+                    memcpy(&values[i * W_], from, W_ * sizeof(floatX));
+                    memcpy(&squares[i], from + W_ * sizeof(floatX), sizeof(float));
+                    for (size_t w = 0; w < W_ && squares[i] == 0; w++)
+                        values[i * W_ + w] = all.value(rows[i], (int)w, true);
+                }
+                size_t layer = (size_t)(std::ranges::find(layers_, here[table]) - layers_.begin());
+                auto tensor = (uint32_t)(3 * ((saved_parts_.size() - 1) * layers_.size() + layer));
+                write({tensor, Slot::data, 0, 0, 0, 1, written, n, 0, 0}, ids.data());
+                write({tensor + 1, Slot::weight, 0, 0, 0, W_, written * W_, n * W_, 0, 0}, values.data());
+                write({tensor + 2, Slot::weight, 0, 0, 0, 1, written, n, 0, 0}, squares.data());
+            }
+            written += n;
         }
     }
 
@@ -375,12 +512,18 @@ private:
     const uint64_t rows_;                 // in each table
     std::vector<int> layers_, stage_of_;  // those with a table, and the stage that has each
 
+    RowSet &touched_, &since_base_, &saving_;  // rows that ever changed; since the base; that a save writes
+    std::vector<int> parts_;                   // numbers of the parts of the last checkpoint; empty: none
+    uint64_t written_since_base_ = 0;          // rows of its changes, in all tables
+
     // the current save
-    bool in_background_ = false;
-    std::vector<std::vector<float>> squares_;  // for each table of this stage
+    SaveScope scope_;
+    std::vector<int> saved_parts_;             // the last one is written now
+    uint64_t written_ = 0;                     // rows of that, in all tables
+    std::vector<std::vector<float>> squares_;  // for each table of this stage that is on the device
 
     // the current load
     const CheckpointReader* reader_ = nullptr;
-    bool weights_only_ = false;
+    bool weights_only_ = false, has_rows_ = false;  // all ranks have the rows of before the last save
     std::vector<uint64_t> hash_;
 };

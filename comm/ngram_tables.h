@@ -22,6 +22,10 @@ If staleness is allowed, it uses their old values and waits for none. The host s
     step k has its gradients      update of rows that k+1 needs too; these rows -> device
     step k+1 computes             update of the other rows of k; rows of k+2 that k+1 does not change ...
 
+Tables on disk are files of their owners, and the rows that steps use are in host memory (data/tables/): a
+fetch first reads the rows that are missing there, and rows that have long not been used leave. The rest is
+the same.
+
 Each sum has a fixed order: by position in the micro-batch, then micro-batch, then rank. So results are equal
 to the bit wherever a table lies. The summed gradients count in the global norm, and owners update their rows
 once the clipping factor is known: a skipped step leaves no trace.
@@ -32,7 +36,10 @@ Each tensor rank has its own heads, for all tokens of the micro-batch, so no two
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
+#include <cstring>
+#include <mutex>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -42,6 +49,10 @@ Each tensor rank has its own heads, for all tokens of the micro-batch, so no two
 #include "comm/mesh.h"              // Mesh, wait_for
 #include "comm/ngram_arrays.h"      // TableSizes, TableArrays
 #include "data/base/error.h"        // fail
+#include "data/tables/page_file.h"  // PageFile
+#include "data/tables/row_cache.h"  // RowCache
+#include "data/tables/row_set.h"
+#include "data/tables/row_snapshot.h"
 #include "data/tokens/ngrams.h"     // NgramHash, NgramTokens
 #include "kernels/embedding.cuh"    // sum_rows
 #include "kernels/global_norm.cuh"  // sum_squares
@@ -63,17 +74,21 @@ public:
           compute_(compute),
           asks_(compute),
           host_(compute),
-          arrays_(memory, sizes_, settings, compute) {
+          arrays_(memory, sizes_, settings, compute),
+          snapshot_(arrays_.copies, arrays_.copied_rows, sizes_.record_bytes()) {
         if (!here()) return;
         keys_.resize(sizes_.tables());
         if (sizes_.owners > 1 && mesh.stage().size() != (int)sizes_.owners)
             fail("mesh: has no group of a stage's ranks, which send each other table rows; see "
                  "MeshShape::stage_group");
+        if (on_disk() && !ledger) open_file();
+        for (size_t i = 0; i < sets_.size() && settings.training && !ledger; i++)
+            sets_[i] = RowSet(arrays_.sets[i], sizes_.own_rows());
         found_.resize(sizes_.lookups);
         moved_.resize(sizes_.owners > 1 ? sizes_.distinct() : 0);
         if (!settings.overlap.data) return;
         if (sizes_.owners > 1) asks_ = new_communication_stream("lists of rows");
-        if (settings.table_place == TablePlace::host) host_ = new_communication_stream("tables on the host");
+        if (on_host()) host_ = new_communication_stream("tables on the host");
     }
     ~NgramTables() {
         drain(compute_);
@@ -143,10 +158,51 @@ public:
     int me() const { return me_; }
     const OwnTable& own(int layer) const { return arrays_.tables[table_of(layer)]; }
     const OwnTable& staged(int layer) const { return arrays_.staged[table_of(layer)]; }
-    TableRows table(int layer) const { return table_at(table_of(layer)); }
+    // A table by its row numbers; the rows of a table on disk are not there.
+    TableRows table(int layer) const {
+        TableRows table = table_at(table_of(layer));
+        table.rows = nullptr;
+        return table;
+    }
+    // Waits for all work on the tables, and throws its errors.
     void synchronize() const {
         wait_for(host_, mesh_);
         wait_for(compute_, mesh_);
+        raise_disk_error();
+    }
+    // Whether the cores of the host fetch and update rows: those of tables in host memory and on disk.
+    bool on_host() const { return settings_.table_place != TablePlace::device; }
+
+    // ---- what checkpoints need of it
+
+    // Sets of own rows, if the tables are trained: the rows that changed since the last save began, and sets
+    // that NgramCheckpoint keeps.
+    RowSet& set(size_t number) { return sets_[number]; }
+    RowSet& changed() { return sets_[0]; }
+    // The rows as they were when a save began, for tables that the host updates.
+    RowSnapshot& snapshot() { return snapshot_; }
+    // The files of tables on disk; null elsewhere.
+    PageFile* file() { return file_ ? &*file_ : nullptr; }
+    RowCache* cache() { return cache_ ? &*cache_ : nullptr; }
+    // Copies the records of own rows: for each table the values and the sum of squares.
+    void copy_rows(const std::vector<uint64_t>& rows, const std::vector<char*>& records) const {
+        if (cache_) return cache_->copy(rows, records);
+        for (size_t i = 0; i < rows.size(); i++) copy_record(rows[i], records[i]);
+    }
+    // Sets own rows of a table in host memory or on disk.
+    void put(int layer, const uint64_t* rows, const floatX* values, const float* squares, int count) {
+        const int some = cache_ ? std::max((int)(arrays_.notes.slots / 4), 1) : count;
+        for (int begin = 0, n; begin < count; begin += n) {
+            n = std::min(some, count - begin);
+            std::vector<uint64_t> places(rows + begin, rows + begin + n);
+            if (cache_) {
+                numbers_ += 2;  // no row of earlier steps has to stay
+                cache_->hold(rows + begin, (size_t)n, places.data(), numbers_);
+                cache_->change(rows + begin, (size_t)n, places.data());
+            }
+            put_rows_cpu(table(layer), places.data(), values + (size_t)begin * (size_t)sizes_.W,
+                         squares + begin, n);
+        }
     }
 
 private:
@@ -158,9 +214,10 @@ private:
     }
     TableRows table_at(size_t number) const {
         const OwnTable& own = arrays_.tables[number];
-        return {own.values, own.squares, sizes_.W, keys_[number], deviation, (uint64_t)me_, sizes_.owners};
+        return {own.values, own.squares,   sizes_.W,      keys_[number],
+                deviation,  (uint64_t)me_, sizes_.owners, arrays_.notes.rows};
     }
-    bool on_host() const { return settings_.table_place == TablePlace::host; }
+    bool on_disk() const { return settings_.table_place == TablePlace::disk; }
     bool several() const { return sizes_.owners > 1; }
     const TableSizes& checked(const TableSizes& sizes) const {
         if (sizes.asked() > INT32_MAX)
@@ -182,6 +239,12 @@ private:
     void ask_owners(TableLists& list);
     void list_sums(TableLists& list);
     void order_fetches(TableLists& next, TableLists& now);
+    void open_file();
+    void raise_disk_error() const;
+    template <typename Work>
+    void cache_work(uint64_t* slots, size_t count, Work&& work);
+    void copy_record(size_t place, char* record) const;
+    void prepare_change(const TableLists& list, size_t count, const int* turn);
     void fetch(TableLists& list, size_t end);
     void update_on_host(size_t begin, size_t end, const AdaGrad& adagrad);
     size_t where(uint64_t row) const;
@@ -205,6 +268,13 @@ private:
     std::vector<int> moved_;        // (distinct) each row's place when they are sorted by owner
     std::optional<Lookups> ahead_;  // listed by look_ahead(), in the list that is not the front
     size_t front_ = 0;
+    uint32_t numbers_ = 0;  // of lists, so far
+    std::array<RowSet, TableArrays::row_sets> sets_;
+    RowSnapshot snapshot_;
+    std::optional<PageFile> file_;
+    std::optional<RowCache> cache_;
+    NotedError disk_error_;  // of the host stream's work; disk_failed_ says that it is there
+    std::atomic<bool> disk_failed_ = false;
     Event order_, sums_copied_, fetched_, taken_;  // fetched_: rows on the device; taken_: buffer is free
     std::array<Event, 2> read_by_compute_, read_by_host_;  // the last work with each list
 };
@@ -214,6 +284,8 @@ private:
 
 inline void NgramTables::list(TableLists& list, const Lookups& lookups) {
     if (ledger) return imagine(list, lookups);
+    raise_disk_error();
+    list.number = ++numbers_;
     size_t number = (size_t)(&list - arrays_.lists.data());
     wait_for(read_by_compute_[number], mesh_);
     wait_for(read_by_host_[number], mesh_);
@@ -358,6 +430,50 @@ inline void NgramTables::order_fetches(TableLists& next, TableLists& now) {
 }
 
 // ----------------------------------------------------------------------------
+// rows on disk
+
+inline void NgramTables::open_file() {
+    const size_t record = sizes_.record_bytes(), rows = arrays_.notes.slots, needed = 2 * sizes_.asked();
+    if (rows < std::min(needed, sizes_.own_rows()))
+        fail("--ngram-cache: has room for %zu rows of %zu bytes, but two steps may need %zu; give at least "
+             "%zu",
+             rows, record, needed, needed * (record + SlotNotes::bytes_of_slot));
+    std::string what =
+        text("%llu rows of %zu numbers, owner %d of %zu, layers", (unsigned long long)sizes_.rows,
+             sizeof(floatX) * (size_t)sizes_.W, me_, sizes_.owners);
+    for (int layer : sizes_.layers) what += " " + std::to_string(layer);
+    std::string path =
+        text("%s/stage-%02d-owner-%05d", settings_.table_dir.c_str(), mesh_.position[Axis::pipeline], me_);
+    file_.emplace(path, RowCache::pages_for(sizes_.own_rows(), record), RowCache::page_bytes_for(record),
+                  XXH3_64bits(what.data(), what.size()));
+    std::vector<RowField> fields;
+    for (const OwnTable& table : arrays_.tables) {
+        fields.push_back({(char*)table.values, (size_t)sizes_.W * sizeof(floatX)});
+        fields.push_back({(char*)table.squares, sizeof(float)});
+    }
+    cache_.emplace(*file_, std::move(fields), arrays_.notes);
+}
+
+inline void NgramTables::raise_disk_error() const {
+    if (disk_failed_) disk_error_.raise();
+}
+
+// Runs work(), which finds slots, on the host stream. After an error the slots exist but have other rows; the
+// error is thrown before anything that depends on them is saved.
+template <typename Work>
+void NgramTables::cache_work(uint64_t* slots, size_t count, Work&& work) {
+    host_work(host_, settings_.host_threads, [=, this] {
+        if (!disk_failed_) {
+            std::lock_guard lock(snapshot_.mutex());
+            note_error(disk_error_, work);
+        }
+        if (disk_error_.empty()) return;
+        disk_failed_ = true;
+        std::fill_n(slots, count, 0);
+    });
+}
+
+// ----------------------------------------------------------------------------
 // rows, on the device
 
 // Sends rows from host memory to the device: those of `fetched` up to `end` that were not sent yet.
@@ -365,10 +481,23 @@ inline void NgramTables::fetch(TableLists& list, size_t end) {
     if (end == list.sent) return;
     const int count = (int)(end - list.sent);
     taken_.hold(host_);
+    if (ledger && on_disk()) {
+        // a missing row costs a page that is read, and later one that is read and written
+        double missing = count * (1 - (double)sizes_.rows_in_memory(settings_) / (double)sizes_.own_rows()),
+               bytes = missing * (double)RowCache::page_bytes_for(sizes_.record_bytes());
+        ledger->launched(nullptr, host_,
+                         LaunchCost{.read = 2 * bytes, .written = bytes, .place = LaunchCost::disk});
+    }
+    if (cache_) {
+        uint64_t* slots = list.fetched_slots + list.sent;
+        cache_work(slots, (size_t)count, [=, this, rows = list.fetched + list.sent, number = list.number] {
+            cache_->hold(rows, (size_t)count, slots, number);
+        });
+    }
     for (size_t i = 0; i < sizes_.tables(); i++) {
         size_t place = (i * sizes_.asked() + list.sent) * (size_t)sizes_.W;
         floatX* there = arrays_.host_answers + place;
-        const uint64_t* rows = list.fetched + list.sent;
+        const uint64_t* rows = on_disk() ? list.fetched_slots + list.sent : list.fetched + list.sent;
         if (ledger)
             fetch_rows(there, table_at(i), rows, count, host_);
         else
@@ -469,6 +598,7 @@ inline void NgramTables::update(const AdaGrad& adagrad, const float* scale) {
     if (!here()) return;
     TableLists& l = front();
     const size_t each = sums_of_table(), W = (size_t)sizes_.W;
+    for (size_t i = 0; i < l.distinct && !ledger; i++) changed().insert(l.own[i]);
     for (size_t i = 0; i < sizes_.tables() && !on_host(); i++)
         step_rows(table_at(i), arrays_.own, arrays_.sums + i * each, (int)l.distinct, scale, adagrad,
                   compute_);
@@ -492,13 +622,42 @@ inline void NgramTables::update_on_host(size_t begin, size_t end, const AdaGrad&
     const TableLists& l = front();
     const int* turn = begin > 0 || end < l.distinct ? l.turn + begin : nullptr;
     const float* scale = arrays_.host_scale;
+    const uint64_t* places = on_disk() ? l.own_slots : l.own;
+    if (!ledger && end > begin) prepare_change(l, end - begin, turn);
     for (size_t i = 0; i < sizes_.tables() && end > begin; i++) {
         const float* sums = arrays_.host_sums + i * sums_of_table();
         if (ledger)
             step_rows(table_at(i), l.own, sums, (int)(end - begin), scale, adagrad, host_);
         else
-            host_work(host_, settings_.host_threads, [=, table = table_at(i), rows = l.own] {
-                step_rows_cpu(table, rows, sums, (int)(end - begin), scale, adagrad, turn);
+            host_work(host_, settings_.host_threads, [=, table = table_at(i)] {
+                step_rows_cpu(table, places, sums, (int)(end - begin), scale, adagrad, turn);
             });
     }
+}
+
+// Copies a record from its place in host memory.
+inline void NgramTables::copy_record(size_t place, char* record) const {
+    const size_t bytes = (size_t)sizes_.W * sizeof(floatX);
+    for (const OwnTable& table : arrays_.tables) {
+        memcpy(record, table.values + place * (size_t)sizes_.W, bytes);
+        memcpy(record + bytes, table.squares + place, sizeof(float));
+        record += bytes + sizeof(float);
+    }
+}
+
+// Finds the slots of own rows, and saves rows for a save in progress, before they change.
+inline void NgramTables::prepare_change(const TableLists& list, size_t count, const int* turn) {
+    auto entry = [=](size_t i) { return turn ? (size_t)turn[i] : i; };
+    if (cache_)
+        cache_work(list.own_slots, list.distinct, [=, this, rows = list.own, slots = list.own_slots] {
+            for (size_t i = 0; i < count; i++) cache_->change(&rows[entry(i)], 1, &slots[entry(i)]);
+        });
+    host_work(host_, settings_.host_threads, [=, this, own = list.own, slots = list.own_slots] {
+        if (!snapshot_.is_active()) return;
+        std::vector<uint64_t> rows;
+        for (size_t i = 0; i < count; i++) rows.push_back(own[entry(i)]);
+        snapshot_.before_change(rows.data(), count, [&](size_t i, char* to) {
+            copy_record(cache_ ? slots[entry(i)] : rows[i], to);
+        });
+    });
 }

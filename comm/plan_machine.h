@@ -39,6 +39,7 @@ the ranks that run this.
 //      "number_bytes": 2, "capability": 90,
 //      "attention_forward": 677e12, "attention_backward": 504e12, "half_sums": 90, "launch": 2.5e-6,
 //      "host_memory": 250e9, "host_streams": 50e9, "host_link": 45e9, "storage": 2e9,
+//      "disk": 2e9,
 //      "measured": false}
 
 // A field of a machine file. A count is a whole number.
@@ -75,6 +76,7 @@ inline std::span<const MachineField> machine_fields() {
         {"host_streams", &Machine::host_bandwidth, nullptr, 1e15, true},  // bytes/s that a copy there reaches
         {"host_link", &Machine::host_link, nullptr, 1e15, true},          // bytes/s to the host, one way
         {"storage", &Machine::storage, nullptr, 1e15, true},  // bytes/s that a node writes to disk
+        {"disk", &Machine::disk, nullptr, 1e15, true},  // bytes/s of random pages there, for each device
     };
     return fields;
 }

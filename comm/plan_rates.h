@@ -211,6 +211,7 @@ inline StepTime launch_time(const Machine& machine, const LedgerEntry& entry) {
     if (cost.place == LaunchCost::host)
         return {.streams = (cost.read + cost.written) / machine.host_bandwidth};
     if (cost.place == LaunchCost::host_link) return {.streams = cost.read / machine.host_link};
+    if (cost.place == LaunchCost::disk) return {.streams = (cost.read + cost.written) / machine.disk};
     std::string_view launcher = entry.launcher ? entry.launcher : "";
     double memory = (cost.read + cost.written) / machine.memory_bandwidth,
            launches = cost.launches * machine.launch;

@@ -124,6 +124,21 @@ inline std::vector<std::string> plan_warnings(const Planner& planner, const Mach
     return warnings;
 }
 
+// What tables on disk need once all rows have been reached, on all machines together.
+inline std::string tables_on_disk(const ModelConfig& c, const Layout& layout, size_t element_bytes) {
+    double files = 0, checkpoint = 0;
+    for (int number = 0; number < layout.mesh.pp; number++) {
+        TableSizes sizes(c, 1, 1, Stage(c, layout, first_of_stage(number), true));
+        if (sizes.tables() == 0) continue;
+        files += (double)sizes.owners * sizes.file_bytes(sizes.own_rows(), element_bytes);
+        checkpoint += (double)sizes.owners * sizes.checkpoint_bytes(sizes.own_rows(), element_bytes);
+    }
+    return text(
+        "up to %sB of tables on the disks of all %d ranks, and %sB in a checkpoint, twice while it is "
+        "written anew",
+        human(files).c_str(), layout.mesh.ranks(), human(checkpoint).c_str());
+}
+
 // The command line that trains with this cut.
 inline std::string training_command(Planner& planner, const PlanLine& line, const Machine& machine,
                                     const Cut& cut) {
@@ -438,6 +453,13 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
     say("memory", memory + text("%s of %s on a device%s", size_text(best.memory).c_str(),
                                 size_text(planner.available()).c_str(),
                                 cut.pp > 1 ? " of the stage that needs most" : ""));
+    if (o.ngram_place == TablePlace::disk && !o.ngram.empty())
+        say("disk", tables_on_disk(o,
+                                   {mesh_shape(planner.options_of(cut)),
+                                    cut.tp_overlap,
+                                    {cut.pp_schedule, cut.pp, 1, cut.pp_chunks},
+                                    planner.split(cut)},
+                                   (size_t)machine.element_bytes));
     const char* head = "messages";
     for (const PlannedMessage& one : planner.messages(cut)) {
         say(head, text("%s (%s): %s of %s in %.3g ms, between %d ranks %s", name_of(one.call).c_str(),

@@ -7,23 +7,24 @@ Translates a run's options into settings of the optimizer and the ranks, sizes, 
 #include <array>
 #include <vector>
 
-#include "comm/activations.h"       // Workload
-#include "comm/layout.h"            // make_layout
-#include "comm/memory.h"            // memory_of, memory_total
-#include "comm/parameters.h"        // parameter_layout
-#include "comm/save_clock.h"        // saves_on_the_way
-#include "comm/stage.h"             // local_part, Dims, Stage
-#include "comm/zero_arrays.h"       // ZeroSettings
-#include "data/options/options.h"   // Options
-#include "data/options/schedule.h"  // the course of the learning rate
-#include "kernels/adamw.cuh"        // adamw_optimizer
-#include "kernels/fp8_matmul.cuh"   // Fp8Sizes
-#include "kernels/gelu.cuh"         // Gelu
-#include "kernels/lamb.cuh"         // lamb_optimizer
-#include "kernels/muon.cuh"         // muon_optimizer, orthogonalise_scratch
-#include "kernels/norm.cuh"         // Norm
-#include "kernels/rope.cuh"         // rope_table
-#include "kernels/table_rows.cuh"   // AdaGrad
+#include "comm/activations.h"        // Workload
+#include "comm/layout.h"             // make_layout
+#include "comm/memory.h"             // memory_of, memory_total
+#include "comm/parameters.h"         // parameter_layout
+#include "comm/save_clock.h"         // saves_on_the_way
+#include "comm/stage.h"              // local_part, Dims, Stage
+#include "comm/zero_arrays.h"        // ZeroSettings
+#include "data/checkpoint/folder.h"  // shared_run_dir
+#include "data/options/options.h"    // Options
+#include "data/options/schedule.h"   // the course of the learning rate
+#include "kernels/adamw.cuh"         // adamw_optimizer
+#include "kernels/fp8_matmul.cuh"    // Fp8Sizes
+#include "kernels/gelu.cuh"          // Gelu
+#include "kernels/lamb.cuh"          // lamb_optimizer
+#include "kernels/muon.cuh"          // muon_optimizer, orthogonalise_scratch
+#include "kernels/norm.cuh"          // Norm
+#include "kernels/rope.cuh"          // rope_table
+#include "kernels/table_rows.cuh"    // AdaGrad
 
 // ----------------------------------------------------------------------------
 // settings
@@ -73,6 +74,8 @@ inline ZeroSettings zero_settings(const Options& o, size_t element_bytes = sizeo
             .table_place = o.ngram_place,
             .table_prefetch = o.ngram_prefetch,
             .table_staleness = o.ngram_staleness,
+            .table_cache = (size_t)o.ngram_cache,
+            .table_dir = o.ngram_dir.empty() ? o.run_dir + "/tables" : shared_run_dir(o.ngram_dir, o.run_dir),
             .host_threads = host_threads,
             .overlap = o.overlap,
             .reduce_dtype = o.reduce_dtype,
@@ -83,7 +86,7 @@ inline ZeroSettings zero_settings(const Options& o, size_t element_bytes = sizeo
 
 // Returns whether the host steps some of the parameters.
 inline bool steps_on_host(const Options& o) {
-    return o.offload == Offload::optimizer || (!o.ngram.empty() && o.ngram_place == TablePlace::host);
+    return o.offload == Offload::optimizer || (!o.ngram.empty() && o.ngram_place != TablePlace::device);
 }
 
 // Returns the tables' optimizer for the step that follows `step` steps.

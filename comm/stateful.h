@@ -10,6 +10,7 @@ A save, on each rank:
     begin_save()   training thread   fixes the state to save: as it is now
     plan()         saver thread      lists tensors, and the bytes of them that this rank writes
     write()        saver thread      writes the pieces, into a file for each rank and contributor
+    let_go()       saver thread      the fixed state is no longer needed, written or not
     end_save()     training thread   learns whether the checkpoint exists now
 
 Files whose contents have not changed need not be rewritten: plan() keeps their tensors, and the new
@@ -17,6 +18,7 @@ checkpoint shares the files with the last one (data/checkpoint/folder.h).
 
 A load, on all ranks:
 
+    find_state()   looks for parts of the state that the ranks still have
     begin_load()   refuses the checkpoint, or assigns its pieces to the ranks
     take()         uses a batch that this rank has read, and returns what other ranks need of it
     receive()      uses what another rank has read
@@ -33,14 +35,18 @@ A load, on all ranks:
 #include <string_view>
 #include <vector>
 
+#include "comm/world.h"             // World
 #include "data/checkpoint/files.h"  // CheckpointReader
 
 // ----------------------------------------------------------------------------
 // a save
 
 struct SaveScope {
+    const World* world = nullptr;
     bool in_background = false;  // training continues during write()
     bool weights_alone = false;  // no run can resume from it: for a disk without room for more
+    bool has_last = false;       // the checkpoint saved or loaded last still exists, so tensors may be kept
+    uint64_t id = 0;             // the save id (data/checkpoint/files.h)
 };
 
 // A tensor of a contributor, the same on all ranks except for `rows`.
@@ -101,11 +107,11 @@ public:
 
     // Returns the bytes that this rank would write now if it saved everything.
     virtual uint64_t bytes_to_write(bool weights_alone) const = 0;
-    // If this throws, no save has begun.
+    // For all ranks. If this throws, no save has begun.
     virtual void begin_save(const SaveScope& scope) = 0;
-    // has_last: the checkpoint that was saved or loaded last still exists, so tensors may be kept
-    virtual SavePlan plan(bool has_last) = 0;
+    virtual SavePlan plan() = 0;
     virtual void write(const WritePiece& write) = 0;
+    virtual void let_go() {}
     // published: the checkpoint exists, and is the last one from now on
     virtual void end_save(bool published) { (void)published; }
     // Returns the seconds that changes of the state waited for the save that ends.
@@ -117,7 +123,12 @@ public:
 
     // Returns whether a tensor of this name belongs to this contributor.
     virtual bool has(const std::string& tensor) const = 0;
-    // Returns the pieces that this rank reads, in batches. Communicates with no other rank.
+    // For all ranks, before begin_load().
+    virtual void find_state(const World& world, const CheckpointReader& reader, bool weights_only) {
+        (void)world, (void)reader, (void)weights_only;
+    }
+    // Returns the pieces that this rank reads, in batches. Communicates with no other rank. A batch may be
+    // empty: what ranks read before it is in its place before any of them reads the next one.
     virtual std::vector<PieceBatch> begin_load(const CheckpointReader& reader, bool weights_only) = 0;
     // values: of the batch, piece after piece. These and the messages remain valid until settle() has
     // returned.

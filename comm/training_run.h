@@ -187,6 +187,7 @@ struct TrainingRun {
             found.push_back(world.size() > 1 ? communication_note(before, communication) : "");
             found.push_back(validation_note(before, plan.validation));
             found.push_back(checkpoints.space_note(o.steps - at.step));
+            found.push_back(tables_note());
             for (const std::string& note : found) {
                 if (note.empty()) continue;
                 screen.warn(note, "             ");
@@ -203,6 +204,25 @@ struct TrainingRun {
             else if (line.folder != RunFolder::continued)
                 unlink(tokenizer_path(o.run_dir).c_str());
         });
+    }
+
+    // Warns of tables on disk that may outgrow it: all rows that the steps left can reach, with the files of
+    // the ranks of a host and, in the run directory, two checkpoints, because a new one is written before an
+    // old one is removed.
+    std::string tables_note() const {
+        TableSizes sizes(o, o.micro_batch, o.sequence_length, model.stage);
+        if (sizes.tables() == 0 || o.ngram_place != TablePlace::disk) return "";
+        const uint64_t reached =
+            std::min<uint64_t>(sizes.own_rows(), sizes.asked() * (size_t)(o.steps - at.step));
+        const std::string folder = model.state.settings().table_dir;
+        double files = sizes.file_bytes(reached) * world.local_size(),
+               saved = 2 * sizes.checkpoint_bytes(reached) * (double)sizes.owners,
+               needed = files + (o.ngram_dir.empty() ? saved : 0), room = (double)free_space(folder + "/");
+        if (needed <= room) return "";
+        return text(
+            "tables on disk may take %sB in %s by step %d, and checkpoints %sB, but %sB are free there; "
+            "free some space or name another --ngram-dir",
+            human(files).c_str(), folder.c_str(), o.steps, human(saved).c_str(), human(room).c_str());
     }
 
     std::unique_ptr<DeviceBatches> make_batches(const TokenLoader& loader) {

@@ -7,6 +7,7 @@ its optimizer, and the memory for these. The work on them is in comm/zero.h.
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "comm/memory.h"            // Arena
@@ -42,8 +43,10 @@ struct ZeroSettings {
     bool offload = false;
     TablePlace table_place = TablePlace::device;  // has the rows of n-gram tables
     int table_prefetch = 1,
-        table_staleness = 0;  // on the host: steps that rows are fetched ahead; updates they miss
-    int host_threads = 0;     // OpenMP threads of steps on the host; 0: as OpenMP chooses
+        table_staleness = 0;     // on the host: steps that rows are fetched ahead; updates they miss
+    size_t table_cache = 0;      // on disk: bytes of host memory for rows
+    std::string table_dir = {};  // and the folder of the files
+    int host_threads = 0;        // OpenMP threads of steps on the host; 0: as OpenMP chooses
     Overlap overlap = true;
     Dtype reduce_dtype = Dtype::fp32;  // in which gradients are sent to other data ranks
     int prefetch = 1;                  // level 3: units gathered ahead of their use

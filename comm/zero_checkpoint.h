@@ -221,7 +221,7 @@ public:
             state_.synchronize();
     }
 
-    SavePlan plan(bool) override {
+    SavePlan plan() override {
         ZeroSettings settings = state_.settings();
         if (scope_.weights_alone) settings.training = false;
         SavePlan plan;

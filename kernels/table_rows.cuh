@@ -29,10 +29,13 @@ struct TableRows {
     uint64_t key;                    // for random numbers: initial values, and rounding in steps from 1 on
     float deviation;                 // initial values are uniform between minus and plus this
     uint64_t first = 0, stride = 1;  // row r is row first + r * stride of the whole table
+    // 1 + the row in each place of the arrays, if they hold some rows of a larger table: then functions take
+    // places instead of rows. Null: place r has row r.
+    const uint64_t* rows = nullptr;
 
     // Returns the random bits for element w of a row in a step; step 0: for its initial value.
     HOST_DEVICE uint32_t random(uint64_t row, int w, int step) const {
-        uint64_t element = (first + row * stride) * W + w;
+        uint64_t element = (first + (rows ? rows[row] - 1 : row) * stride) * W + w;
         Random4 four = philox(key, element / 4, step);  // selected from: registers cannot be indexed
         uint32_t even = element & 2 ? four.at[2] : four.at[0], odd = element & 2 ? four.at[3] : four.at[1];
         return element & 1 ? odd : even;

@@ -37,8 +37,8 @@ enum class ResumeFrom { newest, place };
 NAMES_OF(ResumeFrom, "auto");
 
 // The memory that holds the rows of n-gram tables.
-enum class TablePlace { device, host };
-NAMES_OF(TablePlace, "device", "host");
+enum class TablePlace { device, host, disk };
+NAMES_OF(TablePlace, "device", "host", "disk");
 
 enum class OptimizerKind { adamw, lamb, muon };
 NAMES_OF(OptimizerKind, "adamw", "lamb", "muon");
@@ -202,8 +202,10 @@ struct Options : ModelConfig, Cut, Arithmetic {
     float adam_eps = 1e-8f;
     float muon_momentum = 0.95f;
     float ngram_lr = 0.02f;
-    int ngram_prefetch = 1;   // steps
-    int ngram_staleness = 0;  // likewise
+    long long ngram_cache = 8LL << 30;  // bytes
+    std::string ngram_dir;              // empty: in the run directory
+    int ngram_prefetch = 1;             // steps
+    int ngram_staleness = 0;            // likewise
     float gradient_clip = 1;
 
     double spike_sigma = 0;  // deviations; 0: nothing is a spike

@@ -118,9 +118,9 @@ inline void check_trace(const Options& options) {
 // Rows are stale only if they are prefetched, from host memory, before the updates of earlier steps.
 inline void check_staleness(const Options& options) {
     if (options.ngram_staleness == 0 || options.ngram.empty()) return;
-    const char* remedy = options.ngram_place != TablePlace::host ? "--ngram-place host"
-                         : options.ngram_prefetch == 0           ? "--ngram-prefetch 1"
-                                                                 : nullptr;
+    const char* remedy = options.ngram_place == TablePlace::device ? "--ngram-place host"
+                         : options.ngram_prefetch == 0             ? "--ngram-prefetch 1"
+                                                                   : nullptr;
     if (remedy)
         fail("--ngram-staleness %d: a step's rows are read only after all updates; give %s too, or 0",
              options.ngram_staleness, remedy);

@@ -60,17 +60,18 @@ public:
 
     uint64_t bytes_to_write(bool) const override { return rows_.size() * bytes_of_row; }
 
-    void begin_save(const SaveScope&) override {
+    void begin_save(const SaveScope& scope) override {
         std::lock_guard lock(mutex_);
+        has_last_ = scope.has_last;
         saving_ = true;
         before_.clear();
         saved_changes_ = std::move(changed_);
         changed_.clear();
     }
 
-    SavePlan plan(bool has_last) override {
+    SavePlan plan() override {
         std::lock_guard lock(mutex_);
-        bool all = !has_last || parts_.empty() || parts_.size() > most_deltas;
+        bool all = !has_last_ || parts_.empty() || parts_.size() > most_deltas;
         ids_.clear();
         if (all) {
             for (auto& [id, row] : rows_) ids_.push_back(id);
@@ -217,7 +218,7 @@ private:
     std::vector<int> parts_;        // of the last checkpoint
 
     // the save in progress
-    bool saving_ = false;
+    bool saving_ = false, has_last_ = false;
     std::map<uint64_t, std::optional<Row>> before_;  // rows that have changed since it began
     std::set<uint64_t> saved_changes_;
     std::vector<uint64_t> ids_;  // to write

@@ -35,7 +35,7 @@ int names_of(const std::string& folder, uint32_t file) {
 struct Unwilling : Stateful {
     uint64_t bytes_to_write(bool) const override { return 0; }
     void begin_save(const SaveScope&) override { fail("unwilling; try it without"); }
-    SavePlan plan(bool) override { return {}; }
+    SavePlan plan() override { return {}; }
     void write(const WritePiece&) override {}
     bool has(const std::string&) const override { return false; }
     std::vector<PieceBatch> begin_load(const CheckpointReader&, bool) override { return {}; }

@@ -7,14 +7,15 @@ trace in them.
 #include <set>
 
 #include "test/program/model_testing.h"
+#include "test/support/file_testing.h"
 
 namespace {
 
 constexpr int B = 2, T = 12;
 
-ModelConfig with_tables() {
+ModelConfig with_tables(int rows = 50) {
     ModelConfig c = small_config();
-    c.ngram = "1,2", c.ngram_rows = 50, c.ngram_width = 8, c.ngram_heads = 2, c.ngram_layers = "0,1";
+    c.ngram = "1,2", c.ngram_rows = rows, c.ngram_width = 8, c.ngram_heads = 2, c.ngram_layers = "0,1";
     complete(c);
     return c;
 }
@@ -38,6 +39,26 @@ std::vector<float> bits_of(Gpt& g) {
     g.tables.synchronize();
     std::vector<float> bits;
     const TableSizes& sizes = g.tables.sizes();
+    if (g.tables.cache()) {  // the records have the values of each table and then its sums of squares
+        const size_t of_table = sizes.record_bytes() / sizes.tables();
+        std::vector<uint64_t> rows(sizes.own_rows());
+        std::iota(rows.begin(), rows.end(), 0);
+        std::vector<char> records(rows.size() * sizes.record_bytes());
+        std::vector<char*> to;
+        for (uint64_t row : rows) to.push_back(&records[row * sizes.record_bytes()]);
+        g.tables.copy_rows(rows, to);
+        for (size_t table = 0; table < sizes.tables(); table++) {
+            for (uint64_t row : rows) {
+                std::vector<floatX> values(sizes.W);
+                float squares;
+                memcpy(values.data(), to[row] + table * of_table, sizes.W * sizeof(floatX));
+                memcpy(&squares, to[row] + table * of_table + sizes.W * sizeof(floatX), sizeof squares);
+                bits.push_back(squares);
+                if (squares != 0) bits.insert(bits.end(), values.begin(), values.end());
+            }
+        }
+        return bits;
+    }
     for (int layer : sizes.layers) {
         auto squares = from_device(g.tables.own(layer).squares, sizes.own_rows());
         auto values = from_device(g.tables.own(layer).values, sizes.own_rows() * sizes.W);
@@ -86,8 +107,12 @@ std::set<uint64_t> rows_of_batch(Gpt& g, int number) {
     return rows;
 }
 
+// Tables on disk have their files here, and memory for the rows of two steps.
 ZeroSettings on(TablePlace place, ZeroSettings settings = with_master) {
+    static const TemporaryFolder folder;
     settings.table_place = place;
+    settings.table_dir = folder.path;
+    settings.table_cache = 200 * 100;
     return settings;
 }
 
@@ -112,20 +137,21 @@ TEST_CASE("tables take the memory that is planned") {
     }
 }
 
-TEST_CASE("a table has the same bits on the device and on the host, whatever was looked up ahead") {
+TEST_CASE("a table has the same bits on the device, on the host and on disk, whatever was looked up ahead") {
     std::vector<float> first;
-    for (TablePlace place : {TablePlace::device, TablePlace::host}) {
+    for (TablePlace place : {TablePlace::device, TablePlace::host, TablePlace::disk}) {
         for (Ahead ahead : {Ahead::nothing, Ahead::next, Ahead::another}) {
             for (int prefetch : {1, 0}) {
                 ZeroSettings settings = on(place);
                 settings.table_prefetch = prefetch;
-                Gpt g(with_tables(), workload(true), settings);
+                Gpt g(with_tables(400), workload(true), settings);
                 initialize(g.state, 5);
                 begin_tables(g, 5);
-                for (int step = 1; step <= 4; step++) train_step(g, step, ahead);
+                for (int step = 1; step <= 6; step++) train_step(g, step, ahead);
                 std::vector<float> bits = bits_of(g);
                 if (first.empty()) first = bits;
                 CHECK(same_bits(bits, first));
+                if (g.tables.cache()) CHECK(g.tables.file()->bytes_written() > 0);  // rows have left memory
             }
         }
     }

@@ -21,17 +21,18 @@ data/tokenizer  data/base data/options
 data/tokens     data/base data/options data/tokenizer kernels
 data/text       data/base data/options data/tokenizer data/tokens kernels
 data/checkpoint data/base
+data/tables    data/base
 data/run        data/base data/checkpoint data/options data/tokens kernels
 data/report     data/base data/options data/run
 data/exchange   data/base data/checkpoint data/options data/run data/tokenizer
 data/launch     data/base data/checkpoint data/exchange data/options data/run data/tokenizer
 data/supervisor data/base data/checkpoint data/launch data/options data/run
 data/commands   data/base data/checkpoint data/exchange data/launch data/options data/report data/run data/supervisor data/text data/tokenizer data/tokens kernels
-comm            data/base data/checkpoint data/commands data/launch data/options data/run data/tokenizer data/tokens kernels
+comm            data/base data/checkpoint data/commands data/launch data/options data/run data/tables data/tokenizer data/tokens kernels
 train_gpt.cu    comm data/base data/commands data/run data/tokens kernels
 '
 # Lines of code (no blanks, no comments) of them all. A number that is raised takes a reason in its commit, too.
-most=45816
+most=46939
 files=$(git ls-files -co --exclude-standard train_gpt.cu comm data kernels | sort -u | grep -vE '\.(html|png|md)$' | while read -r file; do [ -f "$file" ] && echo "$file"; done)
 # "FILE INCLUDED" for each file of the program that one of them includes
 includes=$(grep -HoE '^ *# *include "(comm|data|kernels)/[^"]+"' $files | sed -E 's/: *# *include "/ /; s/"$//')
