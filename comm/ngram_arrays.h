@@ -128,7 +128,7 @@ struct TableArrays {
     size_t places = 0;
     // for tables on the host
     floatX *host_answers = nullptr, *fetched = nullptr;  // (tables, asked, W), and on the device
-    float *host_sums = nullptr, *host_scale = nullptr;   // (tables, asked, W)
+    float *host_sums = nullptr, *host_scale = nullptr;   // (tables, asked, W), (2)
     SlotNotes notes = {};                                // for tables on disk
     // for checkpoints of what is trained: a bit for each own row, and rows that change during a save
     std::array<uint64_t*, row_sets> sets = {};
@@ -204,7 +204,7 @@ struct TableArrays {
         if (on_host) {
             host_answers = memory.take_elements(n * asked_ * W);
             host_sums = memory.take<float>(training ? n * asked_ * W : 0);
-            host_scale = memory.take<float>(training ? 1 : 0);
+            host_scale = memory.take<float>(training ? lists.size() : 0);
         }
         if (settings.staging) {
             memory.of("staging for checkpoints", true);

@@ -603,7 +603,8 @@ inline void NgramTables::update(const AdaGrad& adagrad, const float* scale) {
         step_rows(table_at(i), arrays_.own, arrays_.sums + i * each, (int)l.distinct, scale, adagrad,
                   compute_);
     if (on_host()) {
-        copy_async(arrays_.host_scale, scale, 1, compute_);  // the next step overwrites it
+        // A copy for each of two steps: the host may still apply the step before.
+        copy_async(arrays_.host_scale + front_, scale, 1, compute_);
         order_.order(compute_, host_);
         for (size_t i = 0; i < sizes_.tables(); i++)
             copy_async(arrays_.host_sums + i * each, arrays_.sums + i * each, l.distinct * W, host_);
@@ -621,7 +622,7 @@ inline void NgramTables::update(const AdaGrad& adagrad, const float* scale) {
 inline void NgramTables::update_on_host(size_t begin, size_t end, const AdaGrad& adagrad) {
     const TableLists& l = front();
     const int* turn = begin > 0 || end < l.distinct ? l.turn + begin : nullptr;
-    const float* scale = arrays_.host_scale;
+    const float* scale = arrays_.host_scale + front_;
     const uint64_t* places = on_disk() ? l.own_slots : l.own;
     if (!ledger && end > begin) prepare_change(l, end - begin, turn);
     for (size_t i = 0; i < sizes_.tables() && end > begin; i++) {

@@ -24,7 +24,7 @@ export OMP_NUM_THREADS=1
 
 "$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"
 tiny=(train --model tiny --layers 1 --channels 32 --heads 2 --mlp-width 48 --context 48 --micro-batch 2 --warmup-steps 0
-    --train-data 'text_train_*.bin')
+    --train-data 'text_train_*.bin' --ngram 1,2 --ngram-rows 200 --ngram-width 8 --ngram-place disk --ngram-cache 64k)
 # Three saves: the first makes the folder, the second deletes the first, and the third is as the second.
 saves=(--steps 6 --save-every 2 --keep 1)
 
@@ -57,6 +57,7 @@ report() {
 }
 
 train plain || echo "FAILED to run plain"
+reference=plain
 
 # ----------------------------------------------------------------------------------------------------------
 # killed at every point of a save
@@ -75,7 +76,7 @@ killed() {
         trouble="leaves a damaged checkpoint: $(tail -1 "$name.inspected")"
     elif ! train "$name" --resume auto "$@"; then
         trouble="cannot be resumed"
-    elif ! agrees "$name" plain; then
+    elif ! agrees "$name" $reference; then
         trouble=$(<"$name.compared")
     elif ! holds "$name" step_00000006; then
         trouble="leaves $(ls -x "$name/checkpoints")"
@@ -129,6 +130,41 @@ for point in "${points[@]}"; do
     [ "$call" != write ] || at_once killed torn "$k" "$call $file" "$saved" --async-save off
 done
 wait
+
+# ----------------------------------------------------------------------------------------------------------
+# tables on disk, with more rows than their cache: killed at every call to their files, and calls that fail
+
+# unlucky ERROR WORDS K POINT    the run says what was wrong; if it ends, it can be resumed
+unlucky() {
+    local error=$1 words=$2 k=$3 name=$1-$3-tables point=$4 trouble=
+    struck "$error" "$k" "$name"
+    local code=$?
+    if ! cat "$name.out" "$name.err" | grep -q "$words"; then
+        trouble="nothing is said"
+    elif [ $code != 0 ] && ! train "$name" --resume auto; then
+        trouble="cannot be resumed after exit code $code"
+    elif ! agrees "$name" tabled || ! whole "$name"; then
+        trouble="the run is another: $(cat "$name.compared" "$name.inspected")"
+    fi
+    report "$error at call $k, $point" "$trouble" "$name"
+}
+of_saves=("${points[@]}") small=("${tiny[@]}") reference=tabled
+tiny=("${tiny[@]/#200/3000}") tiny=("${tiny[@]/#64k/110k}")
+train tabled || echo "FAILED to run tabled"
+export FAULT_BELOW=tables
+FAULT_LIST=$work/tables.points struck none 0 listed-tables --async-save on
+mapfile -t points <tables.points
+[ -n "$EVERY" ] || mapfile -t points < <(sparse | awk 'NR % 4 == 1')
+plan "$(($(number_of '.*') + $(number_of 'sync|write')))"
+for point in "${points[@]}"; do
+    read -r k call file <<<"$point"
+    at_once killed kill "$k" "$call $file" '' --async-save on
+    [ "$call" != write ] || at_once unlucky ENOSPC 'No space left' "$k" "$call $file"
+    [ "$call" != sync ] || at_once unlucky EIO 'Input/output error' "$k" "$call $file"
+done
+wait
+unset FAULT_BELOW
+points=("${of_saves[@]}") tiny=("${small[@]}") reference=plain
 
 # ----------------------------------------------------------------------------------------------------------
 # calls that fail
@@ -322,8 +358,7 @@ done
 
 # Killed again and again, and resumed each time from what is there. A run that gets to its end is begun anew. Its tables begin
 # exactly behind each save, so a run that resumes misses the same updates.
-long=(--zero 1 --steps 800 --save-every 4 --keep 2 --log-every 1 --ngram 1,2 --ngram-rows 200 --ngram-width 8 --ngram-place host
-    --ngram-staleness 1)
+long=(--zero 1 --steps 800 --save-every 4 --keep 2 --log-every 1 --ngram-staleness 1)
 ranks 4 "$cpu" "${tiny[@]}" "${long[@]}" --run-dir undisturbed >undisturbed.out 2>undisturbed.err ||
     echo "FAILED to run undisturbed"
 

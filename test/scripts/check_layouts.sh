@@ -115,7 +115,7 @@ neutral='
 --zero 2                   | --check-replicas 2 --check-replay 3
 --pp 2 --zero 3            | --check-replicas 1 --check-replay 2 --overlap off
 --pp 2 --zero 1            | --check-replay 2 --pp-schedule zero-bubble
---zero 1 --ngram 1,2 --ngram-rows 99 --ngram-width 8 | --ngram-place host --recompute block --check-replay 3
+--zero 1 --ngram 1,2 --ngram-rows 99 --ngram-width 8 | --ngram-place disk --recompute block --check-replay 3
 '
 more_neutral='
 --zero 0                   | --offload optimizer

@@ -26,7 +26,7 @@ of_step() { seq $((8 * ($1 - 1))) $((8 * $1 - 1)); }
 
 shape=(--model tiny --vocab-size 257 --layers 2 --channels 24 --heads 2 --context 16 --seed 1337 --timings off --val-every 0
     --global-batch 128 --steps 64 --warmup-steps 0 --learning-rate 5e-3 --adam-eps 1e-5 --sample-every 0
-    --ngram 1,2 --ngram-rows 60 --ngram-width 8 --ngram-heads 2 --ngram-place host)
+    --ngram 1,2 --ngram-rows 60 --ngram-width 8 --ngram-heads 2 --ngram-place disk)
 watched=(--spike-sigma 6 --save-every 1 --keep 0 --async-save off)
 
 # train NAME RANKS OPTIONS...

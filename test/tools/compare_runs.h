@@ -122,21 +122,47 @@ inline std::vector<uint64_t> read_numbers(const CheckpointReader& reader, int te
     return numbers;
 }
 
-// Reads the rows of a tensor in an order that all layouts share: those of a table by row number.
-inline std::vector<float> read_in_order(CheckpointReader& reader, int tensor, Slot slot) {
-    const CheckpointTensor& of = reader.index().tensors[(size_t)tensor];
-    std::vector<float> values(of.size()), in_order;
-    if (slot != Slot::data) {
-        reader.read_floats(tensor, slot, 0, values.size(), values.data());
-    } else {
-        std::ranges::copy(read_numbers(reader, tensor), values.begin());
+// The tensors of a checkpoint by name. The parts of a table that several saves have written
+// (comm/ngram_checkpoint.h) are one, in the order of the saves.
+using TensorParts = std::map<std::string, std::map<int, int>>;  // from the part's number to the tensor's
+inline TensorParts tensor_parts(const CheckpointIndex& index) {
+    TensorParts parts;
+    for (size_t i = 0; i < index.tensors.size(); i++) {
+        std::string name = index.tensors[i].name;
+        int number = 0;
+        if (size_t at = name.find(".changes."); at != name.npos) {
+            size_t digits = at + strlen(".changes."), end = name.find('.', digits);
+            number = std::stoi(name.substr(digits, end - digits));
+            name.erase(at, end - at);
+        }
+        parts[name][number] = (int)i;
     }
-    int ids = reader.index().find(of.name.substr(0, of.name.rfind('.')) + ".ids");
-    if (ids < 0) return values;
-    std::multimap<uint64_t, size_t> rows;
-    for (uint64_t id : read_numbers(reader, ids)) rows.emplace(id, rows.size());
-    for (auto [id, row] : rows)
-        in_order.insert(in_order.end(), &values[row * of.width()], &values[row * of.width()] + of.width());
+    return parts;
+}
+
+// Reads the rows of a tensor in an order that all layouts share: those of a table by row number, each as it
+// was saved last.
+inline std::vector<float> read_in_order(CheckpointReader& reader, const std::map<int, int>& parts,
+                                        Slot slot) {
+    std::map<uint64_t, std::vector<float>> rows;
+    for (auto [number, tensor] : parts) {
+        const CheckpointTensor& of = reader.index().tensors[(size_t)tensor];
+        std::vector<float> values(of.size());
+        if (slot != Slot::data) {
+            reader.read_floats(tensor, slot, 0, values.size(), values.data());
+        } else {
+            std::ranges::copy(read_numbers(reader, tensor), values.begin());
+        }
+        int ids = reader.index().find(of.name.substr(0, of.name.rfind('.')) + ".ids");
+        if (ids < 0) return values;
+        const float* row = values.data();
+        for (uint64_t id : read_numbers(reader, ids)) {
+            rows[id].assign(row, row + of.width());
+            row += of.width();
+        }
+    }
+    std::vector<float> in_order;
+    for (auto& [id, row] : rows) in_order.insert(in_order.end(), row.begin(), row.end());
     return in_order;
 }
 
@@ -147,13 +173,18 @@ inline void check_comparable(const CheckpointIndex& a, const CheckpointIndex& b)
              "length",
              (long long)a.step(), (long long)a.samples(), (long long)b.step(), (long long)b.samples());
     }
-    if (a.tensors.size() != b.tensors.size())
-        fail("%zu tensors and %zu; not runs of one model", a.tensors.size(), b.tensors.size());
-    for (const CheckpointTensor& tensor : b.tensors) {
-        int other = a.find(tensor.name);
-        if (other < 0) fail("only one of the runs has tensor %s; not runs of one model", tensor.name.c_str());
-        if (a.tensors[(size_t)other].shape != tensor.shape || a.tensors[(size_t)other].slots != tensor.slots)
-            fail("tensor %s has two shapes or types; not runs of one model", tensor.name.c_str());
+    TensorParts of_a = tensor_parts(a), of_b = tensor_parts(b);
+    if (of_a.size() != of_b.size())
+        fail("%zu tensors and %zu; not runs of one model", of_a.size(), of_b.size());
+    for (const auto& [name, parts] : of_b) {
+        if (!of_a.contains(name))
+            fail("only one of the runs has tensor %s; not runs of one model", name.c_str());
+        const CheckpointTensor &one = a.tensors[(size_t)of_a[name].begin()->second],
+                               &other = b.tensors[(size_t)parts.begin()->second];
+        bool same_shape =
+            name.find(".table.") != name.npos ? one.width() == other.width() : one.shape == other.shape;
+        if (!same_shape || one.slots != other.slots)
+            fail("tensor %s has two shapes or types; not runs of one model", name.c_str());
     }
 }
 
@@ -163,13 +194,15 @@ inline std::map<Slot, Largest> compare_checkpoints(const std::string& run, const
     CheckpointReader a(newest_checkpoint(run)), b(newest_checkpoint(reference));
     check_comparable(a.index(), b.index());
     std::map<Slot, std::vector<TensorDifference>> tensors;
-    const auto& table = b.index().tensors;
-    for (int i = 0; i < (int)table.size(); i++) {
+    TensorParts of_a = tensor_parts(a.index());
+    for (const auto& [name, parts] : tensor_parts(b.index())) {
         for (int slot = 0; slot < slot_count; slot++) {
-            if (!table[(size_t)i].slots[(size_t)slot]) continue;
-            const std::string& name = table[(size_t)i].name;
-            std::vector<float> values = read_in_order(a, a.index().find(name), (Slot)slot),
-                               want = read_in_order(b, i, (Slot)slot);
+            if (!b.index().tensors[(size_t)parts.begin()->second].slots[(size_t)slot]) continue;
+            std::vector<float> values = read_in_order(a, of_a[name], (Slot)slot),
+                               want = read_in_order(b, parts, (Slot)slot);
+            if (values.size() != want.size())
+                fail("tensor %s has %zu elements and %zu; not runs of one model", name.c_str(), values.size(),
+                     want.size());
             tensors[(Slot)slot].push_back(compare_tensor(name, values, want, bitwise));
         }
     }

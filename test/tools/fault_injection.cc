@@ -3,6 +3,7 @@ A library between a program and the system (LD_PRELOAD) that makes one call fail
 that change a folder `checkpoints` or anything below it; other kinds are counted if requested. All other calls
 pass through. The program needs no change.
 
+    FAULT_BELOW=name   counts calls below folders of this name instead of `checkpoints`
     FAULT_AT=k         the call that is struck, counted from 1; without it, none is
     FAULT=kill         (the default) the process is killed before the call
           torn         as kill, but half of a write is done first
@@ -62,7 +63,7 @@ public:
     // half of a call that can be split.
     template <typename Half>
     bool strike(const char* call, const std::string& path, Half&& half) {
-        return below_checkpoints(path) && strike_any(call, path, half);
+        return is_below(path) && strike_any(call, path, half);
     }
     bool strike(const char* call, const std::string& path) {
         return strike(call, path, [] {});
@@ -121,14 +122,14 @@ public:
     }
 
 private:
-    static bool below_checkpoints(const std::string& path) {
-        return path.find("/checkpoints/") != path.npos || path.starts_with("checkpoints/") ||
-               path.ends_with("/checkpoints");
+    bool is_below(const std::string& path) const {
+        return path.find("/" + below_ + "/") != path.npos || path.starts_with(below_ + "/") ||
+               path.ends_with("/" + below_);
     }
 
     void list(const char* call, const std::string& path) {
         if (list_.empty()) return;
-        std::string name = path.substr(std::min(path.find("checkpoints"), path.size()));
+        std::string name = path.substr(std::min(path.find(below_), path.size()));
         std::string line = std::to_string(count_) + " " + call + " " + name + "\n";
         int file = REAL(open)(list_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
         if (file < 0 || REAL(write)(file, line.data(), line.size()) != (ssize_t)line.size()) abort();
@@ -149,7 +150,7 @@ private:
     std::string calls_ =
         "," + setting("FAULT_CALLS", "create,write,truncate,sync,rename,link,unlink,mkdir,rmdir") + ",";
     std::string kind_ = setting("FAULT", "kill"), list_ = setting("FAULT_LIST"),
-                when_ = setting("FAULT_WHEN");
+                when_ = setting("FAULT_WHEN"), below_ = setting("FAULT_BELOW", "checkpoints");
     long at_ = atol(setting("FAULT_AT", "0").c_str()), count_ = 0;
     bool lasting_ = setting("FAULT_LASTING") == "1" || kind_ == "lose";
     struct Unsynchronised {
