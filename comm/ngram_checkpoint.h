@@ -81,18 +81,17 @@ public:
             cache->each_changed([&](uint64_t row) { changed.insert(row); });
         touched_.insert(changed);
         since_base_.insert(changed);
-        saved_parts_ = parts_;
-        if (!scope.has_last || parts_.empty() ||
-            written_since_base_ + over_ranks(changed) > over_ranks(touched_))
-            saved_parts_ = {};
-        else if (parts_.size() > most_changes)
-            saved_parts_ = {0};
+        const bool base = !scope.has_last || parts_.empty() ||
+                          written_since_base_ + over_ranks(changed) > over_ranks(touched_),
+                   joins = !base && parts_.size() > most_changes;
+        saved_parts_ = base ? std::vector<int>() : joins ? std::vector{0} : parts_;
+        saved_parts_.push_back(base ? 0 : parts_.back() + 1);
         saving_.clear();
-        saving_.insert(writes_base() ? touched_ : saved_parts_.size() == 1 ? since_base_ : changed);
-        saved_parts_.push_back(parts_.empty() || writes_base() ? 0 : parts_.back() + 1);
+        saving_.insert(base ? touched_ : joins ? since_base_ : changed);
+        if (base) since_base_.clear();
         written_ = over_ranks(saving_);
         if (PageFile* file = tables_.file(); file && !scope.weights_alone) {
-            if (saved_parts_.size() == 1) tables_.cache()->flush();
+            if (base) tables_.cache()->flush();
             file->mark(scope.id);
         }
         changed.clear();
@@ -118,15 +117,14 @@ public:
         }
         CheckpointTensor hash = {hash_name, {1 + config_.vocab_size}, {}};
         hash.slots[(size_t)Slot::data] = Dtype::uint64;
-        bool kept = saved_parts_.size() > 1;
-        plan.tensors.push_back({std::move(hash), 0, kept});
-        plan.bytes += kept ? 0 : hash_bytes();
+        plan.tensors.push_back({std::move(hash), 0, !writes_base()});
+        plan.bytes += writes_base() ? hash_bytes() : 0;
         return plan;
     }
 
     void write(const WritePiece& write) override {
         write_rows(write);
-        if (saved_parts_.size() == 1) write_hash(write);
+        if (writes_base()) write_hash(write);
         if (PageFile* file = tables_.file(); file && !scope_.weights_alone) write_notes(*file, scope_.id);
     }
 
@@ -350,7 +348,7 @@ private:
 
     bool on_host() const { return tables_.on_host(); }
     bool is_here(int layer) const { return std::ranges::count(tables_.sizes().layers, layer) > 0; }
-    bool writes_base() const { return saved_parts_.empty(); }
+    bool writes_base() const { return saved_parts_.size() == 1; }
     // Rows of a set in all tables of all ranks.
     uint64_t over_ranks(const RowSet& set) const {
         return sum_over_ranks(*scope_.world, {set.size() * tables_.sizes().tables()})[0].all;

@@ -46,6 +46,7 @@ Each tensor rank has its own heads, for all tokens of the micro-batch, so no two
 #include <utility>
 #include <vector>
 
+#include "comm/activations.h"       // Workload
 #include "comm/mesh.h"              // Mesh, wait_for
 #include "comm/ngram_arrays.h"      // TableSizes, TableArrays
 #include "data/base/error.h"        // fail

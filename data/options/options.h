@@ -133,6 +133,7 @@ struct Cut {
     int prefetch = 1;
     Offload offload = Offload::none;
     TablePlace ngram_place = TablePlace::device;
+    long long ngram_cache = 8LL << 30;  // bytes
 
     auto operator<=>(const Cut&) const = default;
     // Processes of one data rank, and of the whole layout; if dp is 0, any multiple of these works.
@@ -202,10 +203,9 @@ struct Options : ModelConfig, Cut, Arithmetic {
     float adam_eps = 1e-8f;
     float muon_momentum = 0.95f;
     float ngram_lr = 0.02f;
-    long long ngram_cache = 8LL << 30;  // bytes
-    std::string ngram_dir;              // empty: in the run directory
-    int ngram_prefetch = 1;             // steps
-    int ngram_staleness = 0;            // likewise
+    std::string ngram_dir;    // empty: in the run directory
+    int ngram_prefetch = 1;   // steps
+    int ngram_staleness = 0;  // likewise
     float gradient_clip = 1;
 
     double spike_sigma = 0;  // deviations; 0: nothing is a spike
