@@ -10,6 +10,7 @@
 #   make bench-train       whole models, and PyTorch where it is here
 #   make bench-parallel    what several processes cost and hide
 #   make bench-checkpoint  what saving and loading take
+#   make bench-tables      what tables on disk cost a step
 #   make bench-optimizers  AdamW, LAMB and Muon on the same text
 #   make bench-plan        how far steps are from their plans
 #   make bench-timings     what recording the times of ranks costs

@@ -122,6 +122,11 @@ bench-timings:
 	@$(MAKE) --no-print-directory $(BUILD)/train_gpt
 	test/bench/bench_timings.sh $(BUILD) 20
 
+.PHONY: bench-tables
+bench-tables:
+	@$(MAKE) --no-print-directory $(BUILD)/train_gpt $(BUILD)/bench_tables
+	test/bench/bench_tables.sh $(BUILD)
+
 .PHONY: bench-checkpoint
 bench-checkpoint:
 	@$(MAKE) --no-print-directory $(BUILD)/bench_checkpoint
