@@ -67,9 +67,9 @@ public:
 
     uint64_t bytes_to_write(bool) const override {
         const TableSizes& sizes = tables_.sizes();
-        uint64_t most =
-            touched_.size() + tables_.changed().size();  // of a table on disk, most are never reached
-        return (uint64_t)sizes.checkpoint_bytes(tables_.file() ? most : sizes.own_rows()) + hash_bytes();
+        // Most rows of a table on disk are never reached.
+        uint64_t rows = tables_.file() ? touched_.size() + tables_.changed().size() : sizes.own_rows();
+        return (uint64_t)sizes.checkpoint_bytes(rows) + hash_bytes();
     }
 
     void begin_save(const SaveScope& scope) override {
@@ -88,13 +88,13 @@ public:
         saved_parts_.push_back(base ? 0 : parts_.back() + 1);
         saving_.clear();
         saving_.insert(base ? touched_ : joins ? since_base_ : changed);
-        if (base) since_base_.clear();
         written_ = over_ranks(saving_);
         if (PageFile* file = tables_.file(); file && !scope.weights_alone) {
             if (base) tables_.cache()->flush();
             file->mark(scope.id);
         }
         changed.clear();
+        if (base) since_base_.clear();
         if (!on_host()) copy_from_device();
         tables_.snapshot().begin(saving_);
     }
@@ -105,13 +105,14 @@ public:
             bool kept = part != saved_parts_.back();
             for (int layer : layers_) {
                 uint64_t rows = kept || !is_here(layer) ? 0 : saving_.size();
-                plan.tensors.push_back(
-                    {tensor(layer, part, "ids", {0}, Slot::data, Dtype::uint64), rows, kept});
-                plan.tensors.push_back(
-                    {tensor(layer, part, "rows", {0, (int64_t)W_}, Slot::weight, dtype_of(Slot::weight)),
-                     rows, kept});
-                plan.tensors.push_back(
-                    {tensor(layer, part, "squares", {0}, Slot::weight, Dtype::fp32), rows, kept});
+                auto add = [&](const char* what, std::vector<int64_t> shape, Slot slot, Dtype dtype) {
+                    CheckpointTensor tensor = {name_of(layer, part, what), std::move(shape), {}};
+                    tensor.slots[(size_t)slot] = dtype;
+                    plan.tensors.push_back({std::move(tensor), rows, kept});
+                };
+                add("ids", {0}, Slot::data, Dtype::uint64);
+                add("rows", {0, (int64_t)W_}, Slot::weight, dtype_of(Slot::weight));
+                add("squares", {0}, Slot::weight, Dtype::fp32);
                 plan.bytes += rows * bytes_of_row();
             }
         }
@@ -134,9 +135,8 @@ public:
         tables_.snapshot().end();
         if (!published || scope_.weights_alone) return tables_.changed().insert(saving_);
         parts_ = saved_parts_;
-        written_since_base_ = parts_.size() == 1   ? 0
-                              : parts_.size() == 2 ? written_
-                                                   : written_since_base_ + written_;
+        if (parts_.size() <= 2) written_since_base_ = 0;
+        if (parts_.size() > 1) written_since_base_ += written_;
         if (PageFile* file = tables_.file()) file->forget_before(scope_.id);
     }
 
@@ -368,12 +368,6 @@ private:
     static std::string name_of(int layer, int number, const char* what) {
         std::string part = number > 0 ? "changes." + std::to_string(number) + "." : "";
         return "layers." + std::to_string(layer) + ".table." + part + what;
-    }
-    static CheckpointTensor tensor(int layer, int number, const char* what, std::vector<int64_t> shape,
-                                   Slot slot, Dtype dtype) {
-        CheckpointTensor tensor = {name_of(layer, number, what), std::move(shape), {}};
-        tensor.slots[(size_t)slot] = dtype;
-        return tensor;
     }
     Place place_of(const std::string& name) const {
         for (int layer : layers_) {

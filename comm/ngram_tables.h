@@ -46,10 +46,11 @@ Each tensor rank has its own heads, for all tokens of the micro-batch, so no two
 #include <utility>
 #include <vector>
 
-#include "comm/activations.h"       // Workload
-#include "comm/mesh.h"              // Mesh, wait_for
-#include "comm/ngram_arrays.h"      // TableSizes, TableArrays
-#include "data/base/error.h"        // fail
+#include "comm/activations.h"   // Workload
+#include "comm/mesh.h"          // Mesh, wait_for
+#include "comm/ngram_arrays.h"  // TableSizes, TableArrays
+#include "data/base/error.h"    // fail
+#include "data/base/screen.h"
 #include "data/tables/page_file.h"  // PageFile
 #include "data/tables/row_cache.h"  // RowCache
 #include "data/tables/row_set.h"
@@ -447,6 +448,11 @@ inline void NgramTables::open_file() {
         text("%s/stage-%02d-owner-%05d", settings_.table_dir.c_str(), mesh_.position[Axis::pipeline], me_);
     file_.emplace(path, RowCache::pages_for(sizes_.own_rows(), record), RowCache::page_bytes_for(record),
                   XXH3_64bits(what.data(), what.size()));
+    if (!file_->is_direct() && me_ == 0)
+        screen.warn(
+            text("%s: the file system has no direct access, so that pages of tables fill the system's "
+                 "cache, too",
+                 settings_.table_dir.c_str()));
     std::vector<RowField> fields;
     for (const OwnTable& table : arrays_.tables) {
         fields.push_back({(char*)table.values, (size_t)sizes_.W * sizeof(floatX)});

@@ -508,27 +508,22 @@ inline const std::vector<OptionRow>& option_table() {
          "here means host}. The result is the same.",
          overridable, !positional, later},
         {FIELD(ngram_cache), "Layout", alike, size(4096, 1e15),
-         "--ngram-place disk: bytes of host memory in which each rank keeps rows. It must hold the rows of "
-         "two "
-         "steps; the more rows it holds, the fewer are read from disk.",
+         "--ngram-place disk: bytes of host memory in which each rank keeps rows of its tables. It must hold "
+         "the rows of two steps; the more it holds, the fewer are read from disk.",
          overridable, !positional, later},
         {FIELD(ngram_dir), "Layout", alike, any_text,
-         "--ngram-place disk: folder for the files of the tables, best on a disk of each machine; several "
-         "runs "
-         "may share it. A run that resumes there reads only what changed since the checkpoint. Empty: "
-         "tables/ "
-         "in the run directory.",
+         "--ngram-place disk: folder for the files of the tables, best on a local disk of each machine; "
+         "several runs may share it. A run that resumes where its files are reads only what changed since "
+         "the checkpoint. Empty: tables/ in the run directory.",
          not_stored},
         {FIELD(ngram_prefetch), "Layout", alike, range(0, 1),
          "--ngram-place host or disk: steps by which rows are fetched in advance, while devices compute. "
-         "Rows that "
-         "an update is about to change are fetched after it; the result is the same.",
+         "Rows that an update is about to change are fetched after it; the result is the same.",
          overridable, !positional, later},
         {FIELD(ngram_staleness), "Layout", alike, range(0, 1),
          "--ngram-place host or disk: updates that the rows of a step may miss. 1: a step waits for no "
-         "update and "
-         "sees rows as they were before the last one, unless a validation, a check or a save came in "
-         "between.",
+         "update and sees rows as they were before the last one, unless a validation, a check or a save came "
+         "in between.",
          overridable_noted, !positional, later},
         {FIELD(offload), "Layout", alike, by_name,
          "What is kept in host memory: the optimizer state, which is updated there, to free device memory."},

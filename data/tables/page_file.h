@@ -252,7 +252,7 @@ private:
 
     // Calls work(first, pages, count) for runs of adjacent pages, on several threads.
     template <typename Work>
-    static void each_run(const std::vector<uint64_t>& numbers, char* pages, size_t page_bytes, Work&& work) {
+    void each_run(const std::vector<uint64_t>& numbers, char* pages, Work&& work) const {
         constexpr size_t threads = 16, most = 64;     // most pages of a run
         std::vector<std::pair<size_t, size_t>> runs;  // (begin, count)
         for (size_t i = 0; i < numbers.size(); i++) {
@@ -269,7 +269,7 @@ private:
             for (size_t i; (i = next++) < runs.size();) {
                 try {
                     auto [begin, count] = runs[i];
-                    work(numbers[begin], pages + begin * page_bytes, count);
+                    work(numbers[begin], pages + begin * page_bytes_, count);
                 } catch (...) {
                     std::lock_guard lock(mutex);
                     error = std::current_exception();
@@ -281,10 +281,6 @@ private:
         take_turns();
         for (std::thread& helper : helpers) helper.join();
         if (error) std::rethrow_exception(error);
-    }
-    template <typename Work>
-    void each_run(const std::vector<uint64_t>& numbers, char* pages, Work&& work) const {
-        if (!numbers.empty()) each_run(numbers, pages, page_bytes_, work);
     }
 
     const std::string path_, file_path_;
