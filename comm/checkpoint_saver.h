@@ -141,8 +141,8 @@ public:
         report_.bytes = all_bytes_;
         about_ = std::move(about);
         if (world_.is_root()) {
-            scope_.id = new_save_id();
-            std::string ignored;  // a last checkpoint that cannot be read is one that is gone
+            scope_.id = new_save_id(), scope_.has_last = false;
+            std::string ignored;  // a last checkpoint that cannot be read counts as gone
             note_error(ignored, [&] {
                 scope_.has_last =
                     !scope_.weights_alone && last_ && save_id_in(last_->folder) == last_->save_id;

@@ -43,11 +43,11 @@ struct TableSizes {
 
     size_t tables() const { return layers.size(); }
     size_t own_rows() const { return (size_t)ceil_div(rows, (uint64_t)owners); }
-    // Bytes of a row of all tables of the stage, with its sums of squares.
+    // Bytes of a row in all tables of the stage together, with its sums of squares.
     size_t record_bytes(size_t element_bytes = sizeof(floatX)) const {
         return tables() * ((size_t)W * element_bytes + sizeof(float));
     }
-    // Rows of each own table that are in memory.
+    // Number of rows of each own table that memory holds.
     size_t rows_in_memory(const ZeroSettings& settings, size_t element_bytes = sizeof(floatX)) const {
         if (settings.table_place != TablePlace::disk || tables() == 0) return own_rows();
         size_t bytes = record_bytes(element_bytes) + SlotNotes::bytes_of_slot;
@@ -55,8 +55,8 @@ struct TableSizes {
     }
     // Distinct rows of a step, at most.
     size_t distinct() const { return (size_t)std::min<uint64_t>(lookups * (size_t)micro_batches, rows); }
-    // Bytes on disk when this many own rows have been reached: of the file of a table there, where each of
-    // them may be in another page, and in a checkpoint.
+    // Bytes on disk once `reached` own rows have been touched: in the file of a table on disk, where each may
+    // lie in a different page, and in a checkpoint.
     double file_bytes(uint64_t reached, size_t element_bytes = sizeof(floatX)) const {
         size_t record = record_bytes(element_bytes);
         uint64_t pages = RowCache::pages_for(own_rows(), record);
@@ -91,7 +91,7 @@ struct TableLists {
     uint64_t* fetched;  // (asked) the rows of `asked`, in the order in which they are sent to the device
     int *place, *turn;  // (asked) place of each in `fetched`; the order in which own rows are updated
     // for tables on disk
-    uint64_t *fetched_slots, *own_slots;  // (asked) where the rows of `fetched` and of `own` are in the cache
+    uint64_t *fetched_slots, *own_slots;  // (asked) where the cache has the rows of `fetched` and `own`
     uint32_t number = 0;
 
     // used only by the host
@@ -105,8 +105,8 @@ struct TableLists {
 
 struct TableArrays {
     static constexpr size_t row_sets = 4;
-    // Rows that may change during a save before it has read them: an eighth of those in memory, and at least
-    // this many if there are.
+    // During a save, copies are made of rows that change before it has read them. There is room for an eighth
+    // of the rows in memory, and for at least this many (or all).
     static constexpr size_t least_copied = 4096;
 
     std::vector<OwnTable> tables;
@@ -130,7 +130,8 @@ struct TableArrays {
     floatX *host_answers = nullptr, *fetched = nullptr;  // (tables, asked, W), and on the device
     float *host_sums = nullptr, *host_scale = nullptr;   // (tables, asked, W), (2)
     SlotNotes notes = {};                                // for tables on disk
-    // for checkpoints of what is trained: a bit for each own row, and rows that change during a save
+    // for checkpoints of trained tables: sets with a bit for each own row, and copies of rows that change
+    // during a save
     std::array<uint64_t*, row_sets> sets = {};
     char* copies = nullptr;  // (copied_rows, record)
     size_t copied_rows = 0;

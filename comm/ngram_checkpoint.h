@@ -5,16 +5,16 @@ that has ever had a gradient, and the seed that all other rows follow from:
     layers.3.table.ids            (rows) uint64        their numbers in the table of layer 3
     layers.3.table.rows           (rows, width)        their values
     layers.3.table.squares        (rows)               their sums of squares
-    layers.3.table.changes.2.ids  and so on            rows that changed after those
+    layers.3.table.changes.2.ids  and so on            rows that changed after the parts before
     ngram.hash                    (1 + tokens) uint64  the seed, and the token that each counts as (NgramHash)
 
-The first save writes all rows, as a base. Later ones write the rows that have changed since the last save, as
-changes, and share the files of what is older. After `most_changes` of them, one save writes all that has
-changed since the base; and once the changes have more rows than the table, a save writes a new base. Where
-rows occur several times, the highest number counts.
+The first save writes these rows as a base. A later one writes the rows that have changed since the last save,
+as changes, and shares the files of the older parts. After `most_changes` of them, a save replaces all changes
+by one part, with every row that has changed since the base; and once the changes would have more rows than a
+base, a save writes a new base. If several parts have a row, the one with the highest number counts.
 
 Owners write their rows, and any number of owners can load them. If all owners have a table on disk that can
-return to the checkpoint (data/tables/page_file.h), only the rows of its last save are read.
+return to the checkpoint (data/tables/page_file.h), only its last changes are read.
 */
 #pragma once
 
@@ -24,6 +24,7 @@ return to the checkpoint (data/tables/page_file.h), only the rows of its last sa
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <set>
 #include <string>
@@ -67,7 +68,7 @@ public:
 
     uint64_t bytes_to_write(bool) const override {
         const TableSizes& sizes = tables_.sizes();
-        // Most rows of a table on disk are never reached.
+        // Most rows of a table on disk may never be touched.
         uint64_t rows = tables_.file() ? touched_.size() + tables_.changed().size() : sizes.own_rows();
         return (uint64_t)sizes.checkpoint_bytes(rows) + hash_bytes();
     }
@@ -89,17 +90,22 @@ public:
         saving_.clear();
         saving_.insert(base ? touched_ : joins ? since_base_ : changed);
         written_ = over_ranks(saving_);
+        problem_ = nullptr;
         if (PageFile* file = tables_.file(); file && !scope.weights_alone) {
-            if (base) tables_.cache()->flush();
-            file->mark(scope.id);
+            try {
+                if (base) tables_.cache()->flush();
+                file->mark(scope.id);
+            } catch (const Error&) {
+                problem_ = std::current_exception();  // a full disk costs only this save
+            }
         }
-        changed.clear();
-        if (base) since_base_.clear();
         if (!on_host()) copy_from_device();
+        if (scope.in_background) note_saved();
         tables_.snapshot().begin(saving_);
     }
 
     SavePlan plan() override {
+        if (problem_) std::rethrow_exception(problem_);
         SavePlan plan;
         for (int part : saved_parts_) {
             bool kept = part != saved_parts_.back();
@@ -133,11 +139,16 @@ public:
 
     void end_save(bool published) override {
         tables_.snapshot().end();
-        if (!published || scope_.weights_alone) return tables_.changed().insert(saving_);
+        if (!published || scope_.weights_alone) {
+            if (scope_.in_background) tables_.changed().insert(saving_);
+            return;
+        }
+        if (!scope_.in_background) note_saved();
         parts_ = saved_parts_;
         if (parts_.size() <= 2) written_since_base_ = 0;
         if (parts_.size() > 1) written_since_base_ += written_;
-        if (PageFile* file = tables_.file()) file->forget_before(scope_.id);
+        std::string ignored;  // the next save tries again
+        if (PageFile* file = tables_.file()) note_error(ignored, [&] { file->forget_before(scope_.id); });
     }
 
     double stall() const override { return tables_.snapshot().stalled(); }
@@ -161,7 +172,7 @@ public:
                 for (uint64_t row = touched_.next(0); row < count; row = touched_.next(row + 1))
                     squares[row] = 0;
             else if (!tables_.file())
-                for (size_t row = 0; row < count; row++)  // pages that were never written stay so
+                for (size_t row = 0; row < count; row++)  // writes no page that was never written
                     if (squares[row] != 0) squares[row] = 0;
         }
         touched_.clear(), since_base_.clear(), tables_.changed().clear();
@@ -184,14 +195,14 @@ public:
     }
 
     // A batch holds the ids of some rows, the rows, and their squares; ranks read batches in turn. Every rank
-    // reads the hash. Changes come after what they change: for each number, all ranks have as many batches.
+    // reads the hash. All ranks have equally many batches of each part, so no part overtakes an earlier one.
     std::vector<PieceBatch> begin_load(const CheckpointReader& reader, bool weights_only) override {
         reader_ = &reader;
         weights_only_ = weights_only;
         const CheckpointIndex& index = reader.index();
         find_parts(index);
         std::map<int, std::map<std::pair<int, uint64_t>, std::array<const CheckpointPiece*, 3>>>
-            parts;  // by number, and by (layer, first row)
+            parts;  // by number, then by (layer, first row)
         std::vector<PieceBatch> batches;
         if (int number = index.find(hash_name);
             number < 0 || !has_only(index.tensors[number], Slot::data) ||
@@ -315,8 +326,9 @@ public:
             write_notes(*file, index.save_id);
         }
         if (same && has_rows_ && tables_.file())
-            return text("tables on disk were brought back to it; the first rank read %s there",
-                        size_text(tables_.file()->bytes_read()).c_str());
+            return text(
+                "tables on disk were returned to this checkpoint; the first rank read %s from its file",
+                size_text(tables_.file()->bytes_read()).c_str());
         if (same) return "";
         return text("rows of tables %s in the checkpoint, %s to %s", dtype_name(stored),
                     stored == Dtype::fp32 ? "rounded" : "widened", dtype_name(dtype_of(Slot::weight)));
@@ -328,7 +340,7 @@ private:
     static constexpr size_t most_rows = 16384;  // in a piece
     static constexpr size_t most_changes = 16;  // parts of a checkpoint, besides the base
 
-    // A tensor's layer, the number of its part, 0 for the base, and its index in parts_of_row. Layer -1: the
+    // A tensor's layer, the number of its part (0: the base), and its index in parts_of_row. Layer -1: the
     // tensor belongs to no table.
     struct Place {
         int layer = -1, number = 0;
@@ -348,8 +360,13 @@ private:
 
     bool on_host() const { return tables_.on_host(); }
     bool is_here(int layer) const { return std::ranges::count(tables_.sizes().layers, layer) > 0; }
+    // Makes the sets count only changes that come after this save.
+    void note_saved() {
+        tables_.changed().clear();
+        if (writes_base()) since_base_.clear();
+    }
     bool writes_base() const { return saved_parts_.size() == 1; }
-    // Rows of a set in all tables of all ranks.
+    // Sums the rows of a set over all tables of all ranks. For all ranks.
     uint64_t over_ranks(const RowSet& set) const {
         return sum_over_ranks(*scope_.world, {set.size() * tables_.sizes().tables()})[0].all;
     }
@@ -380,7 +397,7 @@ private:
         }
         return {};
     }
-    // Fills parts_. All tables must have the same ones.
+    // Fills parts_. All tables must have the same parts.
     void find_parts(const CheckpointIndex& index) {
         std::set<int> numbers = {0};
         for (const CheckpointTensor& tensor : index.tensors)
@@ -504,18 +521,19 @@ private:
     const uint64_t rows_;                 // in each table
     std::vector<int> layers_, stage_of_;  // those with a table, and the stage that has each
 
-    RowSet &touched_, &since_base_, &saving_;  // rows that ever changed; since the base; that a save writes
-    std::vector<int> parts_;                   // numbers of the parts of the last checkpoint; empty: none
-    uint64_t written_since_base_ = 0;          // rows of its changes, in all tables
+    RowSet &touched_, &since_base_, &saving_;  // ever changed; since the base; to be saved
+    std::vector<int> parts_;                   // of the last checkpoint; empty: there is none
+    uint64_t written_since_base_ = 0;          // rows of its changes, over all tables
 
     // the current save
     SaveScope scope_;
-    std::vector<int> saved_parts_;             // the last one is written now
-    uint64_t written_ = 0;                     // rows of that, in all tables
-    std::vector<std::vector<float>> squares_;  // for each table of this stage that is on the device
+    std::exception_ptr problem_;               // why it cannot succeed, if that is known when it begins
+    std::vector<int> saved_parts_;             // of the new checkpoint; the save writes the last one
+    uint64_t written_ = 0;                     // rows of that part, over all tables
+    std::vector<std::vector<float>> squares_;  // of each table of this stage, if on the device
 
     // the current load
     const CheckpointReader* reader_ = nullptr;
-    bool weights_only_ = false, has_rows_ = false;  // all ranks have the rows of before the last save
+    bool weights_only_ = false, has_rows_ = false;  // has_rows_: only the last changes are read
     std::vector<uint64_t> hash_;
 };

@@ -5,7 +5,7 @@ numbers, so the lookups of a step are computed once for all layers of a stage.
 The rows that a step needs follow from its tokens. The host lists them before the step, while the device works
 on the previous one: the distinct rows of all micro-batches, and for each lookup its row's place among them.
 Each row has one owner among the ranks of the stage (row r: rank r modulo their number), which holds the only
-copy of it, on the device or in host memory.
+copy of it, on the device, in host memory or on disk.
 
     host      tokens of the step -> rows that the heads look up -> distinct ones, by owner
     owner     table --fetch--> answers                        sums of ranks --AdaGrad--> table
@@ -22,9 +22,9 @@ If staleness is allowed, it uses their old values and waits for none. The host s
     step k has its gradients      update of rows that k+1 needs too; these rows -> device
     step k+1 computes             update of the other rows of k; rows of k+2 that k+1 does not change ...
 
-Tables on disk are files of their owners, and the rows that steps use are in host memory (data/tables/): a
-fetch first reads the rows that are missing there, and rows that have long not been used leave. The rest is
-the same.
+An owner of tables on disk has them in a file, and in host memory the rows that steps use (data/tables/). A
+fetch first reads the rows that are missing in memory, where rows that have not been used for long make room
+for them. Everything else is as for tables in host memory.
 
 Each sum has a fixed order: by position in the micro-batch, then micro-batch, then rank. So results are equal
 to the bit wherever a table lies. The summed gradients count in the global norm, and owners update their rows
@@ -160,7 +160,7 @@ public:
     int me() const { return me_; }
     const OwnTable& own(int layer) const { return arrays_.tables[table_of(layer)]; }
     const OwnTable& staged(int layer) const { return arrays_.staged[table_of(layer)]; }
-    // A table by its row numbers; the rows of a table on disk are not there.
+    // A table indexed by row number; on disk, only for initial values, because its arrays hold cached rows.
     TableRows table(int layer) const {
         TableRows table = table_at(table_of(layer));
         table.rows = nullptr;
@@ -172,21 +172,21 @@ public:
         wait_for(compute_, mesh_);
         raise_disk_error();
     }
-    // Whether the cores of the host fetch and update rows: those of tables in host memory and on disk.
+    // Returns whether the host's cores fetch and update the rows, as for tables in host memory or on disk.
     bool on_host() const { return settings_.table_place != TablePlace::device; }
 
-    // ---- what checkpoints need of it
+    // ---- for checkpoints
 
-    // Sets of own rows, if the tables are trained: the rows that changed since the last save began, and sets
-    // that NgramCheckpoint keeps.
+    // Sets of own rows, if the tables are trained: rows that have changed since the last save began, and sets
+    // for NgramCheckpoint.
     RowSet& set(size_t number) { return sets_[number]; }
     RowSet& changed() { return sets_[0]; }
     // The rows as they were when a save began, for tables that the host updates.
     RowSnapshot& snapshot() { return snapshot_; }
-    // The files of tables on disk; null elsewhere.
+    // The file and the cache of tables on disk; null for other tables.
     PageFile* file() { return file_ ? &*file_ : nullptr; }
     RowCache* cache() { return cache_ ? &*cache_ : nullptr; }
-    // Copies the records of own rows: for each table the values and the sum of squares.
+    // Copies the records of own rows: for each table, the values and the sum of squares.
     void copy_rows(const std::vector<uint64_t>& rows, const std::vector<char*>& records) const {
         if (cache_) return cache_->copy(rows, records);
         for (size_t i = 0; i < rows.size(); i++) copy_record(rows[i], records[i]);
@@ -198,7 +198,7 @@ public:
             n = std::min(some, count - begin);
             std::vector<uint64_t> places(rows + begin, rows + begin + n);
             if (cache_) {
-                numbers_ += 2;  // no row of earlier steps has to stay
+                numbers_ += 2;  // so that no row of earlier turns has to stay
                 cache_->hold(rows + begin, (size_t)n, places.data(), numbers_);
                 cache_->change(rows + begin, (size_t)n, places.data());
             }
@@ -270,12 +270,12 @@ private:
     std::vector<int> moved_;        // (distinct) each row's place when they are sorted by owner
     std::optional<Lookups> ahead_;  // listed by look_ahead(), in the list that is not the front
     size_t front_ = 0;
-    uint32_t numbers_ = 0;  // of lists, so far
+    uint32_t numbers_ = 0;  // number of the last list, which is the cache's turn
     std::array<RowSet, TableArrays::row_sets> sets_;
     RowSnapshot snapshot_;
     std::optional<PageFile> file_;
     std::optional<RowCache> cache_;
-    NotedError disk_error_;  // of the host stream's work; disk_failed_ says that it is there
+    NotedError disk_error_;  // of work on the host stream; disk_failed_: it is set
     std::atomic<bool> disk_failed_ = false;
     Event order_, sums_copied_, fetched_, taken_;  // fetched_: rows on the device; taken_: buffer is free
     std::array<Event, 2> read_by_compute_, read_by_host_;  // the last work with each list
@@ -449,10 +449,9 @@ inline void NgramTables::open_file() {
     file_.emplace(path, RowCache::pages_for(sizes_.own_rows(), record), RowCache::page_bytes_for(record),
                   XXH3_64bits(what.data(), what.size()));
     if (!file_->is_direct() && me_ == 0)
-        screen.warn(
-            text("%s: the file system has no direct access, so that pages of tables fill the system's "
-                 "cache, too",
-                 settings_.table_dir.c_str()));
+        screen.warn(text("%s: the file system does not support direct I/O, so pages of tables also fill the "
+                         "system's cache",
+                         settings_.table_dir.c_str()));
     std::vector<RowField> fields;
     for (const OwnTable& table : arrays_.tables) {
         fields.push_back({(char*)table.values, (size_t)sizes_.W * sizeof(floatX)});
@@ -465,17 +464,18 @@ inline void NgramTables::raise_disk_error() const {
     if (disk_failed_) disk_error_.raise();
 }
 
-// Runs work(), which finds slots, on the host stream. After an error the slots exist but have other rows; the
-// error is thrown before anything that depends on them is saved.
+// Runs work(), which finds slots, on the host stream. After an error all slots are 0, so fetches read wrong
+// rows, and no row changes any more; the error is thrown before anything that depends on them is saved.
 template <typename Work>
 void NgramTables::cache_work(uint64_t* slots, size_t count, Work&& work) {
     host_work(host_, settings_.host_threads, [=, this] {
-        if (!disk_failed_) {
+        try {
             std::lock_guard lock(snapshot_.mutex());
-            note_error(disk_error_, work);
+            if (!disk_failed_) return work();
+        } catch (const std::exception& error) {
+            disk_error_ = {exit_code_of(error), message_of(error)};
+            disk_failed_ = true;
         }
-        if (disk_error_.empty()) return;
-        disk_failed_ = true;
         std::fill_n(slots, count, 0);
     });
 }
@@ -489,9 +489,10 @@ inline void NgramTables::fetch(TableLists& list, size_t end) {
     const int count = (int)(end - list.sent);
     taken_.hold(host_);
     if (ledger && on_disk()) {
-        // a missing row costs a page that is read, and later one that is read and written
-        double missing = count * (1 - (double)sizes_.rows_in_memory(settings_) / (double)sizes_.own_rows()),
-               bytes = missing * (double)RowCache::page_bytes_for(sizes_.record_bytes());
+        // a missing row costs the read of its page; the row that leaves for it, a read and a write
+        const size_t element = ledger->card.element_bytes, here = sizes_.rows_in_memory(settings_, element);
+        double missing = count * (1 - (double)here / (double)sizes_.own_rows()),
+               bytes = missing * (double)RowCache::page_bytes_for(sizes_.record_bytes(element));
         ledger->launched(nullptr, host_,
                          LaunchCost{.read = 2 * bytes, .written = bytes, .place = LaunchCost::disk});
     }
@@ -610,7 +611,7 @@ inline void NgramTables::update(const AdaGrad& adagrad, const float* scale) {
         step_rows(table_at(i), arrays_.own, arrays_.sums + i * each, (int)l.distinct, scale, adagrad,
                   compute_);
     if (on_host()) {
-        // A copy for each of two steps: the host may still apply the step before.
+        // two copies, used in turn: the host may still be applying the previous step
         copy_async(arrays_.host_scale + front_, scale, 1, compute_);
         order_.order(compute_, host_);
         for (size_t i = 0; i < sizes_.tables(); i++)
@@ -637,13 +638,14 @@ inline void NgramTables::update_on_host(size_t begin, size_t end, const AdaGrad&
         if (ledger)
             step_rows(table_at(i), l.own, sums, (int)(end - begin), scale, adagrad, host_);
         else
-            host_work(host_, settings_.host_threads, [=, table = table_at(i)] {
-                step_rows_cpu(table, places, sums, (int)(end - begin), scale, adagrad, turn);
+            host_work(host_, settings_.host_threads, [=, this, table = table_at(i)] {
+                if (!disk_failed_)
+                    step_rows_cpu(table, places, sums, (int)(end - begin), scale, adagrad, turn);
             });
     }
 }
 
-// Copies a record from its place in host memory.
+// Copies the record at a place in host memory.
 inline void NgramTables::copy_record(size_t place, char* record) const {
     const size_t bytes = (size_t)sizes_.W * sizeof(floatX);
     for (const OwnTable& table : arrays_.tables) {
@@ -653,7 +655,7 @@ inline void NgramTables::copy_record(size_t place, char* record) const {
     }
 }
 
-// Finds the slots of own rows, and saves rows for a save in progress, before they change.
+// Before own rows change: finds their slots, and copies those that a save in progress has yet to read.
 inline void NgramTables::prepare_change(const TableLists& list, size_t count, const int* turn) {
     auto entry = [=](size_t i) { return turn ? (size_t)turn[i] : i; };
     if (cache_)
@@ -661,7 +663,7 @@ inline void NgramTables::prepare_change(const TableLists& list, size_t count, co
             for (size_t i = 0; i < count; i++) cache_->change(&rows[entry(i)], 1, &slots[entry(i)]);
         });
     host_work(host_, settings_.host_threads, [=, this, own = list.own, slots = list.own_slots] {
-        if (!snapshot_.is_active()) return;
+        if (disk_failed_ || !snapshot_.is_active()) return;
         std::vector<uint64_t> rows;
         for (size_t i = 0; i < count; i++) rows.push_back(own[entry(i)]);
         snapshot_.before_change(rows.data(), count, [&](size_t i, char* to) {

@@ -76,7 +76,7 @@ inline std::span<const MachineField> machine_fields() {
         {"host_streams", &Machine::host_bandwidth, nullptr, 1e15, true},  // bytes/s that a copy there reaches
         {"host_link", &Machine::host_link, nullptr, 1e15, true},          // bytes/s to the host, one way
         {"storage", &Machine::storage, nullptr, 1e15, true},  // bytes/s that a node writes to disk
-        {"disk", &Machine::disk, nullptr, 1e15, true},  // bytes/s of random pages there, for each device
+        {"disk", &Machine::disk, nullptr, 1e15, true},        // bytes/s of random pages, for each device
     };
     return fields;
 }

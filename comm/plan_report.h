@@ -124,7 +124,7 @@ inline std::vector<std::string> plan_warnings(const Planner& planner, const Mach
     return warnings;
 }
 
-// What tables on disk need once all rows have been reached, on all machines together.
+// Returns the disk space that tables need on all machines together, once all rows have been touched.
 inline std::string tables_on_disk(const ModelConfig& c, const Layout& layout, size_t element_bytes) {
     double files = 0, checkpoint = 0;
     for (int number = 0; number < layout.mesh.pp; number++) {
@@ -133,10 +133,9 @@ inline std::string tables_on_disk(const ModelConfig& c, const Layout& layout, si
         files += (double)sizes.owners * sizes.file_bytes(sizes.own_rows(), element_bytes);
         checkpoint += (double)sizes.owners * sizes.checkpoint_bytes(sizes.own_rows(), element_bytes);
     }
-    return text(
-        "up to %sB of tables on the disks of all %d ranks, and %sB in a checkpoint, twice while it is "
-        "written anew",
-        human(files).c_str(), layout.mesh.ranks(), human(checkpoint).c_str());
+    return text("up to %sB of tables on the disks of all %d ranks, and %sB in a checkpoint, or twice that "
+                "while a new base is written",
+                human(files).c_str(), layout.mesh.ranks(), human(checkpoint).c_str());
 }
 
 // The command line that trains with this cut.

@@ -10,7 +10,7 @@ A save, on each rank:
     begin_save()   training thread   fixes the state to save: as it is now
     plan()         saver thread      lists tensors, and the bytes of them that this rank writes
     write()        saver thread      writes the pieces, into a file for each rank and contributor
-    let_go()       saver thread      the fixed state is no longer needed, written or not
+    let_go()       saver thread      releases the fixed state, whether it was written or not
     end_save()     training thread   learns whether the checkpoint exists now
 
 Files whose contents have not changed need not be rewritten: plan() keeps their tensors, and the new
@@ -127,8 +127,8 @@ public:
     virtual void find_state(const World& world, const CheckpointReader& reader, bool weights_only) {
         (void)world, (void)reader, (void)weights_only;
     }
-    // Returns the pieces that this rank reads, in batches. Communicates with no other rank. A batch may be
-    // empty: what ranks read before it is in its place before any of them reads the next one.
+    // Returns the pieces that this rank reads, in batches. Communicates with no other rank. Batch i of every
+    // rank is received before any rank's batch i + 1 is used; a batch may be empty, to keep ranks in step.
     virtual std::vector<PieceBatch> begin_load(const CheckpointReader& reader, bool weights_only) = 0;
     // values: of the batch, piece after piece. These and the messages remain valid until settle() has
     // returned.

@@ -206,23 +206,25 @@ struct TrainingRun {
         });
     }
 
-    // Warns of tables on disk that may outgrow it: all rows that the steps left can reach, with the files of
-    // the ranks of a host and, in the run directory, two checkpoints, because a new one is written before an
-    // old one is removed.
+    // Warns if tables may outgrow their disk. It needs room for all rows that the remaining steps can touch:
+    // in the files of this host's ranks and, if these are in the run directory, in two checkpoints, because a
+    // new one is written before the old one is removed.
     std::string tables_note() const {
         TableSizes sizes(o, o.micro_batch, o.sequence_length, model.stage);
         if (sizes.tables() == 0 || o.ngram_place != TablePlace::disk) return "";
         const uint64_t reached =
             std::min<uint64_t>(sizes.own_rows(), sizes.asked() * (size_t)(o.steps - at.step));
         const std::string folder = model.state.settings().table_dir;
-        double files = sizes.file_bytes(reached) * world.local_size(),
-               saved = 2 * sizes.checkpoint_bytes(reached) * (double)sizes.owners,
-               needed = files + (o.ngram_dir.empty() ? saved : 0), room = (double)free_space(folder + "/");
-        if (needed <= room) return "";
+        const bool beside = o.ngram_dir.empty();  // the checkpoints are on the same disk
+        double files = 2 * sizes.file_bytes(reached) * world.local_size(),  // undo logs are as large
+            saved = beside ? 2 * sizes.checkpoint_bytes(reached) * (double)sizes.owners : 0,
+               room = (double)free_space(folder + "/");
+        if (files + saved <= room) return "";
         return text(
-            "tables on disk may take %sB in %s by step %d, and checkpoints %sB, but %sB are free there; "
-            "free some space or name another --ngram-dir",
-            human(files).c_str(), folder.c_str(), o.steps, human(saved).c_str(), human(room).c_str());
+            "tables on disk may take %sB by step %d%s, but only %sB are free in %s; free some space or "
+            "choose another --ngram-dir",
+            human(files).c_str(), o.steps, beside ? (", and checkpoints " + human(saved) + "B").c_str() : "",
+            human(room).c_str(), folder.c_str());
     }
 
     std::unique_ptr<DeviceBatches> make_batches(const TokenLoader& loader) {

@@ -44,8 +44,8 @@ struct ZeroSettings {
     TablePlace table_place = TablePlace::device;  // has the rows of n-gram tables
     int table_prefetch = 1,
         table_staleness = 0;     // on the host: steps that rows are fetched ahead; updates they miss
-    size_t table_cache = 0;      // on disk: bytes of host memory for rows
-    std::string table_dir = {};  // and the folder of the files
+    size_t table_cache = 0;      // tables on disk: bytes of host memory for rows
+    std::string table_dir = {};  // and the folder of their files
     int host_threads = 0;        // OpenMP threads of steps on the host; 0: as OpenMP chooses
     Overlap overlap = true;
     Dtype reduce_dtype = Dtype::fp32;  // in which gradients are sent to other data ranks

@@ -149,7 +149,7 @@ struct Machine {
     // one way
     double host_memory = 128e9, host_bandwidth = 25e9, host_link = 22e9;
     double storage = 2e9;   // bytes/s that a node writes to its runs' disk
-    double disk = 2e9;      // bytes/s of random pages on local disks, for each device
+    double disk = 2e9;      // bytes/s of random 4 KB pages on local disks, for each device
     bool measured = false;  // rates come from --measure, on such devices
 
     LedgerCard ledger_card() const { return {(size_t)element_bytes, capability}; }

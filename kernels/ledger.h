@@ -41,7 +41,7 @@ struct LaunchCost {
     ProductShape product = {};
     AttentionWork attention = {};
     int launches = 1;  // number of kernels
-    // The part that does the work: the card or, with offload, its host or the link between them; or a disk.
+    // The part that does the work: the card, its host, the link between these, or a disk.
     enum Place { card, host, host_link, disk } place = card;
 
     LaunchCost plus(double more_read, double more_written) const {

@@ -29,7 +29,7 @@ struct TableRows {
     uint64_t key;                    // for random numbers: initial values, and rounding in steps from 1 on
     float deviation;                 // initial values are uniform between minus and plus this
     uint64_t first = 0, stride = 1;  // row r is row first + r * stride of the whole table
-    // 1 + the row in each place of the arrays, if they hold some rows of a larger table: then functions take
+    // If the arrays hold only some rows of the table: 1 + the row at each place of them, and functions take
     // places instead of rows. Null: place r has row r.
     const uint64_t* rows = nullptr;
 

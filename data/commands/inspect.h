@@ -55,8 +55,12 @@ private:
     void about(const std::string& folder) {
         uint64_t bytes = 0, parameters = 0;
         for (uint64_t file : index_.file_bytes) bytes += file;
-        for (const CheckpointTensor& tensor : index_.tensors)
-            parameters += tensor.dtype(Slot::weight) ? tensor.size() : 0;
+        for (const CheckpointTensor& tensor : index_.tensors) {
+            // each row of a table counts once, without its sums of squares (comm/ngram_checkpoint.h)
+            bool again = tensor.name.find(".table.changes.") != std::string::npos ||
+                         tensor.name.ends_with(".table.squares");
+            parameters += tensor.dtype(Slot::weight) && !again ? tensor.size() : 0;
+        }
         add(text("checkpoint   %s, written by %s", folder.c_str(),
                  visible_text(index_.about["program"].get<std::string>()).c_str()));
         add(text("trained      %lld steps, %lld samples", (long long)index_.step(),

@@ -36,7 +36,7 @@ NAMES_OF(Exposed, "none", "tensor", "pipeline", "data");
 enum class ResumeFrom { newest, place };
 NAMES_OF(ResumeFrom, "auto");
 
-// The memory that holds the rows of n-gram tables.
+// The place of the rows of n-gram tables.
 enum class TablePlace { device, host, disk };
 NAMES_OF(TablePlace, "device", "host", "disk");
 

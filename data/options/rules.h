@@ -115,7 +115,7 @@ inline void check_trace(const Options& options) {
     }
 }
 
-// Rows are stale only if they are prefetched, from host memory, before the updates of earlier steps.
+// Rows are stale only if the host prefetches them before the updates of earlier steps.
 inline void check_staleness(const Options& options) {
     if (options.ngram_staleness == 0 || options.ngram.empty()) return;
     const char* remedy = options.ngram_place == TablePlace::device ? "--ngram-place host"

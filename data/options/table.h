@@ -513,8 +513,8 @@ inline const std::vector<OptionRow>& option_table() {
          overridable, !positional, later},
         {FIELD(ngram_dir), "Layout", alike, any_text,
          "--ngram-place disk: folder for the files of the tables, best on a local disk of each machine; "
-         "several runs may share it. A run that resumes where its files are reads only what changed since "
-         "the checkpoint. Empty: tables/ in the run directory.",
+         "several runs may share it. A run that resumes on the machines that have its files reads only what "
+         "has changed since the checkpoint. Empty: tables/ in the run directory.",
          not_stored},
         {FIELD(ngram_prefetch), "Layout", alike, range(0, 1),
          "--ngram-place host or disk: steps by which rows are fetched in advance, while devices compute. "

@@ -2,13 +2,13 @@
 A file of pages that is larger than memory. Pages are read and written directly, past the system's cache, in
 batches, by a few threads. A file that was never written takes no space on disk, and its pages are zeros.
 
-The file can return to the state that it had when a checkpoint was saved (mark()): before a page is
-overwritten for the first time after that, its content goes to an undo log. What it takes to return is
-proportional to the pages that changed since.
+The file can return to the state that it had when a checkpoint was saved (mark()): before a page is first
+overwritten after that, its content is appended to an undo log. The time to return is proportional to the
+number of pages that have changed since.
 
     NAME.pages      the pages; each ends with a checksum
     NAME.undo.7     undo logs (data/tables/undo_log.h), one for each mark
-    NAME.sets.7     what the owner of the file notes about the mark (companion())
+    NAME.sets.7     the owner's notes about a mark (companion())
 
 A page is `page_bytes` long, a multiple of 4096. Its last eight bytes are the XXH3-64 of the others, seeded
 with its number.
@@ -38,7 +38,7 @@ with its number.
 #include "data/base/file.h"
 #include "data/tables/undo_log.h"
 
-// Memory for pages, aligned as direct reads and writes need it.
+// Memory for pages, aligned for direct reads and writes.
 class PageBuffer {
 public:
     static constexpr size_t alignment = 4096;
@@ -57,7 +57,7 @@ class PageFile {
 public:
     static constexpr size_t payload(size_t page_bytes) { return page_bytes - sizeof(uint64_t); }
 
-    // path: without the endings. identity: see UndoLog
+    // path: NAME, with its folder. identity: see UndoLog
     PageFile(std::string path, uint64_t pages, size_t page_bytes, uint64_t identity)
         : path_(std::move(path)),
           file_path_(path_ + ".pages"),
@@ -94,11 +94,11 @@ public:
     uint64_t bytes_read() const { return bytes_read_; }
     uint64_t bytes_written() const { return bytes_written_; }
 
-    // Makes all pages zeros, and forgets all marks.
+    // Sets all pages to zeros, and forgets all marks.
     void clear() {
         log_.reset();
         logs_.clear();
-        set_size(0);  // until the logs are gone, so that the next run clears all if this one ends here
+        set_size(0);  // until the logs are gone: if this run ends here, the next one clears the rest
         sync_file(file_, file_path_);
         for (const char* ending : {".undo.", ".sets."})
             for (const std::string& file : files_of(ending)) remove_file(file);
@@ -107,19 +107,18 @@ public:
         sync_file(file_, file_path_);
     }
 
-    // Reads these pages, in ascending order, one after another into a PageBuffer.
+    // Reads these pages, in ascending order, into consecutive places of a PageBuffer.
     void read(const std::vector<uint64_t>& numbers, char* pages) {
         each_run(numbers, pages, [&](uint64_t first, char* of_run, size_t count) {
             if (!read_at(file_, file_path_, first * page_bytes_, of_run, count * page_bytes_))
-                fail("%s: was truncated while in use; start again, from the last checkpoint",
-                     file_path_.c_str());
+                fail("%s: was truncated while in use; restart from the last checkpoint", file_path_.c_str());
             for (size_t i = 0; i < count; i++) check(first + i, of_run + i * page_bytes_);
         });
         bytes_read_ += numbers.size() * page_bytes_;
     }
 
-    // Writes these pages, in ascending order, and sets their checksums. earlier (numbers, in the same order):
-    // their content on disk
+    // Writes these pages, in ascending order, and sets their checksums. earlier: what the file has in their
+    // place, in the same order
     void write(const std::vector<uint64_t>& numbers, char* pages, const char* earlier) {
         if (log_) {
             std::vector<uint64_t> first_time;
@@ -144,24 +143,24 @@ public:
 
     // ---- marks
 
-    // Marks the present state as that of a checkpoint.
+    // Marks the current state as that of a checkpoint.
     void mark(uint64_t save_id) {
         sync_file(file_, file_path_);
         begin_log(logs_.empty() ? 1 : logs_.rbegin()->first + 1, save_id);
     }
 
-    // Forgets the marks before that of this checkpoint, if it has one.
+    // Forgets all marks before this checkpoint's, if it has one.
     void forget_before(uint64_t save_id) {
         while (can_return_to(save_id) && logs_.begin()->second.save_id != save_id) remove_log(logs_.begin());
     }
 
     bool can_return_to(uint64_t save_id) const { return log_of(save_id) != logs_.end(); }
-    // The name for a file that is removed with the mark of this checkpoint, which must be there.
+    // Names a file that is removed together with this checkpoint's mark, which must exist.
     std::string companion(uint64_t save_id) const { return companion_of(log_of(save_id)->first); }
 
-    // Brings the file back to the mark of a checkpoint. Returns false if an undo log is damaged; then the
-    // file's content is undefined until clear(). The log of a later mark goes before the one before it is
-    // used: if the run ends here, the file can still return to each mark that is left.
+    // Returns the file to the mark of a checkpoint. Returns false if an undo log is damaged; then the file's
+    // content is undefined until clear(). Logs are undone from the newest on, and each is removed before the
+    // next is used: if the run ends here, the file can still return to every mark that is left.
     bool return_to(uint64_t save_id) {
         auto wanted = log_of(save_id);
         log_.reset();
@@ -183,7 +182,7 @@ private:
     };
     using Logs = std::map<uint64_t, Log>;  // by number
 
-    // Starts an empty undo log, in place of one of this number if there is one.
+    // Starts an empty undo log, which replaces any log of this number.
     void begin_log(uint64_t number, uint64_t save_id) {
         std::string path = path_ + ".undo." + std::to_string(number);
         UndoLog log(path,
@@ -245,7 +244,7 @@ private:
         if (hash == hash_of(number, page)) return;
         bool empty = std::all_of(page, page + page_bytes_, [](char c) { return c == 0; });
         if (!empty)
-            fail("%s: page %llu does not match its checksum; remove the file and start again, from the last "
+            fail("%s: page %llu does not match its checksum; remove the file and restart from the last "
                  "checkpoint",
                  file_path_.c_str(), (unsigned long long)number);
     }
@@ -253,7 +252,7 @@ private:
     // Calls work(first, pages, count) for runs of adjacent pages, on several threads.
     template <typename Work>
     void each_run(const std::vector<uint64_t>& numbers, char* pages, Work&& work) const {
-        constexpr size_t threads = 16, most = 64;     // most pages of a run
+        constexpr size_t threads = 16, most = 64;     // pages of a run
         std::vector<std::pair<size_t, size_t>> runs;  // (begin, count)
         for (size_t i = 0; i < numbers.size(); i++) {
             bool adjacent = i > 0 && numbers[i] == numbers[i - 1] + 1 && runs.back().second < most;
@@ -277,7 +276,11 @@ private:
             }
         };
         std::vector<std::thread> helpers;  // a few runs are not worth a thread
-        for (size_t i = 1; i < std::min(threads, runs.size() / 4); i++) helpers.emplace_back(take_turns);
+        try {
+            for (size_t i = 1; i < std::min(threads, runs.size() / 4); i++) helpers.emplace_back(take_turns);
+        } catch (const std::system_error&) {
+            // the system allows no more threads
+        }
         take_turns();
         for (std::thread& helper : helpers) helper.join();
         if (error) std::rethrow_exception(error);
@@ -291,6 +294,6 @@ private:
     bool direct_ = true;
     Logs logs_;
     std::optional<UndoLog> log_;    // that of the last mark
-    std::vector<uint64_t> logged_;  // a bit for each page: it is in log_
+    std::vector<uint64_t> logged_;  // a bit for each page: whether log_ has it
     uint64_t bytes_read_ = 0, bytes_written_ = 0;
 };

@@ -1,16 +1,16 @@
 /*
-Rows of a table on disk (data/tables/page_file.h) that are in memory: those that a step uses, and those that
-steps use often. A row is a record of several fields, one for each array that holds a part of it. Many records
-lie in a page, and a row that is needed costs the read of its page; a row that has changed costs that and a
-write when it leaves the cache. Rows that leave together are written together, in the order of the file.
+Keeps in memory the rows of a table on disk (data/tables/page_file.h) that a step uses or that steps use
+often. A row is a record of several fields; each field lies in an array of its own. A page holds many records.
+A missing row costs the read of its page; a changed row costs another read, and a write, when it leaves the
+cache. Rows that leave together are written together, in the order of the file.
 
                    hold(): reads what is missing            make_room(): unused rows leave
     file of pages ---------------------------------> slots ---------------------------------> file of pages
                                                       ^ |
                                                       | v  the caller, by slot
 
-Which rows leave: a hand goes around the slots, takes a use from each slot that has some, and a row without
-uses leaves (CLOCK, with counts). Rows of this turn and of the one before stay.
+A variant of CLOCK selects the rows that leave: a hand moves around the slots and decrements each use count;
+a row whose count is already 0 leaves. Rows used in this turn or the previous one stay.
 */
 #pragma once
 
@@ -30,13 +30,13 @@ struct RowField {
     size_t bytes;
 };
 
-// What a cache notes about its slots; all zeros at first.
+// A cache's notes about its slots; initially all zeros.
 struct SlotNotes {
     uint64_t* rows;   // (slots) 1 + the row that it holds; 0: none
     uint32_t* turns;  // (slots) the last turn that used it
-    uint8_t* uses;    // (slots) at most 3
-    bool* changed;    // (slots) since it was read
-    uint32_t* index;  // (indices) 1 + slot, where the row's hash leads; 0: none
+    uint8_t* uses;    // (slots) use count, at most 3
+    bool* changed;    // (slots) the row is newer than in the file
+    uint32_t* index;  // (indices) hash table of rows: 1 + slot; 0: empty
     size_t slots, indices;
 
     static size_t indices_for(size_t slots) {
@@ -56,7 +56,7 @@ public:
         forget();
     }
 
-    // How records of this size lie in pages.
+    // The layout of records of this size in pages.
     static size_t page_bytes_for(size_t record_bytes) {
         size_t least = record_bytes + sizeof(uint64_t);
         return (least + PageBuffer::alignment - 1) / PageBuffer::alignment * PageBuffer::alignment;
@@ -66,7 +66,7 @@ public:
         return (rows + of_page - 1) / of_page;
     }
 
-    // Brings rows into memory, and returns their slots. They stay until the turn after the next.
+    // Brings rows into memory, and returns their slots. Rows stay until the end of the next turn.
     void hold(const uint64_t* rows, size_t count, uint64_t* slots, uint32_t turn) {
         turn_ = turn;
         std::vector<uint64_t> missing;
@@ -84,7 +84,7 @@ public:
             read_missing(&missing[begin], std::min(most_at_once, missing.size() - begin));
         for (size_t i = 0; i < count; i++) slots[i] = slot_of(rows[i]);
     }
-    // The slots of rows that are held, which are about to change.
+    // Finds the slots of rows that are held, and marks them as changed. Call before they change.
     void change(const uint64_t* rows, size_t count, uint64_t* slots) {
         for (size_t i = 0; i < count; i++) {
             slots[i] = slot_of(rows[i]);
@@ -92,7 +92,7 @@ public:
         }
     }
 
-    // Copies the records of rows, in ascending order, from memory or from disk.
+    // Copies the records of rows (ascending) from memory or from disk.
     void copy(const std::vector<uint64_t>& rows, const std::vector<char*>& records) const {
         std::vector<uint64_t> missing;
         std::vector<char*> of_missing;
@@ -117,20 +117,20 @@ public:
         }
     }
 
-    // Calls use(row) for each row that has changed since it was read from the file.
+    // Calls use(row) for each row that is newer in memory than in the file.
     template <typename Use>
     void each_changed(Use&& use) const {
         for (size_t slot = 0; slot < notes_.slots; slot++)
             if (notes_.changed[slot]) use(notes_.rows[slot] - 1);
     }
-    // Writes all rows that have changed to the file.
+    // Writes all changed rows to the file.
     void flush() {
         std::vector<size_t> slots;
         for (size_t slot = 0; slot < notes_.slots; slot++)
             if (notes_.changed[slot]) slots.push_back(slot);
         write(slots);
     }
-    // Makes all slots empty, without writing anything.
+    // Empties all slots without writing anything.
     void forget() {
         std::fill_n(notes_.rows, notes_.slots, 0);
         std::fill_n(notes_.changed, notes_.slots, false);
@@ -143,7 +143,7 @@ public:
 
 private:
     static constexpr size_t none = SIZE_MAX;
-    static constexpr size_t most_at_once = 1024;  // rows read or written, so that buffers are small
+    static constexpr size_t most_at_once = 1024;  // rows read or written; limits the buffers
     static constexpr uint8_t most_uses = 3;
 
     // The pages of some rows, in ascending order.
@@ -194,7 +194,7 @@ private:
         }
     }
 
-    // Frees slots for `count` rows, and some more, so that many are written together.
+    // Frees slots for `count` rows, and often more, so that many rows are written together.
     void make_room(size_t count) {
         const size_t wanted = std::max(count, notes_.slots / 64);
         std::vector<size_t> leave;
@@ -211,7 +211,8 @@ private:
         }
         for (size_t slot : leave) notes_.rows[slot] &= ~leaving;
         if (free_.size() + leave.size() < count)
-            fail("--ngram-cache: the rows of two steps need more than its %zu rows; raise it", notes_.slots);
+            fail("--ngram-cache: two steps need more rows than the %zu that it holds; raise it",
+                 notes_.slots);
         std::vector<size_t> changed;
         for (size_t slot : leave)
             if (notes_.changed[slot]) changed.push_back(slot);
@@ -241,10 +242,10 @@ private:
         }
     }
 
-    // ---- the index: open addressing; a removed entry is filled by a later one that may move there
+    // ---- the index: open addressing; a later entry that may move there fills the place of a removed one
 
     size_t home_of(uint64_t row) const { return (row * 0x9e3779b97f4a7c15 >> 20) & (notes_.indices - 1); }
-    // The entry of a row, or the empty one where it belongs.
+    // Finds a row's entry, or the empty one where it belongs.
     size_t index_of(uint64_t row) const {
         size_t at = home_of(row);
         while (notes_.index[at] && notes_.rows[notes_.index[at] - 1] != row + 1)
@@ -260,7 +261,7 @@ private:
         size_t hole = index_of(row);
         for (size_t at = (hole + 1) & mask; notes_.index[at]; at = (at + 1) & mask) {
             size_t home = home_of(notes_.rows[notes_.index[at] - 1] - 1);
-            if (((at - home) & mask) < ((at - hole) & mask)) continue;  // would come before its home
+            if (((at - home) & mask) < ((at - hole) & mask)) continue;  // the hole lies before its home
             notes_.index[hole] = notes_.index[at];
             hole = at;
         }

@@ -1,6 +1,6 @@
 /*
-A set of rows of a large table, with a bit for each row. Memory that was never written stays untouched, so a
-set of few rows of a large table takes few pages.
+A set of rows of a large table, with a bit for each row. Pages of memory without rows are never written, so a
+small set takes few pages.
 */
 #pragma once
 
@@ -18,7 +18,7 @@ set of few rows of a large table takes few pages.
 class RowSet {
 public:
     RowSet() = default;
-    // words (words_of(rows)): zeros, which must outlive this
+    // words (words_of(rows)): zeros; must outlive the set
     RowSet(uint64_t* words, uint64_t rows) : words_(words), rows_(rows) {}
     static size_t words_of(uint64_t rows) { return (size_t)((rows + 63) / 64); }
 
@@ -41,7 +41,7 @@ public:
             if (words_[i]) size_ -= (uint64_t)std::popcount(words_[i]), words_[i] = 0;
     }
 
-    // The first row of the set from this one on; rows() if there is none.
+    // Returns the first row of the set that is not below this one; rows() if there is none.
     uint64_t next(uint64_t row) const {
         for (size_t i = (size_t)(row / 64); i < words_of(rows_); i++) {
             uint64_t word = words_[i];
@@ -51,7 +51,7 @@ public:
         return rows_;
     }
 
-    // Writes the set into a file, where blocks without rows take no space. Returns a checksum.
+    // Writes the set into a file, in which blocks without rows take no space. Returns a checksum.
     uint64_t write_to(const FileHandle& file, const std::string& path, uint64_t at) const {
         uint64_t hash = rows_;
         for (size_t i = 0; i < words_of(rows_); i += block) {
@@ -88,7 +88,7 @@ private:
     uint64_t rows_ = 0, size_ = 0;
 };
 
-// Writes sets to a file that is complete and on disk when this returns.
+// Writes sets to a file, which is complete and on disk when this returns.
 inline void write_sets(const std::string& path, const std::vector<const RowSet*>& sets) {
     FileHandle file = open_to_write(path, O_WRONLY | O_CREAT | O_TRUNC);
     if (!file) fail_with_errno(path, "create it");

@@ -1,7 +1,7 @@
 /*
-The rows of a table as they were when a save began, while training goes on changing them. The save reads rows
-in ascending order. A row that is about to change before the save has read it is copied first, into memory for
-a limited number of rows; when that is full, the change waits until the save has read some of them.
+The rows of a table as they were when a save began, while training continues to change them. The save reads
+rows in ascending order. A row that is about to change before the save has read it is first copied, into
+memory for a limited number of rows; if that is full, the change waits until the save has read some of them.
 
     training          begin()  before_change()  before_change() ...
     save                           next()  next() ...                  end()
@@ -22,11 +22,11 @@ a limited number of rows; when that is full, the change waits until the save has
 class RowSnapshot {
 public:
     RowSnapshot() = default;
-    // copies (most rows, record_bytes) has room for rows that are about to change.
+    // copies (most, record_bytes): room for rows that are about to change
     RowSnapshot(char* copies, size_t most, size_t record_bytes)
         : copies_(copies), most_(most), record_bytes_(record_bytes) {}
 
-    // Held while rows are read or moved: in next(), and by whoever moves them.
+    // Held while rows are read or moved: next() locks it, and so must code that moves rows.
     std::mutex& mutex() { return mutex_; }
     double stalled() const { return stalled_; }  // seconds that changes have waited
 
@@ -35,7 +35,7 @@ public:
         return rows_;
     }
 
-    // rows must not change before end().
+    // rows: those to save; the set must not change before end()
     void begin(const RowSet& rows) {
         std::lock_guard lock(mutex_);
         rows_ = &rows, cursor_ = 0, stalled_ = 0;
@@ -60,8 +60,8 @@ public:
         }
     }
 
-    // Fills rows and records with the next rows to save, at most `most`, and returns their number; 0: there
-    // are no more. read(rows, records) reads rows that have not changed.
+    // Fills rows and records with the next rows to save, at most `most`, and returns their number, or 0 if
+    // none are left. read(rows, records) reads rows that have not changed.
     template <typename Read>
     size_t next(size_t most, std::vector<uint64_t>& rows, char* records, Read&& read) {
         std::lock_guard lock(mutex_);
@@ -86,7 +86,7 @@ public:
         return rows.size();
     }
 
-    // The save reads no more rows.
+    // Call once the save reads no more rows, even if some are left.
     void end() {
         std::lock_guard lock(mutex_);
         rows_ = nullptr;

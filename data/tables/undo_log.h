@@ -6,12 +6,12 @@ checkpoint was saved. A page is overwritten only after its earlier content is on
      0      8  magic: 89 54 47 55 4e 0d 0a 1a ("\x89TGUN\r\n\x1a")
      8      8  number of this log; later logs have higher numbers
     16      8  save id of the checkpoint (data/checkpoint/files.h)
-    24      8  identity of the pages: a log of other pages is not used
+    24      8  identity of the page file: a log of another one is not used
     32      8  bytes of a page
     40     16  zero
     56      8  checksum of the 56 bytes before
-    64         batches: the number of pages, a checksum of what follows these 24 bytes, and one of the 16
-               bytes before it; the numbers of the pages; the pages
+    64         batches: a head of 24 bytes (number of pages, checksum of the rest of the batch, checksum of
+               the 16 bytes before); the pages' numbers; the pages
 
 All numbers are little-endian, all checksums XXH3-64.
 */
@@ -42,7 +42,7 @@ public:
     };
     static_assert(sizeof(Preamble) == 64);
 
-    // Makes a new log, which is on disk when this returns.
+    // Creates a log, which is on disk when this returns.
     UndoLog(std::string path, Preamble preamble)
         : path_(std::move(path)),
           page_bytes_(preamble.page_bytes),
@@ -53,12 +53,12 @@ public:
             write_at(file_, path_, 0, &preamble, sizeof preamble);
             sync_file(file_, path_);
         } catch (...) {
-            unlink(path_.c_str());  // so that nobody takes it for a damaged log
+            unlink(path_.c_str());  // so that it is not taken for a damaged log
             throw;
         }
     }
 
-    // Appends pages; they are on disk when this returns. If it fails, the log is as before.
+    // Appends pages, which are on disk when this returns. If it throws, the log is as before.
     void append(const std::vector<uint64_t>& numbers, const std::vector<const char*>& pages) {
         std::string batch(sizeof(BatchHead), '\0');
         batch.append((const char*)numbers.data(), numbers.size() * sizeof(uint64_t));
@@ -77,7 +77,7 @@ public:
         end_ += batch.size();
     }
 
-    // Reads the preamble of a log; nothing if there is none, or it is damaged.
+    // Returns the preamble of a log, or nothing if the file does not exist or the preamble is damaged.
     static std::optional<Preamble> preamble_of(const std::string& path) {
         FileHandle file = open_file(path, O_RDONLY | O_NONBLOCK);
         Preamble found, right = {};
@@ -87,8 +87,8 @@ public:
         return good ? std::optional(found) : std::nullopt;
     }
 
-    // Calls use(numbers, pages) for each batch, pages lying one after another. Returns false if the log is
-    // damaged, or ends within a batch because the program was killed there.
+    // Calls use(numbers, pages) for each batch, with its pages contiguous. Returns false if the log is
+    // damaged, or ends within a batch because the program was killed as it wrote it.
     template <typename Use>
     static bool each_batch(const std::string& path, size_t page_bytes, Use&& use) {
         struct stat status;

@@ -1,11 +1,11 @@
 /*
-What a table on disk costs a step: gpt2-124M at 1 x 1024 with one table of rows of 64 numbers, all of them on
-disk and few of them in memory, beside the same model without a table, in pairs.
+Measures the cost of a table on disk: pairs of steps of gpt2-124M at 1 x 1024, one without a table, and one
+with a table of rows of 64 numbers, all of them on disk and few of them in memory.
 
-    bench_tables FOLDER GB TOKENS    the disk, what to write there, and token files with GPT-2's vocabulary
+    bench_tables FOLDER GB TOKENS    where to write a table, its size, token files with GPT-2's vocabulary
 
-Rows are written as a load from a checkpoint does, and reads go past the system's cache. The rate at which the
-same disk reads pages of 4 KB at random, by as many threads, is measured in the same run.
+A load from a checkpoint writes rows in the same way. Reads bypass the system's cache. The same run measures
+the rate at which the disk reads pages of 4 KB at random, with equally many threads.
 */
 #include <atomic>
 #include <filesystem>
@@ -19,7 +19,7 @@ namespace {
 constexpr int T = 1024, pairs = 5;
 constexpr size_t cache = (size_t)1 << 30;
 
-// The micro-batches of a step: real text, or tokens so random that hardly a row is looked up twice.
+// The micro-batches of a step: real text, or random tokens, which hardly look up any row twice.
 class Batches {
 public:
     Batches(const TokenLoader* text, int vocab) : text_(text), vocab_(vocab) {}
@@ -51,11 +51,11 @@ public:
 private:
     const TokenLoader* text_;
     int vocab_;
-    std::vector<int> values_[2];  // of this step and the next
+    std::vector<int> values_[2];  // two steps: this one and the next
     std::optional<DeviceArray<int>> device_;
 };
 
-// Runs a step as train does, which announces the next one; returns its seconds.
+// Runs a step as train does, which also fetches rows for the next one. Returns its seconds.
 double step_time(Gpt& g, Batches& batches, uint64_t step) {
     double start = seconds_now();
     zero_gradients(g);
@@ -75,11 +75,12 @@ double step_time(Gpt& g, Batches& batches, uint64_t step) {
     if (g.tables.any()) g.tables.look_ahead(batches.lookups(step + 1));
     g.tables.update({0.02f, 1e-8f, (int)step}, &g.stats.data->scale);
     g.products.weights_changed(g.graphs.on);
-    if (!read_result(g, T).finite) fail("bench: a step was not finite; the kernels are at fault");
+    if (!read_result(g, T).finite)
+        fail("bench: a loss or gradient was not finite; this is a bug in the kernels");
     return seconds_now() - start;
 }
 
-// Pages of 4 KB read at random in a second.
+// Measures how many pages of 4 KB a second can be read at random.
 double random_reads(const std::string& path) {
     constexpr int threads = 16, page = PageBuffer::alignment;
     const uint64_t pages = std::filesystem::file_size(path) / page;
@@ -106,8 +107,7 @@ void bench_tables(const std::string& folder, double gigabytes, const std::string
     with.ngram = "2,3", with.ngram_width = 64, with.ngram_layers = "1";
     const double room = (double)free_space(folder + "/") / 1e9 - 4;
     if (room < gigabytes)
-        printf("the disk has room for %.1f GB, not for the %.1f GB asked for: that is what is taken\n", room,
-               gigabytes);
+        printf("the disk has room for only %.1f of the %.1f GB requested; using that\n", room, gigabytes);
     const double bytes = std::min(room, gigabytes) * 1e9;
     const size_t record = 64 * sizeof(floatX) + sizeof(float), of_page = PageFile::payload(4096) / record;
     with.ngram_rows = (long long)(bytes / 4096 * (double)of_page / 2);
@@ -153,16 +153,16 @@ void bench_tables(const std::string& folder, double gigabytes, const std::string
             uint64_t before = g.tables.cache()->missed();
             double other = step_time(g, of_tables, step);
             g.tables.synchronize();
-            if (pair == 0) continue;  // the first has nothing ahead
+            if (pair == 0) continue;  // nothing was fetched ahead for the first
             ratios.push_back(other / one), times.push_back(other);
             missing.push_back((double)(g.tables.cache()->missed() - before));
             late = (double)g.tables.waited_for() / (double)g.tables.sent();
         }
-        printf(
-            "%-11s a step takes %.3f of one without (median of %d pairs; %.3f s); %.0f rows are read for a "
-            "step, which the disk reads in %.3f s; %.0f%% of a step's rows wait for an update\n",
-            text ? "real text" : "all rows distinct", median(ratios), pairs, median(times), median(missing),
-            median(missing) / rate, 100 * late);
+        printf("%-11s a step takes %.3f times as long as one without (median of %d pairs; %.3f s); %.0f rows "
+               "are read for a "
+               "step, which the disk reads in %.3f s; %.0f%% of a step's rows wait for an update\n",
+               text ? "real text" : "all rows distinct", median(ratios), pairs, median(times),
+               median(missing), median(missing) / rate, 100 * late);
     }
 }
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# What tables on disk cost a step on this machine.
+# Measures what tables on disk add to the time of a step on this machine.
 #
-#   test/bench/bench_tables.sh BUILD    the folder of a build (make bench-tables gives it)
-#   FOLDER=path                       on which disk (that of build/)
-#   GB=30                             what is written there
+#   test/bench/bench_tables.sh BUILD    the folder of a build (make bench-tables passes it)
+#   FOLDER=path                       a folder on the disk to measure (build/)
+#   GB=30                             size of the table's file
 #   TOKENS=pattern                    token files with GPT-2's vocabulary; otherwise the program's sources are tokenized
 cd "$(dirname "$0")/../.." || exit 1
 folder=$(mktemp -d -p "${FOLDER:-build}") || exit 1

@@ -39,9 +39,9 @@ void on_root(const std::function<void()>& work) {
     test_world().barrier();
 }
 
-using Rows = std::vector<std::pair<std::vector<float>, std::vector<floatX>>>;  // of each table
+using Rows = std::vector<std::pair<std::vector<float>, std::vector<floatX>>>;  // for each table
 
-// Tables without a model: the gradients of a step are a function of its number.
+// Tables without a model: a step's gradients depend only on its number.
 struct Tables {
     ModelConfig config = config_of_test();
     MeshShape shape = {.dp = test_world().size(), .stage_group = true, .tables = true};
@@ -68,7 +68,7 @@ struct Tables {
         tables->set_hash(5, folded_tokens(nullptr, config.vocab_size));
     }
 
-    // few: the step looks up the same few rows, whatever its number.
+    // few: every step looks up the same few rows.
     void step(int number, bool few = false) {
         std::vector<int> tokens(T);
         for (int t = 0; t < T; t++)
@@ -85,7 +85,7 @@ struct Tables {
         tables->synchronize();
     }
 
-    // The sums of squares, and the values of rows that have some.
+    // The sums of squares, and the values of rows whose sum is not 0.
     Rows rows() {
         tables->synchronize();
         const TableSizes& sizes = tables->sizes();
@@ -111,7 +111,7 @@ struct Tables {
         return all;
     }
 
-    // Saves, and takes a step meanwhile. Returns the report.
+    // Saves, and meanwhile runs a step if one is given. Returns the report.
     SaveReport save(int step_number, int step_meanwhile = 0) {
         std::optional<SaveReport> report = saver->save(about_step(step_number));
         if (step_meanwhile) step(step_meanwhile);
@@ -119,7 +119,7 @@ struct Tables {
         return *report;
     }
 
-    // Returns the bytes of the checkpoint that this rank read.
+    // Loads, and returns the bytes of the checkpoint that this rank read.
     uint64_t load(const std::string& folder) {
         CheckpointReader reader(folder);
         CheckpointLoader loader({contributor.get()}, test_world(), reader);
@@ -199,7 +199,7 @@ TEST_CASE("a save writes what changed, now and then all that changed since the b
     }
     CHECK(parts[0] == 1);
     for (size_t i = 1; i <= 16; i++) CHECK(parts[i] == i + 1);
-    CHECK(parts[17] == 2);  // the changes of 17 saves are one
+    CHECK(parts[17] == 2);  // the changes of 17 saves are in one part
     CHECK(parts[18] == 3);
     CHECK(bytes[1] < bytes[0] / 4);
     for (int save : {1, 2, 17, 18, 20}) {
@@ -215,7 +215,7 @@ TEST_CASE("a save writes what changed, now and then all that changed since the b
     CHECK(parts_of(checkpoint_folder(folder.path, 140)).size() < 10);  // there was a new base
 }
 
-TEST_CASE("a table on disk returns to the last checkpoint, by what changed since") {
+TEST_CASE("a table on disk returns to the last checkpoint, reading only what has changed since") {
     Folder folder;
     Rows saved, later;
     uint64_t written = 0;
@@ -235,7 +235,7 @@ TEST_CASE("a table on disk returns to the last checkpoint, by what changed since
     CheckpointReader reader(last);
     for (uint64_t size : reader.index().file_bytes) written += size;
     auto resumed = [&](const std::function<void(Tables&)>& check) {
-        // As a new process would: its constructor must not clear the file.
+        // as in a new process; a Tables that is made for disk would clear the file
         Tables run(folder.path, TablePlace::host);
         ZeroSettings settings = run.tables->settings();
         settings.table_place = TablePlace::disk;
@@ -257,12 +257,12 @@ TEST_CASE("a table on disk returns to the last checkpoint, by what changed since
         for (int number = 64; number <= 66; number++) run.step(number);
         CHECK(same(run.rows(), later));
     });
-    // once more, from what that run left
+    // once more, with the files of that run
     resumed([&](Tables& run) {
         CHECK(run.load(last) < written / (uint64_t)test_world().size() / 3);
         CHECK(same(run.rows(), saved));
     });
-    // on one rank the undo log is damaged: all read the checkpoint
+    // one rank's undo log is damaged: all ranks read the checkpoint
     if (int rank = test_world().rank(); rank == test_world().size() - 1)
         for (const auto& entry : fs::directory_iterator(folder.path + "/tables"))
             if (entry.path().filename().string().starts_with(text("stage-00-owner-%05d.undo", rank)))

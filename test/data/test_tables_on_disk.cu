@@ -1,5 +1,5 @@
 // Rows of tables on disk: sets and snapshots of rows, undo logs, files of pages, and the cache in front of
-// them. Plain arrays and maps say what each should hold, also after damage and on a full disk.
+// them. Each is compared with a plain array or map, also after damage and on a full disk.
 // devices: cpu address
 // seconds: 2
 #include <atomic>
@@ -18,7 +18,7 @@
 #include "test/data/failing_calls.h"
 #include "test/support/file_testing.h"
 
-// Files whose paths contain this are on a disk that has `room_left` bytes; empty: no file is.
+// Files whose paths contain this are on a disk with `room_left` free bytes. Empty: no file is.
 static std::string full_disk_of;
 static size_t room_left = 0;
 static std::mutex room_mutex;
@@ -103,10 +103,10 @@ TEST_CASE("a save reads rows as they were; changes wait for room, until it reads
     TestSnapshot test{100, 2};
     auto a_while = [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
     std::map<uint64_t, uint64_t> saved;
-    test.change({5});  // nobody saves yet
+    test.change({5});  // no save has begun
     for (uint64_t row : {1, 5, 64, 99}) test.rows.insert(row);
     test.snapshot.begin(test.rows);
-    test.change({64, 64, 7, 99});  // 7 is not saved, and takes no room
+    test.change({64, 64, 7, 99});  // 7 is not to be saved, and takes no room
     CHECK(test.snapshot.stalled() == 0);
     std::atomic<int> changes = 0;
     std::thread training([&] {
@@ -191,14 +191,14 @@ TEST_CASE("an undo log gives back its pages; any flipped bit and any cut is noti
         CHECK(whole() == (at < 64));
         write_file(path, good.substr(0, at));
         CHECK(UndoLog::preamble_of(path).has_value() == (at >= 64));
-        CHECK(whole() == (at <= 64 || at == second));  // these are logs of fewer batches
+        CHECK(whole() == (at <= 64 || at == second));  // these cuts leave whole batches
         write_file(path, good);
     }
 }
 
 constexpr uint64_t page_count = 100;
 constexpr size_t page_bytes = 4096;
-using Fills = std::vector<int>;  // the byte that each page consists of
+using Fills = std::vector<int>;  // the byte that fills each page
 
 static void fill_pages(PageFile& file, const Rows& numbers, int fill) {
     PageBuffer earlier(numbers.size() * page_bytes), pages(numbers.size() * page_bytes);
@@ -219,11 +219,11 @@ static Fills fills_of(PageFile& file, uint64_t pages = page_count) {
     }
     return fills;
 }
-// Fills pages at random, some of them adjacent, and notes that.
+// Fills random pages, some of them adjacent, and updates `fills`.
 static void fill_some(PageFile& file, std::mt19937_64& random, Fills& fills) {
     std::set<uint64_t> numbers;
     for (int i = 0; i < 4; i++) {
-        uint64_t first = random() % page_count, count = 1 + random() % 70;  // a run of more than 64 is cut
+        uint64_t first = random() % page_count, count = 1 + random() % 70;  // a run of more than 64 is split
 
         for (uint64_t at = first; at < std::min(first + count, page_count); at++) numbers.insert(at);
     }
@@ -296,7 +296,7 @@ TEST_CASE("a file returns to its marks, one or several back, and after it was cl
         CHECK(fills_of(*test.file) == fills);
         fill_some(*test.file, random, fills);  // this is logged, too
         if (marked.size() < 4) continue;
-        test.file->forget_before(100);  // there is no such mark, and none before it
+        test.file->forget_before(100);  // no such mark: nothing is forgotten
         test.file->forget_before(std::next(marked.begin())->first);
         marked.erase(marked.begin());
     }
@@ -336,7 +336,7 @@ TEST_CASE("what others left makes a file empty: other pages, another size, damag
     for (int save : {1, 2, 3}) fs::remove(test.log(save));
     test.open(6), empty();
 
-    // the return from 3 to 1 ends at a damaged log; then nothing says that 2 or 3 can be had
+    // the return from 3 to 1 ends at a damaged log; then the file no longer offers 2 or 3
     prepare(), flip_bit(test.log(1), 5000);
     CHECK_FALSE(test.file->return_to(1));
     test.open(6);
@@ -344,7 +344,7 @@ TEST_CASE("what others left makes a file empty: other pages, another size, damag
     CHECK_FALSE(test.file->return_to(1));
     test.file->clear(), empty();
 
-    // two slashes, and what others planted
+    // two slashes in the path, and a FIFO with the name of a log
     prepare(), test.name = test.folder / "here//rows", test.open(6);
     CHECK(test.file->can_return_to(2));
     REQUIRE(mkfifo(test.log(9).c_str(), 0600) == 0);
@@ -370,7 +370,7 @@ TEST_CASE("pages on a full disk") {
             }
         }
     }
-    // there is no room for another mark: what changes after it is logged for the one before
+    // there is no room for another mark: the log of the previous one has the later changes, too
     for (size_t room : {0, 10}) {
         fill_pages(*test.file, {7}, 4);
         auto mark = [&] { test.file->mark(2); };
@@ -383,7 +383,7 @@ TEST_CASE("pages on a full disk") {
     }
 }
 
-using Records = std::map<uint64_t, std::string>;  // those of other rows are zeros
+using Records = std::map<uint64_t, std::string>;  // rows without a record are zeros
 
 // A cache with its memory.
 struct TestCache {
@@ -448,7 +448,7 @@ struct TestCache {
         cache.copy(numbers, to);
         CHECK((all == right));
     }
-    // A turn holds rows, some of them often, and changes half of them.
+    // Plays turns; each holds rows, of which some recur often, and changes half of them.
     void play(size_t turns_to_play, size_t count, Records& records) {
         bool right = true, stayed = true;
         for (size_t i = 0; i < turns_to_play; i++) {
@@ -496,7 +496,7 @@ TEST_CASE("a cache holds what a map holds, whatever lies in memory") {
     }
     CHECK(RowCache::page_bytes_for(4088) == 4096);
     CHECK(RowCache::page_bytes_for(4089) == 8192);
-    CHECK(RowCache::pages_for(481, 17) == 3);  // 240 in each
+    CHECK(RowCache::pages_for(481, 17) == 3);  // 240 rows in each
 }
 
 TEST_CASE("a cache reports what has changed, and loses it if it forgets") {
@@ -531,7 +531,7 @@ TEST_CASE("a cache that is too small for two steps says so, and loses nothing") 
     cache.turn = 1, cache.hold(old), cache.change(old, records);
     cache.turn = 3, cache.hold(pinned), cache.change(pinned, records);
     cache.turn = 4;
-    CHECK_REFUSED(cache.hold(more), "--ngram-cache: the rows of two steps need more than its 16 rows; ");
+    CHECK_REFUSED(cache.hold(more), "--ngram-cache: two steps need more rows than the 16 that it holds; ");
     cache.check(records);
     more.pop_back();
     cache.hold(more);
@@ -553,7 +553,7 @@ TEST_CASE("rows return to those of a mark, and a full disk harms nothing") {
         const std::string name = save == 3 ? ".pages" : ".undo.4";
         auto fill = [&] { cache->play(12, 10, records), cache->cache.flush(); };
         check_error(error_on_full_disk(name, page_bytes, fill), test.name + name, "No space left on device");
-        cache->last.clear();  // the turn has not ended
+        cache->last.clear();  // a turn failed, so they may leave in the next
         cache->check(records);
     }
     cache->play(12, 10, records);

@@ -39,7 +39,7 @@ std::vector<float> bits_of(Gpt& g) {
     g.tables.synchronize();
     std::vector<float> bits;
     const TableSizes& sizes = g.tables.sizes();
-    if (g.tables.cache()) {  // the records have the values of each table and then its sums of squares
+    if (g.tables.cache()) {  // a record has, for each table, the values and the sum of squares
         const size_t of_table = sizes.record_bytes() / sizes.tables();
         std::vector<uint64_t> rows(sizes.own_rows());
         std::iota(rows.begin(), rows.end(), 0);
@@ -107,7 +107,7 @@ std::set<uint64_t> rows_of_batch(Gpt& g, int number) {
     return rows;
 }
 
-// Tables on disk have their files here, and memory for the rows of two steps.
+// Tables on disk have their files in a temporary folder, and memory for the rows of two steps.
 ZeroSettings on(TablePlace place, ZeroSettings settings = with_master) {
     static const TemporaryFolder folder;
     settings.table_place = place;

@@ -132,9 +132,9 @@ done
 wait
 
 # ----------------------------------------------------------------------------------------------------------
-# tables on disk, with more rows than their cache: killed at every call to their files, and calls that fail
+# tables on disk that are larger than their cache: killed at every call to their files, and calls that fail
 
-# unlucky ERROR WORDS K POINT    the run says what was wrong; if it ends, it can be resumed
+# unlucky ERROR WORDS K POINT    the run reports the error; if that ends it, it can be resumed
 unlucky() {
     local error=$1 words=$2 k=$3 name=$1-$3-tables point=$4 trouble=
     struck "$error" "$k" "$name"

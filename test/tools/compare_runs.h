@@ -122,9 +122,9 @@ inline std::vector<uint64_t> read_numbers(const CheckpointReader& reader, int te
     return numbers;
 }
 
-// The tensors of a checkpoint by name. The parts of a table that several saves have written
-// (comm/ngram_checkpoint.h) are one, in the order of the saves.
-using TensorParts = std::map<std::string, std::map<int, int>>;  // from the part's number to the tensor's
+// The tensors of a checkpoint by name. Parts of a table that several saves wrote (comm/ngram_checkpoint.h)
+// share a name, and are in the order of the saves.
+using TensorParts = std::map<std::string, std::map<int, int>>;  // maps a part's number to its tensor's
 inline TensorParts tensor_parts(const CheckpointIndex& index) {
     TensorParts parts;
     for (size_t i = 0; i < index.tensors.size(); i++) {
@@ -140,8 +140,8 @@ inline TensorParts tensor_parts(const CheckpointIndex& index) {
     return parts;
 }
 
-// Reads the rows of a tensor in an order that all layouts share: those of a table by row number, each as it
-// was saved last.
+// Reads the rows of a tensor in an order that all layouts share: those of a table by row number, each as last
+// saved.
 inline std::vector<float> read_in_order(CheckpointReader& reader, const std::map<int, int>& parts,
                                         Slot slot) {
     std::map<uint64_t, std::vector<float>> rows;
