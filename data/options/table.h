@@ -504,8 +504,8 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(ngram_place), "Layout", alike, by_name,
          "Where the rows of tables are stored, spread over all ranks of the stages that have tables: in "
          "device memory; in host memory, where CPU cores update them and from where the rows of a step are "
-         "copied to the devices; or on disk, with the rows that steps use in host memory{sample eval: , "
-         "which here means host}. The result is the same.",
+         "copied to the devices; or on disk, with the rows that steps use in host memory. The result is "
+         "the same.",
          overridable, !positional, later},
         {FIELD(ngram_cache), "Layout", alike, size(4096, 1e15),
          "--ngram-place disk: bytes of host memory in which each rank keeps rows of its tables. It must hold "
