@@ -1064,7 +1064,7 @@ struct GptPasses final : ModelInTraining {
 
     Stateful* tables() override { return saved_tables ? &*saved_tables : nullptr; }
     void begin_tables(uint64_t seed, std::vector<uint64_t> folded) override {
-        if (saved_tables) saved_tables->forget_rows();
+        g.tables.own().forget();
         g.tables.set_hash(seed, std::move(folded));
     }
 

@@ -143,10 +143,8 @@ public:
         if (world_.is_root()) {
             scope_.id = new_save_id(), scope_.has_last = false;
             std::string ignored;  // a last checkpoint that cannot be read counts as gone
-            note_error(ignored, [&] {
-                scope_.has_last =
-                    !scope_.weights_alone && last_ && save_id_in(last_->folder) == last_->save_id;
-            });
+            if (!scope_.weights_alone && last_)
+                note_error(ignored, [&] { scope_.has_last = save_id_in(last_->folder) == last_->save_id; });
         }
         world_.broadcast(&scope_.id, sizeof scope_.id);
         world_.broadcast(&scope_.has_last, sizeof scope_.has_last);

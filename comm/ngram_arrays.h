@@ -62,8 +62,8 @@ struct TableSizes {
         uint64_t pages = RowCache::pages_for(own_rows(), record);
         return (double)std::min(reached, pages) * (double)RowCache::page_bytes_for(record);
     }
-    double checkpoint_bytes(uint64_t reached, size_t element_bytes = sizeof(floatX)) const {
-        return (double)reached * (double)(record_bytes(element_bytes) + tables() * sizeof(uint64_t));
+    uint64_t checkpoint_bytes(uint64_t reached, size_t element_bytes = sizeof(floatX)) const {
+        return reached * (record_bytes(element_bytes) + tables() * sizeof(uint64_t));
     }
     // Rows that all ranks together ask one owner for, at most. Hashes spread rows over owners at random, and
     // all ranks may ask for the same row, which multiplies the variance by their number: this is nine
@@ -155,14 +155,10 @@ struct TableArrays {
                   on_host);
         for (size_t i = 0; i < n; i++) tables.push_back(take_table(on_host));
         if (on_disk) {
-            size_t indices = SlotNotes::indices_for(here);
-            notes = {memory.take_pages<uint64_t>(here),
-                     memory.take_pages<uint32_t>(here),
-                     memory.take_pages<uint8_t>(here),
-                     memory.take_pages<bool>(here),
-                     memory.take_pages<uint32_t>(indices),
-                     here,
-                     indices};
+            notes.slots = here, notes.indices = SlotNotes::indices_for(here);
+            notes.rows = memory.take_pages<uint64_t>(here), notes.turns = memory.take_pages<uint32_t>(here);
+            notes.uses = memory.take_pages<uint8_t>(here), notes.changed = memory.take_pages<bool>(here);
+            notes.index = memory.take_pages<uint32_t>(notes.indices);
         }
         memory.of("n-gram rows");
         for (size_t i = 0; i < n; i++) rows.push_back(memory.take_elements(distinct * W));

@@ -33,7 +33,7 @@ return to the checkpoint (data/tables/page_file.h), only its last changes are re
 #include <vector>
 
 #include "comm/checkpoint_saver.h"  // sum_over_ranks
-#include "comm/memory.h"            // DeviceArray
+#include "comm/memory.h"            // size_text
 #include "comm/ngram_tables.h"      // NgramTables
 #include "comm/stateful.h"          // Stateful
 #include "data/base/dtype.h"
@@ -45,14 +45,14 @@ public:
     // The tables must outlive it.
     NgramCheckpoint(NgramTables& tables, const Layout& layout)
         : tables_(tables),
+          own_(tables.own()),
           config_(tables.config()),
           shape_(tables.mesh().shape),
           W_((size_t)config_.ngram_width),
           rows_at_once(std::min(most_rows, (size_t)largest_piece / W_)),
           rows_(rows_of_table(config_)),
-          touched_(tables.set(1)),
-          since_base_(tables.set(2)),
-          saving_(tables.set(3)) {
+          since_base_(own_.set(2)),
+          saving_(own_.set(3)) {
         std::vector<Stage> stages;
         for (int number = 0; number < shape_.pp; number++)
             stages.emplace_back(config_, layout, first_of_stage(number), false);
@@ -69,39 +69,40 @@ public:
     uint64_t bytes_to_write(bool) const override {
         const TableSizes& sizes = tables_.sizes();
         // Most rows of a table on disk may never be touched.
-        uint64_t rows = tables_.file() ? touched_.size() + tables_.changed().size() : sizes.own_rows();
-        return (uint64_t)sizes.checkpoint_bytes(rows) + hash_bytes();
+        uint64_t rows = own_.file() ? own_.touched().size() + own_.changed().size() : sizes.own_rows();
+        return sizes.checkpoint_bytes(rows) + hash_bytes();
     }
 
     void begin_save(const SaveScope& scope) override {
         tables_.forget_stale();
         tables_.synchronize();
         scope_ = scope;
-        RowSet& changed = tables_.changed();
-        if (RowCache* cache = tables_.cache())
-            cache->each_changed([&](uint64_t row) { changed.insert(row); });
-        touched_.insert(changed);
+        RowSet &changed = own_.changed(), &touched = own_.touched();
+        if (RowCache* cache = own_.cache()) cache->each_changed([&](uint64_t row) { changed.insert(row); });
+        touched.insert(changed);
         since_base_.insert(changed);
-        const bool base = !scope.has_last || parts_.empty() ||
-                          written_since_base_ + over_ranks(changed) > over_ranks(touched_),
+        const uint64_t tables = tables_.sizes().tables();
+        const std::vector<RankNumbers> all = sum_over_ranks(
+            *scope.world, {changed.size() * tables, touched.size() * tables, since_base_.size() * tables});
+        const bool base = !scope.has_last || parts_.empty() || written_since_base_ + all[0].all > all[1].all,
                    joins = !base && parts_.size() > most_changes;
         saved_parts_ = base ? std::vector<int>() : joins ? std::vector{0} : parts_;
         saved_parts_.push_back(base ? 0 : parts_.back() + 1);
         saving_.clear();
-        saving_.insert(base ? touched_ : joins ? since_base_ : changed);
-        written_ = over_ranks(saving_);
+        saving_.insert(base ? touched : joins ? since_base_ : changed);
+        written_ = all[base ? 1 : joins ? 2 : 0].all;
         problem_ = nullptr;
-        if (PageFile* file = tables_.file(); file && !scope.weights_alone) {
+        if (PageFile* file = own_.file(); file && !scope.weights_alone) {
             try {
-                if (base) tables_.cache()->flush();
+                if (base) own_.cache()->flush();
                 file->mark(scope.id);
             } catch (const Error&) {
                 problem_ = std::current_exception();  // a full disk costs only this save
             }
         }
-        if (!on_host()) copy_from_device();
+        own_.begin_copies(scope.in_background);
         if (scope.in_background) note_saved();
-        tables_.snapshot().begin(saving_);
+        own_.snapshot().begin(saving_);
     }
 
     SavePlan plan() override {
@@ -119,64 +120,38 @@ public:
                 add("ids", {0}, Slot::data, Dtype::uint64);
                 add("rows", {0, (int64_t)W_}, Slot::weight, dtype_of(Slot::weight));
                 add("squares", {0}, Slot::weight, Dtype::fp32);
-                plan.bytes += rows * bytes_of_row();
             }
         }
         CheckpointTensor hash = {hash_name, {1 + config_.vocab_size}, {}};
         hash.slots[(size_t)Slot::data] = Dtype::uint64;
         plan.tensors.push_back({std::move(hash), 0, !writes_base()});
-        plan.bytes += writes_base() ? hash_bytes() : 0;
+        plan.bytes = tables_.sizes().checkpoint_bytes(saving_.size()) + (writes_base() ? hash_bytes() : 0);
         return plan;
     }
 
     void write(const WritePiece& write) override {
         write_rows(write);
         if (writes_base()) write_hash(write);
-        if (PageFile* file = tables_.file(); file && !scope_.weights_alone) write_notes(*file, scope_.id);
+        if (PageFile* file = own_.file(); file && !scope_.weights_alone) write_notes(*file, scope_.id);
     }
 
-    void let_go() override { tables_.snapshot().end(); }
+    void let_go() override { own_.snapshot().end(); }
 
     void end_save(bool published) override {
-        tables_.snapshot().end();
-        if (!published || scope_.weights_alone) {
-            if (scope_.in_background) tables_.changed().insert(saving_);
-            return;
-        }
+        own_.snapshot().end();
+        if (!published || scope_.weights_alone)
+            return scope_.in_background ? own_.changed().insert(saving_) : void();
         if (!scope_.in_background) note_saved();
         parts_ = saved_parts_;
         if (parts_.size() <= 2) written_since_base_ = 0;
         if (parts_.size() > 1) written_since_base_ += written_;
         std::string ignored;  // the next save tries again
-        if (PageFile* file = tables_.file()) note_error(ignored, [&] { file->forget_before(scope_.id); });
+        if (PageFile* file = own_.file()) note_error(ignored, [&] { file->forget_before(scope_.id); });
     }
 
-    double stall() const override { return tables_.snapshot().stalled(); }
+    double stall() const override { return own_.snapshot().stalled(); }
 
     // ---- loading
-
-    // Gives all rows their initial values, which follow from the seed.
-    void forget_rows() {
-        tables_.synchronize();
-        touched_.insert(tables_.changed());
-        if (PageFile* file = tables_.file()) {
-            tables_.cache()->forget();
-            file->clear();
-        }
-        for (int layer : tables_.sizes().layers) {
-            float* squares = tables_.own(layer).squares;
-            const size_t count = tables_.sizes().own_rows();
-            if (!on_host())
-                zero_async(squares, count, tables_.stream());
-            else if (!tables_.file() && touched_.rows() > 0)
-                for (uint64_t row = touched_.next(0); row < count; row = touched_.next(row + 1))
-                    squares[row] = 0;
-            else if (!tables_.file())
-                for (size_t row = 0; row < count; row++)  // writes no page that was never written
-                    if (squares[row] != 0) squares[row] = 0;
-        }
-        touched_.clear(), since_base_.clear(), tables_.changed().clear();
-    }
 
     bool has(const std::string& tensor) const override {
         return tensor == hash_name || place_of(tensor).layer >= 0;
@@ -184,12 +159,12 @@ public:
 
     void find_state(const World& world, const CheckpointReader& reader, bool weights_only) override {
         tables_.synchronize();
-        PageFile* file = tables_.file();
+        PageFile* file = own_.file();
         const uint64_t id = reader.index().save_id;
         bool found = !layers_.empty() && tables_.sizes().tables() == 0;
         if (file && !weights_only && file->can_return_to(id)) {
-            tables_.cache()->forget();
-            found = read_sets(file->companion(id), {&touched_, &since_base_}) && file->return_to(id);
+            own_.cache()->forget();
+            found = read_sets(file->companion(id), {&own_.touched(), &since_base_}) && file->return_to(id);
         }
         has_rows_ = world.largest(!found) == 0;
     }
@@ -234,8 +209,8 @@ public:
             }
             if (int left = turn % shape_.ranks(); left > 0 && me() >= left) batches.emplace_back();
         }
-        if (!has_rows_) forget_rows();
-        tables_.changed().clear();
+        if (!has_rows_) own_.forget();
+        own_.changed().clear();
         return batches;
     }
 
@@ -289,21 +264,11 @@ public:
         const uint64_t* rows = header + 3;
         auto squares = (const float*)(rows + count);
         auto values = (const floatX*)(squares + count);
-        for (size_t i = 0; i < count && touched_.rows() > 0; i++) {
-            touched_.insert(rows[i]);
+        for (size_t i = 0; i < count && since_base_.rows() > 0; i++) {
+            own_.touched().insert(rows[i]);
             if (header[1] > 0) since_base_.insert(rows[i]);
         }
-        if (on_host()) return tables_.put(layer, rows, values, squares, (int)count);
-        TableRows table = tables_.table(layer);
-        cudaStream_t stream = tables_.stream();
-        DeviceArray<uint64_t> rows_there(count);
-        DeviceArray<float> squares_there(count);
-        DeviceArray<floatX> values_there(count * W_);
-        copy_async(rows_there.data, rows, count, stream);
-        copy_async(squares_there.data, squares, count, stream);
-        copy_async(values_there.data, values, count * W_, stream);
-        put_rows(table, rows_there.data, values_there.data, squares_there.data, (int)count, stream);
-        synchronize(stream);
+        own_.put(tables_.table_of(layer), rows, values, squares, (int)count);
     }
 
     void settle() override {}
@@ -320,15 +285,15 @@ public:
             if (Place place = place_of(tensor.name); place.number > 0 && place.which == 0)
                 written_since_base_ += tensor.size();
         if (!same || weights_only_) parts_.clear();  // the next save writes all rows
-        if (PageFile* file = tables_.file(); file && same && !weights_only_ && !has_rows_) {
-            tables_.cache()->flush();
+        if (PageFile* file = own_.file(); file && same && !weights_only_ && !has_rows_) {
+            own_.cache()->flush();
             file->mark(index.save_id);
             write_notes(*file, index.save_id);
         }
-        if (same && has_rows_ && tables_.file())
+        if (same && has_rows_ && own_.file())
             return text(
                 "tables on disk were returned to this checkpoint; the first rank read %s from its file",
-                size_text(tables_.file()->bytes_read()).c_str());
+                size_text(own_.file()->bytes_read()).c_str());
         if (same) return "";
         return text("rows of tables %s in the checkpoint, %s to %s", dtype_name(stored),
                     stored == Dtype::fp32 ? "rounded" : "widened", dtype_name(dtype_of(Slot::weight)));
@@ -358,23 +323,15 @@ private:
                                             : bf16_to_float(at<uint16_t>(numbers, i)));
     }
 
-    bool on_host() const { return tables_.on_host(); }
     bool is_here(int layer) const { return std::ranges::count(tables_.sizes().layers, layer) > 0; }
     // Makes the sets count only changes that come after this save.
     void note_saved() {
-        tables_.changed().clear();
+        own_.changed().clear();
         if (writes_base()) since_base_.clear();
     }
     bool writes_base() const { return saved_parts_.size() == 1; }
-    // Sums the rows of a set over all tables of all ranks. For all ranks.
-    uint64_t over_ranks(const RowSet& set) const {
-        return sum_over_ranks(*scope_.world, {set.size() * tables_.sizes().tables()})[0].all;
-    }
     int me() const { return rank_of(tables_.mesh().position, shape_); }
     uint64_t owners() const { return (uint64_t)shape_.along(stage_axes); }
-    uint64_t bytes_of_row() const {
-        return sizeof(uint64_t) + sizeof(float) + W_ * dtype_size(dtype_of(Slot::weight));
-    }
     // The rank that owns a row of a layer's table.
     int owner(int layer, uint64_t row) const {
         size_t number = (size_t)(std::ranges::find(layers_, layer) - layers_.begin());
@@ -429,78 +386,39 @@ private:
     uint64_t hash_bytes() const {
         return me() == 0 ? (1 + (uint64_t)config_.vocab_size) * sizeof(uint64_t) : 0;
     }
-    std::vector<uint64_t> hash_values() const {
-        if (me() != 0) return {};
-        std::vector<uint64_t> values = {tables_.hash().seed()};
-        values.insert(values.end(), tables_.hash().folded().begin(), tables_.hash().folded().end());
-        return values;
-    }
-
     void write_hash(const WritePiece& write) const {
-        std::vector<uint64_t> hash = hash_values();
+        if (me() != 0) return;
+        std::vector<uint64_t> hash = {tables_.hash().seed()};
+        hash.insert(hash.end(), tables_.hash().folded().begin(), tables_.hash().folded().end());
         for (uint64_t at = 0, n; at < hash.size(); at += n) {
             n = std::min<uint64_t>(hash.size() - at, largest_piece);
             write({(uint32_t)(3 * layers_.size()), Slot::data, 0, 0, 0, 1, at, n, 0, 0}, &hash[at]);
         }
     }
     void write_notes(PageFile& file, uint64_t id) const {
-        write_sets(file.companion(id), {&touched_, &since_base_});
-    }
-
-    // Copies what a save reads of tables on the device: their sums of squares and, for a save in the
-    // background, their values.
-    void copy_from_device() {
-        squares_.clear();
-        for (int layer : tables_.sizes().layers) {
-            const OwnTable& own = tables_.own(layer);
-            const size_t rows = tables_.sizes().own_rows();
-            squares_.push_back(std::vector<float>(rows));
-            copy_async(squares_.back().data(), own.squares, rows, tables_.stream());
-            if (scope_.in_background)
-                copy_async(tables_.staged(layer).values, own.values, rows * W_, tables_.stream());
-        }
-        synchronize(tables_.stream());
-    }
-    void read_copies(const std::vector<uint64_t>& rows, const std::vector<char*>& records) const {
-        const std::vector<int>& here = tables_.sizes().layers;
-        for (size_t i = 0; i < rows.size(); i++) {
-            for (size_t table = 0; table < here.size(); table++) {
-                char* to = records[i] + table * (W_ * sizeof(floatX) + sizeof(float));
-                const floatX* values = scope_.in_background ? tables_.staged(here[table]).values
-                                                            : tables_.own(here[table]).values;
-                if (scope_.in_background)
-                    memcpy(to, values + rows[i] * W_, W_ * sizeof(floatX));
-                else
-                    copy_async((floatX*)to, values + rows[i] * W_, W_, tables_.stream());
-                memcpy(to + W_ * sizeof(floatX), &squares_[table][rows[i]], sizeof(float));
-            }
-        }
-        if (!scope_.in_background) synchronize(tables_.stream());
+        write_sets(file.companion(id), {&own_.touched(), &since_base_});
     }
 
     // Writes the rows of this save, some at a time.
     void write_rows(const WritePiece& write) {
         const std::vector<int>& here = tables_.sizes().layers;
-        const size_t record = tables_.sizes().record_bytes(),
-                     of_table = record / std::max<size_t>(here.size(), 1);
+        const size_t record = tables_.sizes().record_bytes(), values_bytes = own_.values_bytes();
         std::vector<uint64_t> rows, ids;
         std::vector<char> records(rows_at_once * record);
-        auto read = [&](const std::vector<uint64_t>& some, const std::vector<char*>& to) {
-            on_host() ? tables_.copy_rows(some, to) : read_copies(some, to);
-        };
+        auto read = [&](auto& some, auto& to) { own_.copy(some, to); };
         uint64_t written = 0;
-        while (!here.empty() && tables_.snapshot().next(rows_at_once, rows, records.data(), read) > 0) {
+        while (!here.empty() && own_.snapshot().next(rows_at_once, rows, records.data(), read) > 0) {
             const uint64_t n = rows.size();
             ids.clear();
-            for (uint64_t row : rows) ids.push_back(row * owners() + (uint64_t)tables_.me());
+            for (uint64_t row : rows) ids.push_back(row * owners() + (uint64_t)own_.me());
             std::vector<floatX> values(n * W_);
             std::vector<float> squares(n);
             for (size_t table = 0; table < here.size(); table++) {
-                const TableRows all = tables_.table(here[table]);
+                const TableRows all = own_.by_number(table);
                 for (size_t i = 0; i < n; i++) {
-                    const char* from = &records[i * record + table * of_table];
-                    memcpy(&values[i * W_], from, W_ * sizeof(floatX));
-                    memcpy(&squares[i], from + W_ * sizeof(floatX), sizeof(float));
+                    const char* from = &records[i * record + table * own_.table_bytes()];
+                    memcpy(&values[i * W_], from, values_bytes);
+                    memcpy(&squares[i], from + values_bytes, sizeof(float));
                     for (size_t w = 0; w < W_ && squares[i] == 0; w++)
                         values[i * W_ + w] = all.value(rows[i], (int)w, true);
                 }
@@ -515,22 +433,22 @@ private:
     }
 
     NgramTables& tables_;
+    OwnRows& own_;
     const ModelConfig& config_;
     const MeshShape shape_;
     const size_t W_, rows_at_once;
     const uint64_t rows_;                 // in each table
     std::vector<int> layers_, stage_of_;  // those with a table, and the stage that has each
 
-    RowSet &touched_, &since_base_, &saving_;  // ever changed; since the base; to be saved
-    std::vector<int> parts_;                   // of the last checkpoint; empty: there is none
-    uint64_t written_since_base_ = 0;          // rows of its changes, over all tables
+    RowSet &since_base_, &saving_;     // rows that have changed since the base; those to be saved
+    std::vector<int> parts_;           // of the last checkpoint; empty: there is none
+    uint64_t written_since_base_ = 0;  // rows of its changes, over all tables
 
     // the current save
     SaveScope scope_;
-    std::exception_ptr problem_;               // why it cannot succeed, if that is known when it begins
-    std::vector<int> saved_parts_;             // of the new checkpoint; the save writes the last one
-    uint64_t written_ = 0;                     // rows of that part, over all tables
-    std::vector<std::vector<float>> squares_;  // of each table of this stage, if on the device
+    std::exception_ptr problem_;    // why it cannot succeed, if that is known when it begins
+    std::vector<int> saved_parts_;  // of the new checkpoint; the save writes the last one
+    uint64_t written_ = 0;          // rows of that part, over all tables
 
     // the current load
     const CheckpointReader* reader_ = nullptr;

@@ -36,25 +36,18 @@ Each tensor rank has its own heads, for all tokens of the micro-batch, so no two
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstdint>
-#include <cstring>
-#include <mutex>
 #include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "comm/activations.h"   // Workload
-#include "comm/mesh.h"          // Mesh, wait_for
-#include "comm/ngram_arrays.h"  // TableSizes, TableArrays
-#include "data/base/error.h"    // fail
-#include "data/base/screen.h"
-#include "data/tables/page_file.h"  // PageFile
-#include "data/tables/row_cache.h"  // RowCache
-#include "data/tables/row_set.h"
-#include "data/tables/row_snapshot.h"
+#include "comm/activations.h"       // Workload
+#include "comm/mesh.h"              // Mesh, wait_for
+#include "comm/ngram_arrays.h"      // TableSizes, TableArrays
+#include "comm/ngram_rows.h"        // OwnRows
+#include "data/base/error.h"        // fail
 #include "data/tokens/ngrams.h"     // NgramHash, NgramTokens
 #include "kernels/embedding.cuh"    // sum_rows
 #include "kernels/global_norm.cuh"  // sum_squares
@@ -71,31 +64,22 @@ public:
           settings_(settings),
           mesh_(mesh),
           sizes_(checked(TableSizes(config, workload.B, workload.T, stage))),
-          me_(index_along(stage_axes, mesh.position, mesh.shape)),
           most_at_once_(stage.layout().pipeline.micro_batches),
           compute_(compute),
           asks_(compute),
-          host_(compute),
           arrays_(memory, sizes_, settings, compute),
-          snapshot_(arrays_.copies, arrays_.copied_rows, sizes_.record_bytes()) {
+          own_(sizes_, arrays_, settings, mesh, compute) {
         if (!here()) return;
-        keys_.resize(sizes_.tables());
         if (sizes_.owners > 1 && mesh.stage().size() != (int)sizes_.owners)
             fail("mesh: has no group of a stage's ranks, which send each other table rows; see "
                  "MeshShape::stage_group");
-        if (on_disk() && !ledger) open_file();
-        for (size_t i = 0; i < sets_.size() && settings.training && !ledger; i++)
-            sets_[i] = RowSet(arrays_.sets[i], sizes_.own_rows());
         found_.resize(sizes_.lookups);
         moved_.resize(sizes_.owners > 1 ? sizes_.distinct() : 0);
-        if (!settings.overlap.data) return;
-        if (sizes_.owners > 1) asks_ = new_communication_stream("lists of rows");
-        if (on_host()) host_ = new_communication_stream("tables on the host");
+        if (settings.overlap.data && sizes_.owners > 1) asks_ = new_communication_stream("lists of rows");
     }
     ~NgramTables() {
         drain(compute_);
-        for (cudaStream_t stream : {asks_, host_})
-            if (stream != compute_) end_stream(stream);
+        if (asks_ != compute_) end_stream(asks_);
     }
     NgramTables(const NgramTables&) = delete;
     NgramTables& operator=(const NgramTables&) = delete;
@@ -109,13 +93,11 @@ public:
     const ZeroSettings& settings() const { return settings_; }
     const ModelConfig& config() const { return config_; }
     const Mesh& mesh() const { return mesh_; }
-    cudaStream_t stream() const { return compute_; }
 
     // The seed determines which rows tokens look up, and the initial values of rows. folded: see NgramHash.
     void set_hash(uint64_t seed, std::vector<uint64_t> folded) {
         hash_.emplace(config_, seed, std::move(folded));
-        for (size_t i = 0; i < keys_.size(); i++)
-            keys_[i] = random_key(seed, "layers." + std::to_string(sizes_.layers[i]) + ".ngram");
+        own_.set_seed(seed);
         ahead_.reset();
     }
     const NgramHash& hash() const { return *hash_; }
@@ -155,77 +137,26 @@ public:
     // Updates the rows that this rank owns, unless the scale (1) is NaN.
     void update(const AdaGrad& adagrad, const float* scale);
 
-    // ---- what this rank owns
-
-    int me() const { return me_; }
-    const OwnTable& own(int layer) const { return arrays_.tables[table_of(layer)]; }
-    const OwnTable& staged(int layer) const { return arrays_.staged[table_of(layer)]; }
-    // A table indexed by row number; on disk, only for initial values, because its arrays hold cached rows.
-    TableRows table(int layer) const {
-        TableRows table = table_at(table_of(layer));
-        table.rows = nullptr;
-        return table;
-    }
-    // Waits for all work on the tables, and throws its errors.
-    void synchronize() const {
-        wait_for(host_, mesh_);
-        wait_for(compute_, mesh_);
-        raise_disk_error();
-    }
-    // Returns whether the host's cores fetch and update the rows, as for tables in host memory or on disk.
-    bool on_host() const { return settings_.table_place != TablePlace::device; }
-
-    // ---- for checkpoints
-
-    // Sets of own rows, if the tables are trained: rows that have changed since the last save began, and sets
-    // for NgramCheckpoint.
-    RowSet& set(size_t number) { return sets_[number]; }
-    RowSet& changed() { return sets_[0]; }
-    // The rows as they were when a save began, for tables that the host updates.
-    RowSnapshot& snapshot() { return snapshot_; }
-    // The file and the cache of tables on disk; null for other tables.
-    PageFile* file() { return file_ ? &*file_ : nullptr; }
-    RowCache* cache() { return cache_ ? &*cache_ : nullptr; }
-    // Copies the records of own rows: for each table, the values and the sum of squares.
-    void copy_rows(const std::vector<uint64_t>& rows, const std::vector<char*>& records) const {
-        if (cache_) return cache_->copy(rows, records);
-        for (size_t i = 0; i < rows.size(); i++) copy_record(rows[i], records[i]);
-    }
-    // Sets own rows of a table in host memory or on disk.
-    void put(int layer, const uint64_t* rows, const floatX* values, const float* squares, int count) {
-        const int some = cache_ ? std::max((int)(arrays_.notes.slots / 4), 1) : count;
-        for (int begin = 0, n; begin < count; begin += n) {
-            n = std::min(some, count - begin);
-            std::vector<uint64_t> places(rows + begin, rows + begin + n);
-            if (cache_) {
-                numbers_ += 2;  // so that no row of earlier turns has to stay
-                cache_->hold(rows + begin, (size_t)n, places.data(), numbers_);
-                cache_->change(rows + begin, (size_t)n, places.data());
-            }
-            put_rows_cpu(table(layer), places.data(), values + (size_t)begin * (size_t)sizes_.W,
-                         squares + begin, n);
-        }
-    }
-
-private:
-    // Initial values are uniform, with the standard deviation of embeddings.
-    static constexpr float deviation = 0.02f * 1.7320508f;
-
+    // The rows that this rank owns.
+    OwnRows& own() { return own_; }
+    // Returns the number of a layer's table among those of this stage.
     size_t table_of(int layer) const {
         return (size_t)(std::ranges::find(sizes_.layers, layer) - sizes_.layers.begin());
     }
-    TableRows table_at(size_t number) const {
-        const OwnTable& own = arrays_.tables[number];
-        return {own.values, own.squares,   sizes_.W,      keys_[number],
-                deviation,  (uint64_t)me_, sizes_.owners, arrays_.notes.rows};
+    // Waits for all work on the tables, and throws its errors.
+    void synchronize() const {
+        wait_for(own_.host(), mesh_);
+        wait_for(compute_, mesh_);
+        own_.raise_error();
     }
-    bool on_disk() const { return settings_.table_place == TablePlace::disk; }
+
+private:
+    bool on_host() const { return own_.on_host(); }
     bool several() const { return sizes_.owners > 1; }
     const TableSizes& checked(const TableSizes& sizes) const {
         if (sizes.asked() > INT32_MAX)
             fail("--ngram %s: a rank is asked for %zu rows in a step, more than 2^31; lower --global-batch, "
-                 "or "
-                 "start more processes",
+                 "or start more processes",
                  config_.ngram.c_str(), sizes.asked());
         return sizes;
     }
@@ -241,14 +172,7 @@ private:
     void ask_owners(TableLists& list);
     void list_sums(TableLists& list);
     void order_fetches(TableLists& next, TableLists& now);
-    void open_file();
-    void raise_disk_error() const;
-    template <typename Work>
-    void cache_work(uint64_t* slots, size_t count, Work&& work);
-    void copy_record(size_t place, char* record) const;
-    void prepare_change(const TableLists& list, size_t count, const int* turn);
     void fetch(TableLists& list, size_t end);
-    void update_on_host(size_t begin, size_t end, const AdaGrad& adagrad);
     size_t where(uint64_t row) const;
     int place_of(uint64_t row, size_t& count, uint64_t* distinct);
     void forget_places() { std::fill_n(arrays_.known_at, arrays_.places, -1); }
@@ -260,25 +184,17 @@ private:
     const ZeroSettings settings_;
     const Mesh& mesh_;
     const TableSizes sizes_;
-    const int me_;  // among the owners
     const int most_at_once_;
-    cudaStream_t compute_, asks_, host_;
+    cudaStream_t compute_, asks_;
     TableArrays arrays_;
     std::optional<NgramHash> hash_;
-    std::vector<uint64_t> keys_;    // for each table
     std::vector<uint64_t> found_;   // (lookups) rows of a micro-batch
     std::vector<int> moved_;        // (distinct) each row's place when they are sorted by owner
     std::optional<Lookups> ahead_;  // listed by look_ahead(), in the list that is not the front
     size_t front_ = 0;
-    uint32_t numbers_ = 0;  // number of the last list, which is the cache's turn
-    std::array<RowSet, TableArrays::row_sets> sets_;
-    RowSnapshot snapshot_;
-    std::optional<PageFile> file_;
-    std::optional<RowCache> cache_;
-    NotedError disk_error_;  // of work on the host stream; disk_failed_: it is set
-    std::atomic<bool> disk_failed_ = false;
     Event order_, sums_copied_, fetched_, taken_;  // fetched_: rows on the device; taken_: buffer is free
     std::array<Event, 2> read_by_compute_, read_by_host_;  // the last work with each list
+    OwnRows own_;                                          // last: its work ends before what it uses
 };
 
 // ----------------------------------------------------------------------------
@@ -286,8 +202,8 @@ private:
 
 inline void NgramTables::list(TableLists& list, const Lookups& lookups) {
     if (ledger) return imagine(list, lookups);
-    raise_disk_error();
-    list.number = ++numbers_;
+    own_.raise_error();
+    list.number = own_.next_turn();
     size_t number = (size_t)(&list - arrays_.lists.data());
     wait_for(read_by_compute_[number], mesh_);
     wait_for(read_by_host_[number], mesh_);
@@ -340,8 +256,7 @@ inline void NgramTables::list_rows(TableLists& list, const Lookups& lookups) {
              lookups.count, sizes_.micro_batches);
     const size_t owners = sizes_.owners;
     size_t count = 0;
-    std::vector<size_t> lookups_of(
-        lookups.count);  // a batch may be shorter than the largest that there is room for
+    std::vector<size_t> lookups_of(lookups.count);  // a batch may be shorter than the largest
     forget_places();
     for (int micro = 0; micro < lookups.count; micro++) {
         int* slots = list.slots + (size_t)micro * sizes_.lookups;
@@ -382,7 +297,7 @@ inline void NgramTables::ask_owners(TableLists& list) {
     std::vector<int> counts(list.to.begin(), list.to.end());
     int* received = arrays_.counts + owners;
     copy_async(arrays_.counts, counts.data(), counts.size(), asks_);
-    copy_async(received + me_, arrays_.counts + me_, 1, asks_);
+    copy_async(received + own_.me(), arrays_.counts + own_.me(), 1, asks_);
     mesh_.asks().all_to_all(arrays_.counts, received, 1, Traffic::statistics, asks_);
     copy_async(arrays_.wanted, list.wanted, list.wants(), asks_);
     std::vector<int> from(counts.size());
@@ -432,89 +347,22 @@ inline void NgramTables::order_fetches(TableLists& next, TableLists& now) {
 }
 
 // ----------------------------------------------------------------------------
-// rows on disk
-
-inline void NgramTables::open_file() {
-    const size_t record = sizes_.record_bytes(), rows = arrays_.notes.slots, needed = 2 * sizes_.asked();
-    if (rows < std::min(needed, sizes_.own_rows()))
-        fail("--ngram-cache: has room for %zu rows of %zu bytes, but two steps may need %zu; give at least "
-             "%zu",
-             rows, record, needed, needed * (record + SlotNotes::bytes_of_slot));
-    std::string what =
-        text("%llu rows of %zu numbers, owner %d of %zu, layers", (unsigned long long)sizes_.rows,
-             sizeof(floatX) * (size_t)sizes_.W, me_, sizes_.owners);
-    for (int layer : sizes_.layers) what += " " + std::to_string(layer);
-    std::string path =
-        text("%s/stage-%02d-owner-%05d", settings_.table_dir.c_str(), mesh_.position[Axis::pipeline], me_);
-    file_.emplace(path, RowCache::pages_for(sizes_.own_rows(), record), RowCache::page_bytes_for(record),
-                  XXH3_64bits(what.data(), what.size()));
-    if (!file_->is_direct() && me_ == 0)
-        screen.warn(text("%s: the file system does not support direct I/O, so pages of tables also fill the "
-                         "system's cache",
-                         settings_.table_dir.c_str()));
-    std::vector<RowField> fields;
-    for (const OwnTable& table : arrays_.tables) {
-        fields.push_back({(char*)table.values, (size_t)sizes_.W * sizeof(floatX)});
-        fields.push_back({(char*)table.squares, sizeof(float)});
-    }
-    cache_.emplace(*file_, std::move(fields), arrays_.notes);
-}
-
-inline void NgramTables::raise_disk_error() const {
-    if (disk_failed_) disk_error_.raise();
-}
-
-// Runs work(), which finds slots, on the host stream. After an error all slots are 0, so fetches read wrong
-// rows, and no row changes any more; the error is thrown before anything that depends on them is saved.
-template <typename Work>
-void NgramTables::cache_work(uint64_t* slots, size_t count, Work&& work) {
-    host_work(host_, settings_.host_threads, [=, this] {
-        try {
-            std::lock_guard lock(snapshot_.mutex());
-            if (!disk_failed_) return work();
-        } catch (const std::exception& error) {
-            disk_error_ = {exit_code_of(error), message_of(error)};
-            disk_failed_ = true;
-        }
-        std::fill_n(slots, count, 0);
-    });
-}
-
-// ----------------------------------------------------------------------------
 // rows, on the device
 
 // Sends rows from host memory to the device: those of `fetched` up to `end` that were not sent yet.
 inline void NgramTables::fetch(TableLists& list, size_t end) {
     if (end == list.sent) return;
     const int count = (int)(end - list.sent);
-    taken_.hold(host_);
-    if (ledger && on_disk()) {
-        // a missing row costs the read of its page; the row that leaves for it, a read and a write
-        const size_t element = ledger->card.element_bytes, here = sizes_.rows_in_memory(settings_, element);
-        double missing = count * (1 - (double)here / (double)sizes_.own_rows()),
-               bytes = missing * (double)RowCache::page_bytes_for(sizes_.record_bytes(element));
-        ledger->launched(nullptr, host_,
-                         LaunchCost{.read = 2 * bytes, .written = bytes, .place = LaunchCost::disk});
-    }
-    if (cache_) {
-        uint64_t* slots = list.fetched_slots + list.sent;
-        cache_work(slots, (size_t)count, [=, this, rows = list.fetched + list.sent, number = list.number] {
-            cache_->hold(rows, (size_t)count, slots, number);
-        });
-    }
+    taken_.hold(own_.host());
+    const uint64_t* places = own_.bring(list, list.sent, count);
     for (size_t i = 0; i < sizes_.tables(); i++) {
-        size_t place = (i * sizes_.asked() + list.sent) * (size_t)sizes_.W;
-        floatX* there = arrays_.host_answers + place;
-        const uint64_t* rows = on_disk() ? list.fetched_slots + list.sent : list.fetched + list.sent;
-        if (ledger)
-            fetch_rows(there, table_at(i), rows, count, host_);
-        else
-            host_work(host_, settings_.host_threads,
-                      [=, table = table_at(i)] { fetch_rows_cpu(there, table, rows, count); });
-        copy_async(arrays_.fetched + place, there, (size_t)count * (size_t)sizes_.W, host_);
+        size_t at = (i * sizes_.asked() + list.sent) * (size_t)sizes_.W;
+        own_.fetch(arrays_.host_answers + at, i, places, count);
+        copy_async(arrays_.fetched + at, arrays_.host_answers + at, (size_t)count * (size_t)sizes_.W,
+                   own_.host());
     }
-    fetched_.record(host_);
-    read_by_host_[(size_t)(&list - arrays_.lists.data())].record(host_);
+    fetched_.record(own_.host());
+    read_by_host_[(size_t)(&list - arrays_.lists.data())].record(own_.host());
     list.sent = end;
 }
 
@@ -526,7 +374,7 @@ void NgramTables::exchange(const Communicator& group, const T* sent, const std::
     grouped({group}, [&] {
         for (int rank = 0; rank < (int)sizes_.owners; rank++) {
             size_t out = to[(size_t)rank] * (size_t)W, in = from[(size_t)rank] * (size_t)W;
-            if (rank == me_) {
+            if (rank == own_.me()) {
                 copy_async(received, sent, out, stream);
             } else {
                 if (out > 0) group.send(sent, out, rank, kind, stream);
@@ -563,7 +411,7 @@ inline void NgramTables::look_up(const Lookups& lookups) {
             embedding_forward(answers, arrays_.place, arrays_.fetched + i * sizes_.asked() * (size_t)W,
                               nullptr, nullptr, asks, W, compute_);
         else
-            fetch_rows(answers, table_at(i), arrays_.asked, asks, compute_);
+            fetch_rows(answers, own_.by_place(i), arrays_.asked, asks, compute_);
         if (several())
             exchange(mesh_.stage(), answers, l.from, arrays_.rows[i], l.to, W, Traffic::parameters, compute_);
         if (settings_.training)
@@ -606,68 +454,23 @@ inline void NgramTables::update(const AdaGrad& adagrad, const float* scale) {
     if (!here()) return;
     TableLists& l = front();
     const size_t each = sums_of_table(), W = (size_t)sizes_.W;
-    for (size_t i = 0; i < l.distinct && !ledger; i++) changed().insert(l.own[i]);
+    for (size_t i = 0; i < l.distinct && !ledger; i++) own_.changed().insert(l.own[i]);
     for (size_t i = 0; i < sizes_.tables() && !on_host(); i++)
-        step_rows(table_at(i), arrays_.own, arrays_.sums + i * each, (int)l.distinct, scale, adagrad,
+        step_rows(own_.by_place(i), arrays_.own, arrays_.sums + i * each, (int)l.distinct, scale, adagrad,
                   compute_);
     if (on_host()) {
         // two copies, used in turn: the host may still be applying the previous step
-        copy_async(arrays_.host_scale + front_, scale, 1, compute_);
-        order_.order(compute_, host_);
+        float* scale_there = arrays_.host_scale + front_;
+        copy_async(scale_there, scale, 1, compute_);
+        order_.order(compute_, own_.host());
         for (size_t i = 0; i < sizes_.tables(); i++)
-            copy_async(arrays_.host_sums + i * each, arrays_.sums + i * each, l.distinct * W, host_);
-        sums_copied_.record(host_);
+            copy_async(arrays_.host_sums + i * each, arrays_.sums + i * each, l.distinct * W, own_.host());
+        sums_copied_.record(own_.host());
         TableLists& next = arrays_.lists[1 - front_];
         size_t first = ahead_ ? l.shared : 0;
-        update_on_host(0, first, adagrad);
+        own_.step(l, 0, first, arrays_.host_sums, each, scale_there, adagrad);
         if (ahead_) fetch(next, next.asks());
-        update_on_host(first, l.distinct, adagrad);
+        own_.step(l, first, l.distinct, arrays_.host_sums, each, scale_there, adagrad);
     }
-    read_by_host_[front_].record(host_);
-}
-
-// Updates entries [begin, end) in the order of `turn`, or all in the order of the list.
-inline void NgramTables::update_on_host(size_t begin, size_t end, const AdaGrad& adagrad) {
-    const TableLists& l = front();
-    const int* turn = begin > 0 || end < l.distinct ? l.turn + begin : nullptr;
-    const float* scale = arrays_.host_scale + front_;
-    const uint64_t* places = on_disk() ? l.own_slots : l.own;
-    if (!ledger && end > begin) prepare_change(l, end - begin, turn);
-    for (size_t i = 0; i < sizes_.tables() && end > begin; i++) {
-        const float* sums = arrays_.host_sums + i * sums_of_table();
-        if (ledger)
-            step_rows(table_at(i), l.own, sums, (int)(end - begin), scale, adagrad, host_);
-        else
-            host_work(host_, settings_.host_threads, [=, this, table = table_at(i)] {
-                if (!disk_failed_)
-                    step_rows_cpu(table, places, sums, (int)(end - begin), scale, adagrad, turn);
-            });
-    }
-}
-
-// Copies the record at a place in host memory.
-inline void NgramTables::copy_record(size_t place, char* record) const {
-    const size_t bytes = (size_t)sizes_.W * sizeof(floatX);
-    for (const OwnTable& table : arrays_.tables) {
-        memcpy(record, table.values + place * (size_t)sizes_.W, bytes);
-        memcpy(record + bytes, table.squares + place, sizeof(float));
-        record += bytes + sizeof(float);
-    }
-}
-
-// Before own rows change: finds their slots, and copies those that a save in progress has yet to read.
-inline void NgramTables::prepare_change(const TableLists& list, size_t count, const int* turn) {
-    auto entry = [=](size_t i) { return turn ? (size_t)turn[i] : i; };
-    if (cache_)
-        cache_work(list.own_slots, list.distinct, [=, this, rows = list.own, slots = list.own_slots] {
-            for (size_t i = 0; i < count; i++) cache_->change(&rows[entry(i)], 1, &slots[entry(i)]);
-        });
-    host_work(host_, settings_.host_threads, [=, this, own = list.own, slots = list.own_slots] {
-        if (disk_failed_ || !snapshot_.is_active()) return;
-        std::vector<uint64_t> rows;
-        for (size_t i = 0; i < count; i++) rows.push_back(own[entry(i)]);
-        snapshot_.before_change(rows.data(), count, [&](size_t i, char* to) {
-            copy_record(cache_ ? slots[entry(i)] : rows[i], to);
-        });
-    });
+    read_by_host_[front_].record(own_.host());
 }

@@ -131,7 +131,7 @@ inline std::string tables_on_disk(const ModelConfig& c, const Layout& layout, si
         TableSizes sizes(c, 1, 1, Stage(c, layout, first_of_stage(number), true));
         if (sizes.tables() == 0) continue;
         files += (double)sizes.owners * sizes.file_bytes(sizes.own_rows(), element_bytes);
-        checkpoint += (double)sizes.owners * sizes.checkpoint_bytes(sizes.own_rows(), element_bytes);
+        checkpoint += (double)(sizes.owners * sizes.checkpoint_bytes(sizes.own_rows(), element_bytes));
     }
     return text("up to %sB of tables on the disks of all %d ranks, and %sB in a checkpoint, or twice that "
                 "while a new base is written",
@@ -453,12 +453,7 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
                                 size_text(planner.available()).c_str(),
                                 cut.pp > 1 ? " of the stage that needs most" : ""));
     if (o.ngram_place == TablePlace::disk && !o.ngram.empty())
-        say("disk", tables_on_disk(o,
-                                   {mesh_shape(planner.options_of(cut)),
-                                    cut.tp_overlap,
-                                    {cut.pp_schedule, cut.pp, 1, cut.pp_chunks},
-                                    planner.split(cut)},
-                                   (size_t)machine.element_bytes));
+        say("disk", tables_on_disk(o, planner.layout(cut, 1), (size_t)machine.element_bytes));
     const char* head = "messages";
     for (const PlannedMessage& one : planner.messages(cut)) {
         say(head, text("%s (%s): %s of %s in %.3g ms, between %d ranks %s", name_of(one.call).c_str(),

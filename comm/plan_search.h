@@ -278,6 +278,13 @@ public:
         return *known->second;
     }
 
+    // Returns how a cut divides the model and `micro_batches` of a step.
+    Layout layout(const Cut& cut, int micro_batches) {
+        Options o = options_of(cut);
+        return {
+            mesh_shape(o), o.tp_overlap, {cut.pp_schedule, cut.pp, micro_batches, cut.pp_chunks}, split(cut)};
+    }
+
 private:
     struct Point {
         double bound;
@@ -545,11 +552,6 @@ private:
         // The last group of an interleaved pipeline may be smaller, and stages wait longer for it.
         long long left = cut.pp_chunks > 1 ? all % cut.pp : 0;
         return (int)std::min(all, left + std::max(2 * cut.pp, ceil_div(32, cut.pp) * cut.pp));
-    }
-    Layout layout(const Cut& cut, int micro_batches) {
-        Options o = options_of(cut);
-        return {
-            mesh_shape(o), o.tp_overlap, {cut.pp_schedule, cut.pp, micro_batches, cut.pp_chunks}, split(cut)};
     }
 
     // beside_data: while messages of data ranks are sent.

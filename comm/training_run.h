@@ -216,8 +216,9 @@ struct TrainingRun {
             std::min<uint64_t>(sizes.own_rows(), sizes.asked() * (size_t)(o.steps - at.step));
         const std::string folder = model.state.settings().table_dir;
         const bool beside = o.ngram_dir.empty();  // the checkpoints are on the same disk
-        double files = 2 * sizes.file_bytes(reached) * world.local_size(),  // undo logs are as large
-            saved = beside ? 2 * sizes.checkpoint_bytes(reached) * (double)sizes.owners : 0,
+        // Undo logs may be as large as the files.
+        double files = 2 * sizes.file_bytes(reached) * world.local_size(),
+               saved = beside ? 2 * (double)(sizes.checkpoint_bytes(reached) * sizes.owners) : 0,
                room = (double)free_space(folder + "/");
         if (files + saved <= room) return "";
         return text(

@@ -23,6 +23,7 @@ is going to write. It refuses to write through them. A folder may itself be a li
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <system_error>
 #include <unistd.h>
 #include <utility>
 
@@ -56,6 +57,12 @@ is going to write. It refuses to write through them. A folder may itself be a li
         throw Error(message + remedy);
     }
     throw FailedPart(message + "check the file system, then try again");
+}
+
+// Throws like fail_with_errno().
+[[noreturn]] inline void fail_with_code(std::error_code error, const std::string& path, const char* action) {
+    errno = error.value();
+    fail_with_errno(path, action);
 }
 
 // Owns a file descriptor.

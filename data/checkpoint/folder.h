@@ -47,12 +47,6 @@ inline std::string shared_run_dir(const std::string& shared, const std::string& 
                 (unsigned)XXH3_64bits(path.data(), path.size()));
 }
 
-// Throws like fail_with_errno().
-[[noreturn]] inline void fail_with_code(std::error_code error, const std::string& path, const char* action) {
-    errno = error.value();
-    fail_with_errno(path, action);
-}
-
 // Names of the folders in checkpoints/, or none if it does not exist.
 inline std::vector<std::string> checkpoint_folder_names(const std::string& run_dir) {
     std::vector<std::string> names;

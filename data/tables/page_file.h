@@ -68,7 +68,7 @@ public:
         std::error_code error;
         std::filesystem::path folder = std::filesystem::path(path_).parent_path();
         std::filesystem::create_directories(folder, error);
-        if (error) errno = error.value(), fail_with_errno(folder.string(), "make it");
+        if (error) fail_with_code(error, folder.string(), "make it");
         file_ = open_to_write(file_path_, O_RDWR | O_CREAT | O_DIRECT);
         if (!file_ && errno == EINVAL) direct_ = false, file_ = open_to_write(file_path_, O_RDWR | O_CREAT);
         if (!file_) fail_with_errno(file_path_, "create it");

@@ -17,7 +17,6 @@ a row whose count is already 0 leaves. Rows used in this turn or the previous on
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <utility>
 #include <vector>
 
@@ -29,6 +28,14 @@ struct RowField {
     char* data;
     size_t bytes;
 };
+
+// Copies the fields of a slot to a record.
+inline void copy_record(const std::vector<RowField>& fields, size_t slot, char* record) {
+    for (const RowField& field : fields) {
+        memcpy(record, field.data + slot * field.bytes, field.bytes);
+        record += field.bytes;
+    }
+}
 
 // A cache's notes about its slots; initially all zeros.
 struct SlotNotes {
@@ -71,8 +78,7 @@ public:
         turn_ = turn;
         std::vector<uint64_t> missing;
         for (size_t i = 0; i < count; i++) {
-            size_t slot = slot_of(rows[i]);
-            if (slot == none)
+            if (size_t slot = slot_of(rows[i]); slot == none)
                 missing.push_back(rows[i]);
             else
                 use(slot);
@@ -97,9 +103,8 @@ public:
         std::vector<uint64_t> missing;
         std::vector<char*> of_missing;
         for (size_t i = 0; i < rows.size(); i++) {
-            size_t slot = slot_of(rows[i]);
-            if (slot != none)
-                copy_record(slot, records[i]);
+            if (size_t slot = slot_of(rows[i]); slot != none)
+                copy_record(fields_, slot, records[i]);
             else
                 missing.push_back(rows[i]), of_missing.push_back(records[i]);
         }
@@ -108,12 +113,6 @@ public:
             Pages pages(*this, &missing[begin], end - begin);
             for (size_t i = begin; i < end; i++)
                 memcpy(of_missing[i], pages.record(missing[i]), record_bytes_);
-        }
-    }
-    void copy_record(size_t slot, char* record) const {
-        for (const RowField& field : fields_) {
-            memcpy(record, field.data + slot * field.bytes, field.bytes);
-            record += field.bytes;
         }
     }
 
@@ -199,17 +198,14 @@ private:
         const size_t wanted = std::max(count, notes_.slots / 64);
         std::vector<size_t> leave;
         for (size_t looked = 0; leave.size() < wanted && looked < (most_uses + 2) * notes_.slots; looked++) {
-            size_t slot = hand_;
-            hand_ = (hand_ + 1) % notes_.slots;
+            const size_t slot = std::exchange(hand_, (hand_ + 1) % notes_.slots);
             if (notes_.rows[slot] == 0 || notes_.turns[slot] + 1 >= turn_) continue;
             if (notes_.uses[slot] > 0)
                 notes_.uses[slot]--;
-            else if (notes_.rows[slot] & leaving)
-                continue;
             else
-                leave.push_back(slot), notes_.rows[slot] |= leaving;
+                leave.push_back(slot), notes_.turns[slot] = turn_;  // so that it is selected once
         }
-        for (size_t slot : leave) notes_.rows[slot] &= ~leaving;
+        for (size_t slot : leave) notes_.turns[slot] = 0;
         if (free_.size() + leave.size() < count)
             fail("--ngram-cache: two steps need more rows than the %zu that it holds; raise it",
                  notes_.slots);
@@ -236,7 +232,8 @@ private:
             const size_t bytes = pages.numbers.size() * pages.page_bytes();
             PageBuffer earlier(bytes);
             memcpy(earlier.data(), pages.buffer.data(), bytes);
-            for (size_t i = begin; i < end; i++) copy_record(slots[i], pages.record(rows[i - begin]));
+            for (size_t i = begin; i < end; i++)
+                copy_record(fields_, slots[i], pages.record(rows[i - begin]));
             file_.write(pages.numbers, pages.buffer.data(), earlier.data());
             for (size_t i = begin; i < end; i++) notes_.changed[slots[i]] = false;
         }
@@ -267,8 +264,6 @@ private:
         }
         notes_.index[hole] = 0;
     }
-
-    static constexpr uint64_t leaving = (uint64_t)1 << 63;
 
     PageFile& file_;
     const std::vector<RowField> fields_;

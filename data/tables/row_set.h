@@ -31,10 +31,9 @@ public:
         words_[row / 64] |= (uint64_t)1 << row % 64;
     }
     void insert(const RowSet& others) {
-        for (size_t i = 0; i < words_of(rows_); i++) {
-            uint64_t added = others.words_[i] & ~words_[i];
-            if (added) words_[i] |= added, size_ += (uint64_t)std::popcount(added);
-        }
+        for (size_t i = 0; i < words_of(rows_); i++)
+            if (uint64_t added = others.words_[i] & ~words_[i])
+                words_[i] |= added, size_ += (uint64_t)std::popcount(added);
     }
     void clear() {
         for (size_t i = 0; i < words_of(rows_) && size_ > 0; i++)
@@ -64,15 +63,14 @@ public:
     }
     // Reads the set back. Returns the checksum; 0 if the file is too short.
     uint64_t read_from(const FileHandle& file, const std::string& path, uint64_t at) {
-        uint64_t hash = rows_;
-        uint64_t words[block];
+        uint64_t hash = rows_, words[block];
         clear();
         for (size_t i = 0; i < words_of(rows_); i += block) {
             if (!read_at(file, path, at + i * sizeof *words_, words, in_block(i) * sizeof *words_)) return 0;
+            const uint64_t before = size_;
             for (size_t j = 0; j < in_block(i); j++)
                 if (words[j]) words_[i + j] = words[j], size_ += (uint64_t)std::popcount(words[j]);
-            if (std::any_of(words, words + in_block(i), [](uint64_t word) { return word != 0; }))
-                hash ^= hash_of(i);
+            if (size_ > before) hash ^= hash_of(i);
         }
         return hash;
     }

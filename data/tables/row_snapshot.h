@@ -21,7 +21,6 @@ memory for a limited number of rows; if that is full, the change waits until the
 
 class RowSnapshot {
 public:
-    RowSnapshot() = default;
     // copies (most, record_bytes): room for rows that are about to change
     RowSnapshot(char* copies, size_t most, size_t record_bytes)
         : copies_(copies), most_(most), record_bytes_(record_bytes) {}
@@ -95,8 +94,8 @@ public:
     }
 
 private:
-    char* copies_ = nullptr;
-    size_t most_ = 0, record_bytes_ = 0;
+    char* const copies_;
+    const size_t most_, record_bytes_;
     std::mutex mutex_;  // guards the members that follow
     std::condition_variable room_;
     const RowSet* rows_ = nullptr;  // null: no save is reading

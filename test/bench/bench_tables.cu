@@ -128,14 +128,14 @@ void bench_tables(const std::string& folder, double gigabytes, const std::string
     for (uint64_t begin = 0, n; begin < rows; begin += n) {
         n = std::min(some, rows - begin);
         std::iota(numbers.begin(), numbers.begin() + (ptrdiff_t)n, begin);
-        g.tables.put(1, numbers.data(), values.data(), squares.data(), (int)n);
+        g.tables.own().put(0, numbers.data(), values.data(), squares.data(), (int)n);
         if (begin / some % 64 == 0)
             fprintf(stderr, "\rwriting rows: %.0f%%, %.0f s left ", 100.0 * (double)begin / (double)rows,
                     (seconds_now() - start) * ((double)rows / (double)std::max(begin, some) - 1));
     }
-    g.tables.cache()->flush();
+    g.tables.own().cache()->flush();
     fprintf(stderr, "\r%40s\r", "");
-    const double written = (double)g.tables.file()->bytes_written();
+    const double written = (double)g.tables.own().file()->bytes_written();
     printf("table       %.3g rows of 64 %s, %.3g rows in memory; %.1f GB written in %.0f s\n", (double)rows,
            floatX_name, (double)g.tables.sizes().rows_in_memory(on_disk), written / 1e9,
            seconds_now() - start);
@@ -150,12 +150,12 @@ void bench_tables(const std::string& folder, double gigabytes, const std::string
         for (int pair = 0; pair <= pairs; pair++) {
             const uint64_t step = 1 + (uint64_t)pair;
             double one = step_time(without, of_plain, step);
-            uint64_t before = g.tables.cache()->missed();
+            uint64_t before = g.tables.own().cache()->missed();
             double other = step_time(g, of_tables, step);
             g.tables.synchronize();
             if (pair == 0) continue;  // nothing was fetched ahead for the first
             ratios.push_back(other / one), times.push_back(other);
-            missing.push_back((double)(g.tables.cache()->missed() - before));
+            missing.push_back((double)(g.tables.own().cache()->missed() - before));
             late = (double)g.tables.waited_for() / (double)g.tables.sent();
         }
         printf("%-11s a step takes %.3f times as long as one without (median of %d pairs; %.3f s); %.0f rows "

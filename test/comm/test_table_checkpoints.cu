@@ -64,7 +64,7 @@ struct Tables {
         contributor = std::make_unique<NgramCheckpoint>(*tables, layout);
         saver = std::make_unique<CheckpointSaver>(Contributors{contributor.get()}, test_world(), folder,
                                                   Retention{.newest = 0}, in_background);
-        contributor->forget_rows();
+        tables->own().forget();
         tables->set_hash(5, folded_tokens(nullptr, config.vocab_size));
     }
 
@@ -95,7 +95,7 @@ struct Tables {
         std::vector<char> records(numbers.size() * sizes.record_bytes());
         std::vector<char*> to;
         for (uint64_t row : numbers) to.push_back(&records[row * sizes.record_bytes()]);
-        tables->copy_rows(numbers, to);
+        tables->own().copy(numbers, to);
         Rows all(sizes.tables());
         for (size_t table = 0; table < all.size(); table++) {
             for (const char* record : to) {
@@ -228,7 +228,7 @@ TEST_CASE("a table on disk returns to the last checkpoint, reading only what has
         CHECK(run.save(2).error == "");
         for (int number = 64; number <= 66; number++) run.step(number);
         run.tables->synchronize();
-        CHECK(run.tables->file()->bytes_written() > 0);
+        CHECK(run.tables->own().file()->bytes_written() > 0);
         later = run.rows();
     }
     std::string last = checkpoint_folder(folder.path, 2);

@@ -397,9 +397,9 @@ struct TestCache {
     std::vector<uint32_t> turns = std::vector<uint32_t>(slots), index = std::vector<uint32_t>(indices);
     std::vector<uint8_t> uses = std::vector<uint8_t>(slots);
     std::unique_ptr<bool[]> changed = std::make_unique<bool[]>(slots);
-    RowCache cache{file,
-                   fields(),
-                   {rows.data(), turns.data(), uses.data(), changed.get(), index.data(), slots, indices}};
+    const std::vector<RowField> of_slot = fields();
+    RowCache cache{
+        file, of_slot, {rows.data(), turns.data(), uses.data(), changed.get(), index.data(), slots, indices}};
     std::mt19937_64 random{4};
     uint32_t turn = 0;
 
@@ -459,7 +459,7 @@ struct TestCache {
             Rows slots = hold(held);
             std::string record(record_bytes, '\0');
             for (size_t j = 0; j < count; j++) {
-                cache.copy_record(slots[j], record.data());
+                copy_record(of_slot, slots[j], record.data());
                 right &= rows[slots[j]] == held[j] + 1 && record == wanted(held[j], records);
             }
             for (size_t j = 0; j < last.size(); j++) stayed &= rows[last_slots[j]] == last[j] + 1;

@@ -45,7 +45,8 @@ std::vector<int> layers_with_table(const Gpt& g) {
 std::vector<floatX> fetch(Gpt& g, int layer, const std::vector<uint64_t>& rows) {
     Buffer<uint64_t> numbers(rows);
     Buffer<floatX> values(rows.size() * (size_t)g.config.ngram_width);
-    fetch_rows(values, g.tables.table(layer), numbers, (int)rows.size(), g.stream);
+    fetch_rows(values, g.tables.own().by_number(g.tables.table_of(layer)), numbers, (int)rows.size(),
+               g.stream);
     cudaCheck(cudaStreamSynchronize(g.stream));
     return values.host();
 }
@@ -55,7 +56,8 @@ void put(Gpt& g, int layer, const std::vector<uint64_t>& rows, const std::vector
     Buffer<uint64_t> numbers(rows);
     Buffer<floatX> rounded(values);
     Buffer<float> of_rows(std::vector<float>(rows.size(), squares));
-    put_rows(g.tables.table(layer), numbers, rounded, of_rows, (int)rows.size(), g.stream);
+    put_rows(g.tables.own().by_number(g.tables.table_of(layer)), numbers, rounded, of_rows, (int)rows.size(),
+             g.stream);
     cudaCheck(cudaStreamSynchronize(g.stream));
 }
 
@@ -65,9 +67,9 @@ std::vector<uint64_t> all_rows(const Gpt& g) {
     return rows;
 }
 
-std::vector<float> squares_of_rows(const Gpt& g, int layer) {
+std::vector<float> squares_of_rows(Gpt& g, int layer) {
     cudaCheck(cudaStreamSynchronize(g.stream));
-    return from_device(g.tables.own(layer).squares, g.tables.sizes().rows);
+    return from_device(g.tables.own().by_place(g.tables.table_of(layer)).squares, g.tables.sizes().rows);
 }
 
 // The row numbers that the batch looks up: token by token, for each token all heads.

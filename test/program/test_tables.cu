@@ -39,14 +39,14 @@ std::vector<float> bits_of(Gpt& g) {
     g.tables.synchronize();
     std::vector<float> bits;
     const TableSizes& sizes = g.tables.sizes();
-    if (g.tables.cache()) {  // a record has, for each table, the values and the sum of squares
+    if (g.tables.own().cache()) {  // a record has, for each table, the values and the sum of squares
         const size_t of_table = sizes.record_bytes() / sizes.tables();
         std::vector<uint64_t> rows(sizes.own_rows());
         std::iota(rows.begin(), rows.end(), 0);
         std::vector<char> records(rows.size() * sizes.record_bytes());
         std::vector<char*> to;
         for (uint64_t row : rows) to.push_back(&records[row * sizes.record_bytes()]);
-        g.tables.copy_rows(rows, to);
+        g.tables.own().copy(rows, to);
         for (size_t table = 0; table < sizes.tables(); table++) {
             for (uint64_t row : rows) {
                 std::vector<floatX> values(sizes.W);
@@ -60,8 +60,10 @@ std::vector<float> bits_of(Gpt& g) {
         return bits;
     }
     for (int layer : sizes.layers) {
-        auto squares = from_device(g.tables.own(layer).squares, sizes.own_rows());
-        auto values = from_device(g.tables.own(layer).values, sizes.own_rows() * sizes.W);
+        auto squares =
+            from_device(g.tables.own().by_place(g.tables.table_of(layer)).squares, sizes.own_rows());
+        auto values =
+            from_device(g.tables.own().by_place(g.tables.table_of(layer)).values, sizes.own_rows() * sizes.W);
         for (size_t row = 0; row < squares.size(); row++) {
             bits.push_back(squares[row]);
             for (int w = 0; w < sizes.W && squares[row] != 0; w++) bits.push_back(values[row * sizes.W + w]);
@@ -151,7 +153,8 @@ TEST_CASE("a table has the same bits on the device, on the host and on disk, wha
                 std::vector<float> bits = bits_of(g);
                 if (first.empty()) first = bits;
                 CHECK(same_bits(bits, first));
-                if (g.tables.cache()) CHECK(g.tables.file()->bytes_written() > 0);  // rows have left memory
+                if (g.tables.own().cache())
+                    CHECK(g.tables.own().file()->bytes_written() > 0);  // rows have left memory
             }
         }
     }
@@ -218,7 +221,7 @@ TEST_CASE("a table is a dense embedding with the same optimizer, to the bit") {
         fill(scale, 0.5f, 1, g.stream);
         std::vector<floatX> values(rows * W);
         std::vector<float> squares(rows);
-        TableRows dense = g.tables.table(1);
+        TableRows dense = g.tables.own().by_number(0);
         dense.values = values.data(), dense.squares = squares.data();
         std::vector<uint64_t> all(rows);
         std::iota(all.begin(), all.end(), 0);
@@ -266,8 +269,8 @@ TEST_CASE("a table is a dense embedding with the same optimizer, to the bit") {
             float half = 0.5f;
             step_rows_cpu(dense, all.data(), dense_grads.host().data(), rows, &half, adagrad);
         }
-        CHECK(same_bits(from_device(g.tables.own(1).squares, rows), squares));
-        std::vector<floatX> own = from_device(g.tables.own(1).values, rows * W);
+        CHECK(same_bits(from_device(g.tables.own().by_place(0).squares, rows), squares));
+        std::vector<floatX> own = from_device(g.tables.own().by_place(0).values, rows * W);
         for (int i = 0; i < rows * W; i++)
             if (squares[i / W] == 0) own[i] = values[i];  // such rows have no values yet
         CHECK(same_bits(own, values));
