@@ -31,6 +31,7 @@ commands do with a model's outputs.
 */
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -43,6 +44,7 @@ commands do with a model's outputs.
 #include "comm/ngram_checkpoint.h"   // NgramCheckpoint: saves and loads NgramTables
 #include "comm/ngram_tables.h"       // NgramTables: rows that n-grams look up
 #include "comm/batches.h"            // batches read once for all ranks of a machine
+#include "comm/context_parallel.h"   // ContextParallel: keys and values of other context ranks
 #include "comm/plan_report.h"        // the plan command
 #include "comm/zero_checkpoint.h"    // ZeroCheckpoint: saves and loads ZeroState
 #include "comm/run_command.h"        // run_program: from main() to a command on every rank
@@ -91,6 +93,7 @@ struct Gpt {
     BlockProducts products;    // products with the blocks' matrices
     SequenceParallel rows;     // activation rows, cut over tensor ranks
     TensorParallel tp;         // linear layers over tensor ranks
+    ContextParallel contexts;  // keys and values, over context ranks
     float* rope;               // (positions, R/2, 2) cosines and sines
     StatisticsOnDevice stats;  // losses and norm of the step
     Graphs graphs;             // CUDA graphs of the passes over a micro-batch
@@ -139,7 +142,7 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
       workload(workload),
       mesh(mesh),
       stage(config, cut, mesh.position, workload.training),
-      layout(parameter_layout(config, mesh.shape.shard, stage.units())),
+      layout(parameter_layout(config, mesh.shape.shards(), stage.units())),
       state(memory, layout, mesh, settings, stream),
       pipeline(memory, mesh, cut.pipeline, stage.capacity, stream_size(config, workload, cut), stream,
                settings.overlap.pipeline),
@@ -149,6 +152,7 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
       products(memory, fp8_sizes(config, workload, stage), stream),
       rows(mesh.tensor(), cut.row_chunks, settings.overlap.tensor, stream),
       tp{rows, products, stream, acts[0].partial, acts[0].scratch},
+      contexts(mesh.context(), workload.sequence(), settings.overlap.tensor, stream),
       rope(memory.of("activations").take<float>(rope_floats(config, workload))) {
     if (workload.training && tables.here()) state.count_squares(tables.squares());
     if (ledger) return;  // no kernel will read the angles
@@ -353,18 +357,33 @@ struct NgramMemory : Sublayer {
 };
 
 // ---- attention: att = softmax(q k^T) v, with q, k and v = qkv(norm); attproj adds it to the stream
+//
+// On several context ranks, queries, keys and values are not side by side in a row of qkv: keys and values
+// are made first, in rows of their own after all queries, and are sent while queries are made. Backward,
+// queries come first, while the gradients of keys and values are summed over the ranks.
 
 struct Attention : Sublayer {
     Fp8Operand att8 = l.in_fp8(a.att_fp8, d.A, true), dqkv8 = Fp8Operand::of_gradient(a.dqkv_scale);
     Linear qkv = l.linear(qkvw, qkvb, {.inp = inp, .dout = a.dqkv, .dout8 = dqkv8});
     Linear attproj =
         linear_to_stream(attprojw, attprojb, {a.att, att8}, a.datt_out ? a.datt_out : a.dmlp_out);
+    const bool is_cut = g.contexts.ranks() > 1 && !l.batch.whole;  // other ranks have keys, too
+    const ContextCut cut = is_cut ? g.contexts.cut() : ContextCut();
+    const size_t queries = (size_t)d.N * d.A;  // elements
+    // parts of qkv, which make its outputs separately if it is cut
+    Linear q = qkv.outputs(0, d.A, inp, a.dqkv), kv = qkv.outputs(d.A, d.QKV - d.A, inp, a.dqkv + queries);
     // (QKV) gradient of qkv's bias, if attention's backward pass computes it instead of qkv's; else null
-    float* dqkvb = attention_makes_bias_gradient(g.config) ? std::exchange(qkv.dbias, nullptr) : nullptr;
-    AttentionShape heads =
-        self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, l.kind.window, l.batch.doc_start);
-    QkvRows rows = {d.N, d.NH, d.NKV, d.HS};
+    float* dqkvb =
+        attention_makes_bias_gradient(g.config, cut.ranks) ? std::exchange(qkv.dbias, nullptr) : nullptr;
     Rotation rope = {g.rope, l.batch.positions, d.R};
+
+    // Heads that lie side by side: rows of them in qkv, and their places there and in qk_rstd.
+    struct Heads {
+        QkvRows rows;
+        size_t at = 0, rstd_at = 0;
+    };
+    const Heads all_heads = {{d.N, d.NH, d.NKV, d.HS}}, of_queries = {{d.N, d.NH, 0, d.HS}},
+                of_keys = {{d.N, 0, d.NKV, d.HS}, queries, (size_t)d.N*d.NH};
 
     using Sublayer::Sublayer;
 
@@ -378,52 +397,108 @@ struct Attention : Sublayer {
             hidden();
             keep_input(g.tp, attproj);  // fp8; otherwise kept by the product, which is not recomputed
         } else if (g.config.qk_norm) {
-            finish_qkv();
+            finish(is_cut ? of_queries : all_heads);
+            if (is_cut) finish(of_keys);
         }
     }
 
     void backward(WeightGradients weights) const override {
+        if (is_cut) g.contexts.start_gather(a.keys, a.qkv + queries, d);
         row_parallel_backward(g.tp, attproj, a.dresidual, a.datt, side, weights, next_backward());
-        attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, heads, g.stream, dqkvb);
-        if (g.config.qk_norm)
-            qk_norm_backward(a.dqkv, l.dw[qnormw], l.dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd,
-                             l.w[qnormw], l.w[knormw], rope, rows, g.stream);
-        else if (d.R > 0)
-            rope_backward(a.dqkv, rope, rows, g.stream, dqkv8.amax());
-        qkv_backward(weights);
+        attend_backward();
+        finish_backward(is_cut ? of_queries : all_heads);
+        qkv_backward(weights, [&] {
+            if (!is_cut) return;
+            g.contexts.end_scatter(a.dqkv + queries, a.dkeys, d);
+            finish_backward(of_keys);
+        });
     }
 
-    std::vector<const Linear*> linears() const override { return {&attproj, &qkv}; }
+    std::vector<const Linear*> linears() const override {
+        return is_cut ? std::vector{&attproj, &q, &kv} : std::vector{&attproj, &qkv};
+    }
 
     // The layer whose backward pass follows attproj's. Its input is regathered during attproj's.
-    virtual const Linear& next_backward() const { return qkv; }
-    virtual void qkv_forward(floatX* out) const { column_parallel(g.tp, qkv, out, side); }
-    virtual void qkv_backward(WeightGradients weights) const {
-        column_parallel_backward(g.tp, qkv, a.dnorm, side, weights);
+    virtual const Linear& next_backward() const { return is_cut ? q : qkv; }
+    // Writes queries, keys and values to `out`, laid out like qkv. keys_made() puts work on the stream that
+    // reads keys and values.
+    virtual void qkv_forward(floatX* out, const std::function<void()>& keys_made) const {
+        if (!is_cut) return column_parallel(g.tp, qkv, out, side);
+        column_parallel(g.tp, kv, out + queries, side);
+        keys_made();
+        column_parallel(g.tp, q, out, Side::middle);
+    }
+    // Makes dnorm from dqkv, whose keys and values end_keys() completes.
+    virtual void qkv_backward(WeightGradients weights, const std::function<void()>& end_keys) const {
+        if (!is_cut) return column_parallel_backward(g.tp, qkv, a.dnorm, side, weights);
+        column_parallel_backward(g.tp, q, a.dnorm, begins(side) ? Side::first : Side::middle, weights);
+        end_keys();
+        column_parallel_backward(g.tp, kv, a.dnorm, ends(side) ? Side::last : Side::middle, weights);
     }
 
     // Writes qkv and att.
     void hidden() const {
-        qkv_forward(g.config.qk_norm ? a.qkv_raw : a.qkv);
-        finish_qkv();
+        qkv_forward(g.config.qk_norm ? a.qkv_raw : a.qkv, [&] {
+            if (!is_cut) return;
+            finish(of_keys);
+            g.contexts.start_gather(a.keys, a.qkv + queries, d);
+        });
+        finish(is_cut ? of_queries : all_heads);
         const Batch& batch = l.batch;
         if (int limit = g.workload.cache_length; limit && batch.row >= 0) {
             KvCacheShape shape =
-                kv_cache_shape(d.B, d.T, limit, 0, d.NH, d.NKV, d.HS, heads.window, batch.past);
+                kv_cache_shape(d.B, d.T, limit, 0, d.NH, d.NKV, d.HS, l.kind.window, batch.past);
             floatX* cache = a.cache + (size_t)batch.row * limit * shape.row();
             kv_cache_append(cache, a.qkv, shape, g.stream);
             if (batch.past) return kv_cache_attention(a.att, a.qkv, cache, shape, g.stream);
         }
-        attention_forward(a.att, a.lse, a.qkv, heads, g.stream, att8.amax());
+        attend();
+    }
+
+    // The shape of attention for one of the pieces that a context rank has of each sequence.
+    AttentionShape shape(int piece) const {
+        return attention_of(d, cut, piece, l.kind.window, l.batch.doc_start);
+    }
+
+    // Computes att from qkv, and from the keys and values that other context ranks send.
+    void attend() const {
+        if (!is_cut) return attention_forward(a.att, a.lse, a.qkv, shape(0), g.stream, att8.amax());
+        g.contexts.end_gather(a.heads, a.keys, a.qkv, d);
+        for (int piece : {0, 1}) attention_forward(a.att, a.lse, a.heads, shape(piece), g.stream);
+        if (att8.amax()) find_amax(att8.amax(), a.att, queries, g.stream);
+    }
+
+    // Computes dqkv from datt; on several context ranks only the gradients of queries, and starts the sum of
+    // those of keys and values.
+    void attend_backward() const {
+        if (!is_cut)
+            return attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, shape(0), g.stream,
+                                      dqkvb);
+        g.contexts.end_gather(a.heads, a.keys, a.qkv, d);
+        for (int piece : {1, 0}) {  // queries of the later piece see all keys that those of the other see
+            attention_backward(a.dheads, a.scratch, a.datt, a.heads, a.att, a.lse, shape(piece), g.stream);
+            g.contexts.add_gradients(a.dkeys, a.dheads, shape(piece), piece == 1, d);
+        }
+        g.contexts.start_scatter(a.dkeys, d);
+        copy_async(a.dqkv, a.dheads, queries, g.stream);
     }
 
     // Applies QK-norm to queries and keys if the model has it, and RoPE if positions are rotary.
-    void finish_qkv() const {
+    void finish(const Heads& h) const {
         if (g.config.qk_norm)
-            qk_norm_forward(a.qkv, a.qk_rstd, a.qkv_raw, l.w[qnormw], l.w[knormw], rope, rows,
-                            g.config.norm_eps, g.stream);
+            qk_norm_forward(a.qkv + h.at, a.qk_rstd + h.rstd_at, a.qkv_raw + h.at, l.w[qnormw], l.w[knormw],
+                            rope, h.rows, g.config.norm_eps, g.stream);
         else if (d.R > 0)
-            rope_forward(a.qkv, rope, rows, g.stream);
+            rope_forward(a.qkv + h.at, rope, h.rows, g.stream);
+    }
+
+    void finish_backward(const Heads& h) const {
+        floatX* dqkv = a.dqkv + h.at;
+        if (g.config.qk_norm)
+            qk_norm_backward(dqkv, l.dw[qnormw], l.dw[knormw], a.scratch, dqkv, a.qkv_raw + h.at,
+                             a.qk_rstd + h.rstd_at, l.w[qnormw], l.w[knormw], rope, h.rows, g.stream);
+        else if (d.R > 0)
+            rope_backward(dqkv, rope, h.rows, g.stream, dqkv8.amax());
     }
 };
 
@@ -492,7 +567,7 @@ struct FilteredAttention : Attention {
                                  a.dfilter_out ? a.dfilter_out : a.dfilter_sum, a.dtaps2, a.filter2_state);
     NormLayer filternorm = {Norm::rmsnorm, l.w[filternormw], nullptr, l.dw[filternormw], nullptr};
     // qk and v multiply by parts of one matrix separately, because their inputs differ.
-    Linear qk = qkv.outputs(0, rows.qk_heads() * d.HS, filtered, a.dqk_and_v);
+    Linear qk = qkv.outputs(0, d.A + d.NKV * d.HS, filtered, a.dqk_and_v);
     Linear v = qkv.outputs(qk.OC, d.NKV* d.HS, inp, a.dqk_and_v + (size_t)d.N * qk.OC);
 
     FilteredAttention(const BlockArrays& l, const LinearInput& inp, Side side) : Attention(l, inp, side) {
@@ -509,7 +584,7 @@ struct FilteredAttention : Attention {
     std::vector<const Linear*> linears() const override { return {&attproj, &qk, &v, &filter2, &filter1}; }
     const Linear& next_backward() const override { return qk; }
 
-    void qkv_forward(floatX* out) const override {
+    void qkv_forward(floatX* out, const std::function<void()>& keys_made) const override {
         column_parallel(g.tp, filter1, a.filter1, Side::first);
         save_conv_state(filter1);
         row_parallel(g.tp, filter2, a.delta);
@@ -518,14 +593,19 @@ struct FilteredAttention : Attention {
         floatX* values = a.qk_and_v + (size_t)d.N * qk.OC;
         column_parallel(g.tp, qk, a.qk_and_v);
         column_parallel(g.tp, v, values, Side::middle);  // filter1 has gathered all rows of norm1
-        copy_columns(out, d.QKV, a.qk_and_v, qk.OC, qk.OC, d.N, g.stream);
-        copy_columns(out + qk.OC, d.QKV, values, v.OC, v.OC, d.N, g.stream);
+        each_part([&](size_t at, int row, const Linear& part, int from, int columns) {
+            const floatX* made = &part == &qk ? a.qk_and_v : values;
+            copy_columns(out + at, row, made + from, part.OC, columns, d.N, g.stream);
+        });
+        keys_made();
     }
 
     // Leaves the gradient of the skip connection around the filter in dfilter_sum, for norm1's backward pass.
-    void qkv_backward(WeightGradients weights) const override {
-        copy_columns(qk.dout, qk.OC, a.dqkv, d.QKV, qk.OC, d.N, g.stream);
-        copy_columns(v.dout, v.OC, a.dqkv + qk.OC, d.QKV, v.OC, d.N, g.stream);
+    void qkv_backward(WeightGradients weights, const std::function<void()>& end_keys) const override {
+        end_keys();
+        each_part([&](size_t at, int row, const Linear& part, int from, int columns) {
+            copy_columns(part.dout + from, part.OC, a.dqkv + at, row, columns, d.N, g.stream);
+        });
         column_parallel_backward(g.tp, qk, a.dnorm, Side::alone, weights);
         zero_async(a.dfilter_sum, (size_t)d.n * d.C, g.stream);
         stream_norm_backward(g, filternorm, a.dfilter_sum, a, d.n);
@@ -534,12 +614,25 @@ struct FilteredAttention : Attention {
         column_parallel_backward(g.tp, filter1, a.dnorm, ends(side) ? Side::last : Side::middle, weights);
     }
 
+    // Calls visit(at, row, layer, from, columns) for queries, keys and values: they are `columns` outputs of
+    // a layer, from `from` on, and lie in qkv from offset `at` on, in rows `row` apart.
+    template <typename Visit>
+    void each_part(Visit&& visit) const {
+        int keys = d.NKV * d.HS, row = is_cut ? d.QKV - d.A : d.QKV;
+        size_t keys_at = is_cut ? queries : d.A;
+        visit((size_t)0, is_cut ? d.A : d.QKV, qk, 0, d.A);
+        visit(keys_at, row, qk, d.A, keys);
+        visit(keys_at + keys, row, v, 0, keys);
+    }
+
     Linear convolution(Tensor weight, Tensor bias, const LinearInput& inp, floatX* dout, floatX* dtaps,
                        floatX* state) const {
         Linear linear = l.linear(weight, bias, {.inp = inp, .dout = dout});
         linear.OC /= 2;
         state = state && l.batch.row >= 0 ? state + (size_t)l.batch.row * linear.OC : nullptr;
-        linear.conv = {a.taps, dtaps, state, {d.N, d.T, l.batch.doc_start}};
+        int piece = d.T / pieces_of(cut);
+        linear.conv = {a.taps,      dtaps, state, {d.N, piece, l.batch.doc_start, a.halo, a.halo, cut},
+                       &g.contexts, a.halo};
         if (l.batch.past) linear.conv.rows.before = state;
         return linear;
     }
@@ -947,7 +1040,8 @@ inline void step_gradients(Gpt& g, DeviceBatches& batches, uint64_t first, int m
     zero_gradients(g);
     g.tables.look_up(batches.lookups(share.joined(), requests(share)));
     g.stats.count_rows(g.tables.sent(), g.tables.waited_for(), g.stream);
-    accumulate_gradients(g, share.joined(), batches.loads(requests(share)), share.of_token(g.workload.T));
+    accumulate_gradients(g, share.joined(), batches.loads(requests(share)),
+                         share.of_token(g.workload.sequence()));
     g.tables.sum_gradients();
 }
 
@@ -964,7 +1058,7 @@ struct GptPasses final : ModelInTraining {
         : ModelInTraining({g.config, g.workload, g.mesh, g.stream, g.stage.capacity.micro_batches,
                            g.tables.most_at_once(inference_micro_batches(g.mesh.shape.pp)),
                            g.state.cuts_params() || g.tables.any(),
-                           g.layout.size() / (g.state.cuts_params() ? g.mesh.shape.shard : 1)},
+                           g.layout.size() / (g.state.cuts_params() ? g.mesh.shape.shards() : 1)},
                           g.state, g.stage),
           g(g) {
         if (g.tables.any()) saved_tables.emplace(g.tables, g.stage.layout());
@@ -986,7 +1080,7 @@ struct GptPasses final : ModelInTraining {
                        texts, g.config.channels, Vp, g.stream);
         g.state.release(unit);
         g.rows.exchange(all, part);
-        if (g.rows.rank() != 0) return {};
+        if (g.rows.rank() != 0 || g.contexts.cut().rank != 0) return {};
         std::vector<floatX> values(ranks * part);
         copy_to_host(values.data(), all, values.size(), g.stream, g.mesh);
         return joined_logits(values, texts, g.stage, ranks);
@@ -1044,7 +1138,7 @@ struct GptPasses final : ModelInTraining {
         if (!error.empty()) g.stats.poison(g.stream);
         g.state.sum_statistics(g.stats.data);
         g.stats.send(g.stream);
-        return g.stats.result((double)samples * g.workload.T, g.mesh).loss;
+        return g.stats.result((double)samples * g.workload.sequence(), g.mesh).loss;
     }
 
     void try_gradients(DeviceBatches& batches, uint64_t first, int micro_batches) override {
@@ -1054,7 +1148,7 @@ struct GptPasses final : ModelInTraining {
     void gradients_beside(DeviceBatches& batches, uint64_t first) override {
         // Zeroes matrices too: a unit's gradients are examined when only some of the passes over it are done.
         zero_gradients(g, Matrices::added_to);
-        float of_token = 1.0f / ((float)g.workload.B * g.workload.T);
+        float of_token = 1.0f / ((float)g.workload.B * g.workload.sequence());
         auto request = [=, B = g.workload.B](int) -> BatchRequest { return {first, B}; };
         Lookups beside = batches.lookups(1, request);
         beside.reader = nullptr;  // some ranks may have listed exactly these ahead, and all must act alike
@@ -1119,8 +1213,9 @@ void record_steps(const ModelConfig& config, const Workload& workload, const Zer
     Gpt g(config, workload, settings, mesh, layout);
     g.graphs.on = true;  // identical passes are recorded once
     ledger->forget();    // building the model is not part of a step
-    DeviceArray<int> numbers(batch_ints(workload.B, workload.T));
-    Batch batch = {batch_at((const int*)numbers.data, workload.B, workload.T), workload.B, workload.T};
+    const int T = workload.sequence(), contexts = workload.contexts;
+    DeviceArray<int> numbers(batch_ints(workload.B, T, contexts));
+    Batch batch = {batch_at((const int*)numbers.data, workload.B, T, contexts), workload.B, workload.T};
     batch.doc_start = nullptr;
     auto load = [&](int, int) { return batch; };
     auto update = [&](size_t next) {

@@ -28,7 +28,7 @@ of the schedule runs, each layer sees its own instances through a struct of poin
 
 // Sizes that the activations depend on.
 struct Workload {
-    int B, T;       // sequences of a micro-batch, and tokens of each
+    int B, T;       // sequences of a micro-batch, and tokens that a context rank has of each
     bool training;  // false: forward only, nothing is kept
     Recompute recompute = Recompute::none;
     int loss_chunk;  // tokens whose logits exist at the same time
@@ -37,8 +37,10 @@ struct Workload {
     bool fp8 = false;                       // for the blocks' matrix products
     size_t element_bytes = sizeof(floatX);  // another size in plans for a build other than this one
     bool fast_gradients = false;            // for fp8; see Fp8Sizes
+    int contexts = 1;                       // context ranks
 
-    int positions() const { return std::max(T, cache_length); }
+    int sequence() const { return T * contexts; }
+    int positions() const { return std::max(sequence(), cache_length); }
 };
 
 // Returns the elements of one text in one layer's key/value cache.
@@ -219,6 +221,11 @@ private:
     X(char,   att_fp8,    in_fp8(N * A),    matmul_input(block),  fp8)                                       \
     X(float,  lse,        N * NH,           block,                true)  /* log of sums, (B, NH, T) */       \
     X(floatX, cache,      cache,            layer,                true)  /* of keys and values */            \
+    /* context parallelism: own queries, keys and values of all ranks; these rank by rank */                 \
+    X(floatX, heads,      N * A + all_keys, shared,               cp > 1)                                    \
+    X(floatX, keys,       all_keys,         shared,               cp > 1)                                    \
+    X(floatX, dheads,     N * A + all_keys, shared,               training && cp > 1)                        \
+    X(float,  dkeys,      all_keys,         shared,               training && cp > 1)                        \
     /* forward: local filter */                                                                              \
     X(floatX, taps,       N * 2 * C,        shared,               filter)  /* of both convolutions */        \
     X(floatX, filter1,    N * H,            fp8 ? shared : matmul_input(block), filter)  /* 1st output */    \
@@ -229,6 +236,7 @@ private:
     X(floatX, all_filtered, N * C,          of_filtered.all,      filter && tp > 1)                          \
     X(char,   filtered_fp8, in_fp8(N * C),  of_filtered.fp8,      filter && fp8)                             \
     X(floatX, qk_and_v,   N * QKV,          shared,               filter)  /* joined into qkv */             \
+    X(floatX, halo,       (cp + 1) * 2 * B * C, shared,           filter && cp > 1)  /* next to pieces */    \
     X(floatX, filter1_state, texts * H,     layer,                filter)  /* taps of the newest token */    \
     X(floatX, filter2_state, texts * C,     layer,                filter)                                    \
     /* forward: n-gram memory */                                                                             \
@@ -267,7 +275,7 @@ private:
     /* scales of gradients in fp8, if one kernel writes all rows that a product reads */                     \
     X(float,  dfc_scale,  fp8_scale_floats, shared,               fp8 && (tp == 1 || swiglu))                \
     X(float,  dresidual_scale, fp8_scale_floats, shared,          fp8 && tp == 1)                            \
-    X(float,  dqkv_scale, fp8_scale_floats, shared,               fp8 && rotation_ends_attention(c))         \
+    X(float,  dqkv_scale, fp8_scale_floats, shared,               turned)                                    \
     /* column sums of dresidual over the own rows: the gradient of a bias added to the stream */             \
     X(float,  dresidual_sums, C,            shared,               training && c.bias)                        \
     X(floatX, datt,       N * A,            shared,               training)                                  \
@@ -341,13 +349,14 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
                                                    const Stage& stage) {
     size_t tp = stage.layout().mesh.tp, chunk = w.loss_chunk, Vp = padded_vocab(c, tp);
     Dims d(c, tp, w.B, w.T);
-    size_t N = d.N, n = d.n, C = d.C, NH = d.NH, NKV = d.NKV, A = d.A, QKV = d.QKV, H = d.H, F = d.F,
+    size_t B = d.B, N = d.N, n = d.n, C = d.C, NH = d.NH, NKV = d.NKV, A = d.A, QKV = d.QKV, H = d.H, F = d.F,
            F1 = d.F1, E = d.E, texts = w.cache_rows;
     bool training = w.training, mean = c.norm == NormKind::layernorm,
          sequential = c.block == BlockKind::sequential, swiglu = c.mlp == MlpKind::swiglu,
          fused = gelu_is_fused(c, w, d.F), filter = c.local_filter, fp8 = training && w.fp8,
          has_head = stage.has_head(), tables = stage.table_slots > 0, gates = tables && c.ngram_gate,
-         later = training && std::ranges::max(stage.capacity.pending) > 0;
+         later = training && std::ranges::max(stage.capacity.pending) > 0,
+         turned = fp8 && w.contexts == 1 && rotation_ends_attention(c);
     constexpr Lifetime shared = Lifetime::shared, layer = Lifetime::layer;
     auto kept = [&](bool is, Lifetime lifetime) { return training && is ? lifetime : shared; };
     Lifetime inner = kept(true, Lifetime::inner), head = kept(true, Lifetime::head),
@@ -371,10 +380,12 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
     auto in_fp8 = [](size_t elements) { return Fp8Operand::bytes(elements); };
     size_t cache = cache_row_size(local_part(c, tp), w.cache_length) * w.cache_rows;
     size_t logits = std::max(chunk, tp);  // sampling gathers a row's logits from all tensor ranks
+    const ContextCut cut = {w.contexts, 0, w.sequence()};
+    size_t cp = w.contexts, all_keys = cp * N * (QKV - A);
     size_t widest = std::ranges::max(local_products(c, (int)tp), {}, &LocalProduct::outputs).outputs;
     size_t scratch =
-        std::max({attention_backward_scratch(self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, 0, nullptr),
-                                             attention_makes_bias_gradient(c), w.element_bytes),
+        std::max({attention_backward_scratch(attention_of(d, cut, 0, 0, nullptr),
+                                             attention_makes_bias_gradient(c, w.contexts), w.element_bytes),
                   norm_backward_scratch(d.C), qk_norm_backward_scratch(d.HS),
                   matmul_backward_bias_scratch((int)widest), embedding_backward_scratch(d.N, d.C),
                   embedding_backward_scratch(d.N * d.K, c.ngram_width)});

@@ -8,6 +8,7 @@ the host reads the next.
 #include <algorithm>
 #include <atomic>
 #include <climits>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -15,6 +16,7 @@ the host reads the next.
 #include <linux/futex.h>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <poll.h>
@@ -210,7 +212,7 @@ private:
     void lay_out(int processes, const BatchShape& shape) {
         constexpr size_t line = 64 / sizeof(int);
         processes_ = processes;
-        stride_ = ceil_div(batch_ints(shape.B, shape.T), line) * line;
+        stride_ = ceil_div(shape.ints(), line) * line;
         blocks_ = sizeof(Header) + sizeof(Mailbox) * (size_t)processes;
         bytes_ = blocks_ + (size_t)processes * BatchSource::blocks * stride_ * sizeof(int);
     }
@@ -368,18 +370,19 @@ inline std::unique_ptr<BatchSource> make_batch_source(const World& world, bool p
 
 // One micro-batch on the device.
 struct Batch : BatchArrays<const int> {
-    int B, T;
+    int B, T;  // sequences, and the tokens that this context rank has of each
     // (B) on the device: the number of tokens before each sequence that are in the key/value cache. Negative:
     // the sequence is left out. Null: the cache is not read.
     const int* past = nullptr;
     int row = 0;             // the first sequence's row of the cache; -1: nothing is kept
     int last = 0;            // last token of each sequence, from 0; padding may follow
+    bool whole = false;      // every context rank has the whole sequences
     PlacesOfRows rows = {};  // for models with tables (comm/ngram_tables.h)
 };
 
 // Returns a host batch that was copied to `memory` on the device.
-inline Batch batch_on_device(const int* memory, const HostBatch& host, int B, int T) {
-    Batch batch = {batch_at(memory, B, T), B, T};
+inline Batch batch_on_device(const int* memory, const HostBatch& host, int B, int T, int contexts = 1) {
+    Batch batch = {batch_at(memory, B, T, contexts), B, T / contexts};
     if (!host.doc_start) batch.doc_start = nullptr;
     return batch;
 }
@@ -395,7 +398,7 @@ public:
           stream_(stream),
           mesh_(mesh),
           error_(error),
-          size_(batch_ints(source_->shape().B, source_->shape().T)),
+          size_(source_->shape().ints()),
           device_(size_ * slots),
           empty_(size_) {
         write_empty_batch(source_->shape(), empty_.data);
@@ -405,8 +408,8 @@ public:
 
     // Returns the bytes of host memory that a rank uses for batches of this size: the blocks they are read
     // into (shared memory if one process reads for a machine), and the pinned blocks they are copied from.
-    static size_t host_bytes(int B, int T) {
-        return (BatchSource::blocks + pinned_slots + 1) * batch_ints(B, T) * sizeof(int);
+    static size_t host_bytes(int B, int T, int contexts = 1) {
+        return (BatchSource::blocks + pinned_slots + 1) * batch_ints(B, T, contexts) * sizeof(int);
     }
 
     // Loads samples first, first + 1, ... in the order of the run; rows from `count` on have no targets. They
@@ -420,6 +423,11 @@ public:
         wait_for(slot.copied, mesh_);  // its memory is free once the last copy from it is done
         const HostBatch* batch = read(first, count, next, error_);
         if (!batch) return copy(empty_.data, device);
+        if (source_->shape().contexts > 1) {
+            std::vector<double> seen = keys_seen(*batch, source_->shape());
+            seen_.resize(seen.size());
+            for (size_t rank = 0; rank < seen.size(); rank++) seen_[rank] += seen[rank];
+        }
         std::copy_n(batch->tokens, size_, slot.host.data);  // the other arrays follow the tokens
         Batch copied = copy(slot.host.data, device);
         slot.copied.record(stream_);
@@ -432,8 +440,8 @@ public:
     // Returns the function with which passes load a micro-batch, given its number and its slot.
     std::function<Batch(int, int)> loads(const Request& request) {
         return [this, request](int micro, int slot) {
-            auto [first, count] = request(micro);
-            return load(first, count, slot, request(micro + 1).first);
+            BatchRequest batch = request(micro);
+            return load(batch.first, batch.count, slot, request(micro + 1).first);
         };
     }
     // Returns the table lookups for `count` micro-batches. ahead: the step may never run, so an error is
@@ -441,14 +449,25 @@ public:
     Lookups lookups(int count, const Request& request, bool ahead = false) {
         return {request(0).first, count,
                 [this, count, request, ahead](int micro) {
-                    auto [first, rows] = request(micro);
+                    BatchRequest wanted = request(micro);
                     const BatchShape& shape = source_->shape();
                     uint64_t next = request((micro + 1) % count).first;
-                    const HostBatch* batch =
-                        rows > 0 ? read(first, rows, next, ahead ? error_ahead_ : error_) : nullptr;
-                    return rows_of(batch ? *batch : host_batch(empty_.data, shape), shape.B, shape.T);
+                    const HostBatch* batch = wanted.count > 0 ? read(wanted.first, wanted.count, next,
+                                                                     ahead ? error_ahead_ : error_)
+                                                              : nullptr;
+                    return rows_of(batch ? *batch : host_batch(empty_.data, shape), shape.B,
+                                   shape.cut(shape.context));
                 },
                 this};
+    }
+
+    // Returns how many keys the queries of the busiest context rank saw since the last call, relative to the
+    // mean. NaN: there are no context ranks, or no batch was loaded.
+    float take_imbalance() {
+        std::vector<double> seen = std::exchange(seen_, {});
+        if (seen.empty()) return NAN;
+        double all = std::accumulate(seen.begin(), seen.end(), 0.0);
+        return (float)(std::ranges::max(seen) * (double)seen.size() / all);
     }
 
 private:
@@ -466,7 +485,7 @@ private:
     Batch copy(const int* host, int* device) {
         copy_async(device, host, size_, stream_);
         const BatchShape& shape = source_->shape();
-        return batch_on_device(device, host_batch(host, shape), shape.B, shape.T);
+        return batch_on_device(device, host_batch(host, shape), shape.B, shape.T, shape.contexts);
     }
 
     struct Slot {
@@ -480,7 +499,8 @@ private:
     const Mesh& mesh_;
     NotedError& error_;
     NotedError error_ahead_;
-    const size_t size_;  // ints
+    std::vector<double> seen_;  // keys that each context rank's queries see
+    const size_t size_;         // ints
     DeviceArray<int> device_;
     HostArray<int> empty_;  // a batch of no rows
     static constexpr int pinned_slots = 2;

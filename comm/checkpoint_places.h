@@ -91,7 +91,8 @@ inline std::vector<OwnPiece> pieces_to_write(const ParameterLayout& layout, cons
         }
     };
     for (int unit : layout.held()) {
-        size_t part_size = layout.unit_size(unit) / shape.shard, begin = position[Axis::shard] * part_size;
+        size_t part_size = layout.unit_size(unit) / shape.shards(),
+               begin = index_along(shard_axes, position, shape) * part_size;
         auto [from, to] =
             replica_slice(part_size, shape.replicas(), index_along(replica_axes, position, shape));
         each_piece(layout.parts(unit, begin + from, begin + to), largest_piece,
@@ -106,7 +107,7 @@ inline size_t staging_bytes(const ParameterLayout& layout, const MeshShape& shap
     size_t bytes = 0;
     for (Slot slot : slots_of(settings)) {
         for (int unit : layout.held()) {
-            size_t slice = largest_slice(layout.unit_size(unit) / shape.shard, shape.replicas());
+            size_t slice = largest_slice(layout.unit_size(unit) / shape.shards(), shape.replicas());
             size_t width = slot == Slot::weight ? element_bytes : sizeof(float);
             bytes += capacity_of_slot(settings, slot, layout, unit, slice) * width;
         }
@@ -188,7 +189,7 @@ private:
     int rank_of_slice(const Held& held, size_t number) const {
         int replicas = shape_.replicas();
         MeshPosition at = first_of_stage(held.pipeline).with(Axis::tensor, held.tensor);
-        at[Axis::shard] = (int)number / replicas;
+        at = moved_along(shard_axes, (int)number / replicas, at, shape_);
         return rank_of(moved_along(replica_axes, (int)number % replicas, at, shape_), shape_);
     }
 
@@ -196,7 +197,7 @@ private:
         for (int unit : layout.held()) {
             for (const TensorPart& part : layout.parts(unit, 0, layout.unit_size(unit))) {
                 held_[numbers_.at(part.name)].push_back({tensor, pipeline, unit, part.counts,
-                                                         layout.unit_size(unit) / shape_.shard, part.at,
+                                                         layout.unit_size(unit) / shape_.shards(), part.at,
                                                          part});
             }
         }

@@ -74,7 +74,7 @@ inline std::vector<int> replica_group(Replicated what, int rank, const MeshShape
     auto group = [&](MeshGroup group) { return members_of(mesh_groups[(size_t)group], rank, shape); };
     switch (what) {
     case Replicated::weights:
-        return group_of(rank, cut_params ? replica_axes : replica_axes | Axis::shard, shape);
+        return group_of(rank, cut_params ? replica_axes : replica_axes | shard_axes, shape);
     case Replicated::state:
         return group(MeshGroup::replica);
     case Replicated::copies:

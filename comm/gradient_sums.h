@@ -40,11 +40,12 @@ struct GradientSumArrays {
 
     GradientSumArrays(Arena& memory, const ParameterLayout& layout, const MeshShape& mesh,
                       const ZeroSettings& settings) {
-        if (!settings.training || settings.reduce_dtype == Dtype::fp32 || mesh.shard * mesh.replicas() == 1)
+        if (!settings.training || settings.reduce_dtype == Dtype::fp32 ||
+            mesh.shards() * mesh.replicas() == 1)
             return;
         size_t room = 0;
         for (int unit : layout.held()) {
-            size_t size = layout.unit_size(unit), part = size / (size_t)mesh.shard;
+            size_t size = layout.unit_size(unit), part = size / (size_t)mesh.shards();
             int replicas = mesh.replicas();
             room = std::max({room, size, summed_part(part, replicas) * (size_t)replicas});
         }

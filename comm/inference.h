@@ -51,6 +51,7 @@ struct InferencePlan {
 inline Options inference_options(Options model, int zero, int tp, int pp, int processes) {
     int data_ranks = std::max(processes / (tp * pp), 1);
     static_cast<Cut&>(model) = {.tp = tp,
+                                .cp = 1,
                                 .pp = pp,
                                 .dp = data_ranks,
                                 .micro_batch = model.micro_batch,
@@ -90,7 +91,7 @@ inline InferencePlan plan_inference(const Options& model, const InferenceCut& as
     std::optional<InferencePlan> plan;  // the last one tried
     auto fits = [&](int tp, int pp) {
         auto [options, workload] = options_of(tp, pp);
-        if (!cut_refusal(options, tp, pp).empty()) return false;
+        if (!cut_refusal(options, tp, 1, pp).empty()) return false;
         int micro_batches = workload.cache_length ? 1 : inference_micro_batches(pp);
         Layout layout = {mesh_shape(options),
                          1,
@@ -153,8 +154,8 @@ struct ModelPasses : ModelOnRanks {
     virtual ~ModelPasses() = default;
     // For all data ranks: fetches the rows of tables that the next passes, over `count` batches, look up.
     virtual void look_up(int count, const std::function<std::vector<NgramTokens>(int batch)>& tokens) = 0;
-    // Runs a pass of one data rank. The first tensor rank of the last stage returns logits (V) for the token
-    // after batch.last in each of the first `texts` sequences; others return nothing.
+    // Runs a pass of one data rank. The first tensor and context rank of the last stage returns logits (V)
+    // for the token after batch.last in each of the first `texts` sequences; others return nothing.
     virtual Logits logits(const Batch& batch, int texts) = 0;
     // Copies the first `length` tokens of text `from` in the key/value cache to text `to`, which begins with
     // the same tokens.
@@ -197,6 +198,7 @@ private:
         copy_to_device(numbers_.data, numbers.data(), numbers.size(), model_.stream);
         const int* at = numbers_.data;
         Batch batch = {{.tokens = at, .positions = at + N}, (int)N / T, T, nullptr, row, last};
+        batch.whole = true;
         if (!pasts.empty()) batch.past = at + 2 * N;
         // N-grams of a text in the cache also see the tokens before its newest one.
         model_.look_up(1, [&](int) {

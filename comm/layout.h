@@ -110,6 +110,7 @@ struct Layout {
 
 inline MeshShape mesh_shape(const Options& o) {
     return {.tp = o.tp,
+            .cp = o.cp,
             .pp = o.pp,
             .dp = o.dp,
             .shard = o.shard_group,

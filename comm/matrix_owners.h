@@ -72,13 +72,13 @@ struct MatrixRound {
 };
 
 // Ranks of a replica that share a matrix are numbered along these axes, shard by shard.
-constexpr AxisSet sharing_axes = {Axis::tensor, Axis::shard};
+constexpr AxisSet sharing_axes = shard_axes | Axis::tensor;
 
 // Returns the matrices of one unit. layouts: one for each tensor rank
 inline std::vector<std::shared_ptr<const BlockMatrix>>
 matrices_of(const std::vector<ParameterLayout>& layouts, int unit, const MeshShape& shape) {
     std::map<int, BlockMatrix> by_section;
-    size_t part_size = layouts[0].unit_size(unit) / shape.shard;
+    size_t part_size = layouts[0].unit_size(unit) / shape.shards();
     for (const ParameterLayout& there : layouts) {
         for (const SectionPart& held :
              there.section_parts(unit, there.parts(unit, 0, there.unit_size(unit)))) {
@@ -91,8 +91,8 @@ matrices_of(const std::vector<ParameterLayout>& layouts, int unit, const MeshSha
                 MatrixPart part = {
                     matrix.rows, matrix.cols,     held.column, held.columns, held.begin - held.start + done,
                     count,       matrix.is_tall()};
-                auto holder =
-                    MeshPosition().with(Axis::shard, (int)shard).with(Axis::tensor, there.place.tensor);
+                auto holder = moved_along(shard_axes, (int)shard,
+                                          MeshPosition().with(Axis::tensor, there.place.tensor), shape);
                 matrix.parts.push_back({index_along(sharing_axes, holder, shape), held.counts, inside, part});
                 done += count;
             }

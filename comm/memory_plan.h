@@ -98,7 +98,7 @@ inline std::vector<MemoryClass> stage_memory(const ModelConfig& config, const Wo
                                              const ZeroSettings& settings, const Layout& cut,
                                              const Stage& stage, const ParameterLayout& layout) {
     Arena counted(Arena::counts, w.element_bytes);
-    ZeroArrays(counted, layout, cut.mesh.shard, settings);
+    ZeroArrays(counted, layout, cut.mesh.shards(), settings);
     MatrixArrays(counted, layout, cut.mesh, settings.transform_scratch);
     GradientSumArrays(counted, layout, cut.mesh, settings);
     PipelineArrays(counted, cut.pipeline, stage.capacity, stage.number(), stream_size(config, w, cut));
@@ -134,7 +134,7 @@ inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const 
     for (int number = 0; number < cut.mesh.pp; number++) {
         Stage stage(config, cut, first_of_stage(number), w.training);
         stages.push_back(stage_memory(config, w, settings, cut, stage,
-                                      parameter_layout(config, cut.mesh.shard, stage.units())));
+                                      parameter_layout(config, cut.mesh.shards(), stage.units())));
     }
     return most_of_stages(stages);
 }
@@ -292,8 +292,9 @@ struct TrainingMemory {
 
     TrainingMemory(const Options& o, Recompute recompute, const World& world)
         : workload(training_workload(o, recompute)),
-          layout(training_layout(
-              o, layer_bytes(activation_table(o, workload, Stage(o, {.mesh = {.tp = o.tp}}, {}, true))))),
+          layout(
+              training_layout(o, layer_bytes(activation_table(
+                                     o, workload, Stage(o, {.mesh = {.tp = o.tp, .cp = o.cp}}, {}, true))))),
           plan(memory_plan(o, workload, zero_settings(o), layout, capacity(world), beside(o, world))) {}
 
     // For all ranks, after their groups are made: fails if the rest does not fit beside them.
@@ -318,7 +319,8 @@ private:
         size_t sources = 1 + named_lists("--val-data", o.val_data).size();
         return [=](const Workload& w) {
             std::vector<MemoryClass> all = classes;
-            all.push_back({"batches", sources * DeviceBatches::host_bytes(w.B, w.T), true});
+            all.push_back(
+                {"batches", sources * DeviceBatches::host_bytes(w.B, w.sequence(), w.contexts), true});
             return all;
         };
     }

@@ -48,9 +48,9 @@ public:
     Mesh(const World& world, const MeshShape& shape, cudaStream_t stream, const MeshTraffic& traffic = {})
         : shape(shape) {
         if (shape.ranks() != world.size() || shape.shard < 1 || shape.dp % shape.shard) {
-            fail("mesh: tp %d * pp %d * dp %d in shard groups of %d does not fit %d processes; see "
+            fail("mesh: tp %d * cp %d * pp %d * dp %d in shard groups of %d does not fit %d processes; see "
                  "complete_layout",
-                 shape.tp, shape.pp, shape.dp, shape.shard, world.size());
+                 shape.tp, shape.cp, shape.pp, shape.dp, shape.shard, world.size());
         }
         position = position_of(world.rank(), shape);
         if (world.size() == 1) return;
@@ -100,6 +100,7 @@ public:
     const Communicator& group(MeshGroup group) const { return groups_[(size_t)group]; }
     const Communicator& world() const { return group(MeshGroup::world); }
     const Communicator& tensor() const { return group(MeshGroup::tensor); }
+    const Communicator& context() const { return group(MeshGroup::context); }
     const Communicator& shard() const { return group(MeshGroup::shard); }
     const Communicator& gathers() const { return group(MeshGroup::gathers); }
     const Communicator& replica() const { return group(MeshGroup::replica); }
@@ -112,6 +113,8 @@ public:
     // The number of data ranks, and this rank's number among them.
     int data_ranks() const { return shape.along(data_axes); }
     int data_rank() const { return index_along(data_axes, position, shape); }
+    // This rank's number in its shard group.
+    int shard_rank() const { return index_along(shard_axes, position, shape); }
 
     int groups_built = 0;      // communicators of this rank
     double build_seconds = 0;  // time that this rank took to make the groups
@@ -150,9 +153,9 @@ public:
     // Lines for the header of the run: the numbers of ranks along the axes, and the groups that they form.
     std::string picture() const {
         std::string result =
-            text("%s = %s x %s (tensor %d, pipeline %d)", counted(shape.ranks(), "rank").c_str(),
+            text("%s = %s x %s (tensor %d%s, pipeline %d)", counted(shape.ranks(), "rank").c_str(),
                  counted(shape.replicas(), "replica").c_str(), counted(shape.shard, "shard").c_str(),
-                 shape.tp, shape.pp);
+                 shape.tp, shape.cp > 1 ? text(", context %d", shape.cp).c_str() : "", shape.pp);
         if (groups_built) {
             result +=
                 text("; %s built in %.0f ms", counted(groups_built, "group").c_str(), build_seconds * 1e3);
@@ -224,6 +227,8 @@ private:
         size_t rows =
             ceil_div(std::min(traffic.rows, most_to_connect), (size_t)shape.tp);  // rows of each rank
         size_t most = rows * shape.tp;                                            // in whole parts
+        size_t keys = ceil_div(std::min(traffic.keys, most_to_connect), (size_t)shape.cp);
+        most = std::max(most, keys * shape.cp);
         for (const Communicator& group : groups_)
             most = std::max(most, ceil_div(largest, (size_t)group.size()) * group.size());
         float* numbers = nullptr;
@@ -243,6 +248,10 @@ private:
             if (calls & Calls::moves_rows && rows > 0) {
                 group.all_gather((floatX*)numbers, rows, kind, stream);
                 group.reduce_scatter((floatX*)numbers, rows, kind, stream);
+            }
+            if (calls & Calls::moves_keys && keys > 0) {
+                group.all_gather((floatX*)numbers, keys, kind, stream);
+                group.reduce_scatter(numbers, keys, kind, stream);
             }
             if (calls & Calls::messages) send_to_each(group, numbers, kind, stream);
         }

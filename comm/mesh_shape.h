@@ -2,8 +2,9 @@
 The mesh: every rank has a position along each axis (data/run/axes.h), and is in groups with the ranks that
 differ from it only in some of the axes.
 
-Shards and replicas together are the data ranks, which train on different sequences. 8 ranks with --tp 2
---shard-group 2 --dp 4:
+Shards and replicas together are the data ranks, which train on different sequences. The context ranks of a
+data rank have different tokens of the same sequences. What ZeRO shards is cut over shards and contexts alike.
+8 ranks with --tp 2 --shard-group 2 --dp 4:
 
                     shard 0      shard 1
       replica 0   |  0   1  |  |  2   3  |        tensor  {0 1} {2 3} {4 5} {6 7}
@@ -26,20 +27,22 @@ records them by it, and the memory plan counts them.
 using MeshPosition = PerAxis;
 
 inline constexpr AxisSet data_axes = {Axis::shard, Axis::replica};
+inline constexpr AxisSet shard_axes = {Axis::context, Axis::shard};      // ranks that ZeRO cuts state over
 inline constexpr AxisSet replica_axes = Axis::replica;                   // ranks that hold the same shard
 inline constexpr AxisSet stage_axes = all_axes.without(Axis::pipeline);  // ranks of one pipeline stage
 
-// Numbers of ranks, as the options give them; the world has tp * dp * pp. shard divides dp.
+// Numbers of ranks, as the options give them; the world has tp * cp * dp * pp. shard divides dp.
 struct MeshShape {
-    int tp = 1, pp = 1, dp = 1, shard = 1;
+    int tp = 1, cp = 1, pp = 1, dp = 1, shard = 1;
     int copies = 1;     // tensor ranks that share a key/value head
     bool ring = false;  // the last pipeline stage is followed by the first, as the interleaved schedule needs
     bool stage_group = false;  // all ranks of a stage send each other matrices, or rows of tables
     bool tables = false;       // and, at the same time, ask each other for rows
 
     int replicas() const { return along(replica_axes); }
+    int shards() const { return along(shard_axes); }  // parts into which ZeRO cuts a unit
     // The number of ranks along each axis, and along several.
-    operator PerAxis() const { return {{tp, shard, dp / shard, pp}}; }
+    operator PerAxis() const { return {{tp, cp, shard, dp / shard, pp}}; }
     int along(AxisSet axes) const { return size_along(axes, *this); }
     int ranks() const { return along(all_axes); }
 };
@@ -52,6 +55,7 @@ inline MeshPosition first_of_stage(int stage) {
 struct MeshTraffic {
     size_t unit = 1;          // parameters that are gathered, and gradients that are reduced, at once
     size_t rows = 0;          // activations that tensor ranks gather, and sum
+    size_t keys = 0;          // keys and values that context ranks gather, and their gradients
     size_t sent = 1;          // activations that a stage sends to the next
     bool all_to_all = false;  // gradients are sent in bf16 (comm/gradient_sums.h)
 };
@@ -71,7 +75,7 @@ constexpr double block_bandwidth = 20e9;
 // ----------------------------------------------------------------------------
 // groups
 
-enum class MeshGroup { world, tensor, shard, gathers, replica, stage, asks, copies, embedding };
+enum class MeshGroup { world, tensor, context, shard, gathers, replica, stage, asks, copies, embedding };
 
 // The kinds of calls that a group makes, as bits.
 namespace Calls {
@@ -80,6 +84,7 @@ constexpr unsigned sums = 1, scatters = 2, gathers = 4;  // on whole units; sums
 constexpr unsigned exchanges = 8;                        // all-to-all of gradients in bf16
 constexpr unsigned moves_rows = 16;  // all-gather of activations, reduce-scatter of their sums
 constexpr unsigned messages = 32;    // each rank sends to each other rank
+constexpr unsigned moves_keys = 64;  // all-gather of keys and values, reduce-scatter of their gradients
 }  // namespace Calls
 
 struct GroupRow {
@@ -98,13 +103,15 @@ inline constexpr auto mesh_groups = std::to_array<GroupRow>({
     // For a few numbers.
     {.name = "world", .axes = all_axes, .blocks = blocks_of_world, .alone = true},
     {.name = "tensor", .axes = Axis::tensor, .calls = Calls::sums | Calls::moves_rows},
+    // A communicator of its own: keys and values must not wait for gradients or parameters.
+    {.name = "context", .axes = Axis::context, .calls = Calls::moves_keys, .alone = true},
     {.name = "shard",
-     .axes = Axis::shard,
+     .axes = shard_axes,
      .calls = Calls::sums | Calls::scatters,
      .calls_in_bf16 = Calls::exchanges},
     // The shard group once more: NCCL runs the calls of one communicator one after another, and parameters
     // are gathered while gradients are reduced.
-    {.name = "gathers", .axes = Axis::shard, .calls = Calls::sums | Calls::gathers, .alone = true},
+    {.name = "gathers", .axes = shard_axes, .calls = Calls::sums | Calls::gathers, .alone = true},
     {.name = "replica",
      .axes = replica_axes,
      .calls = Calls::sums,

@@ -50,6 +50,7 @@ inline PlanTask plan_task(const Options& o, const GivenOptions& given, const Mac
     return {.options = o,
             .machine = machine,
             .devices = devices,
+            .keeps_cp = holds("--cp", o.cp != usual.cp),
             .keeps_schedule = holds("--pp-schedule", o.pp_schedule != usual.pp_schedule),
             .keeps_chunks = o.pp_chunks > 0,
             .keeps_zero = holds("--zero", o.zero > 0),
@@ -93,7 +94,7 @@ inline int chosen_shard_group(const Options& o, const Machine& machine) {
     if (o.dp == 1 || machine.flops == 0 || !is_expected(o)) return o.dp;
     if ((size_t)machine.element_bytes != sizeof(floatX)) return o.dp;
     PlanTask task = plan_task(o, {}, machine, (int)o.ranks());
-    task.keeps_tp = task.keeps_pp = task.keeps_schedule = task.keeps_chunks = true;
+    task.keeps_tp = task.keeps_cp = task.keeps_pp = task.keeps_schedule = task.keeps_chunks = true;
     task.keeps_zero = task.keeps_micro_batch = true, task.keeps_shard = false;
     constexpr int enough = 100;  // numbers of data ranks
     for (const PlannedStep& step : Planner(task).best(enough))

@@ -294,7 +294,7 @@ inline void measure_host(Machine& machine, const Stopwatch& watch, const World& 
 
 inline void measure_attention(Machine& machine, const Stopwatch& watch, int T, int NH, cudaStream_t stream) {
     constexpr int HS = 128;
-    AttentionShape shape = {1, T, T, 0, NH, NH, HS};
+    AttentionShape shape = self_attention_shape(1, T, NH, NH, HS, 0, nullptr);
     size_t out = (size_t)T * NH * HS, qkv = 3 * out;
     DeviceArray<floatX> numbers(2 * qkv + 2 * out);
     DeviceArray<float> lse((size_t)T * NH), scratch(attention_backward_scratch(shape));

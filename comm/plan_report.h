@@ -278,6 +278,7 @@ inline nlohmann::ordered_json layout_to_json(Planner& planner, const PlanLine& l
     for (auto [name, seconds] : named_parts(f.parts)) parts[name_of_words(name)] = seconds;
     nlohmann::ordered_json json = {
         {"tp", cut.tp},
+        {"cp", cut.cp},
         {"pp", cut.pp},
         {"dp", cut.dp},
         {"micro_batch", cut.micro_batch},
@@ -378,19 +379,21 @@ inline std::string schedule_text(const Cut& cut) {
 
 // host: adds a column for the host's memory.
 inline std::string plan_table(const Planner& planner, const std::vector<PlanFigures>& figures, bool host) {
-    std::string table = "    tp   pp    dp  micro  schedule         zero  shards  recompute     s/step  "
-                        "tokens/s   MFU  causal"
-                        "   HFU  memory";
+    bool contexts = std::ranges::any_of(figures, [](const PlanFigures& f) { return f.step.cut.cp > 1; });
+    std::string table = contexts ? "    tp   cp" : "    tp";
+    table += "   pp    dp  micro  schedule         zero  shards  recompute     s/step  "
+             "tokens/s   MFU  causal"
+             "   HFU  memory";
     table += host ? "  host\n" : "\n";
     int number = 1;
     for (const PlanFigures& f : figures) {
         const Cut& cut = f.step.cut;
-        table +=
-            text("%2d %3d %4d %5d  %5d  %-15s %5d  %6d  %-11s %8.4g  %8s  %3.0f%%  %5.0f%%  %3.0f%%  %5.0f%%",
-                 number++, cut.tp, cut.pp, cut.dp, cut.micro_batch, schedule_text(cut).c_str(), cut.zero,
-                 cut.shard_group, name_of(cut.recompute), f.step.seconds, human(f.tokens_per_second).c_str(),
-                 100 * f.mfu, 100 * f.mfu_causal, 100 * f.hfu,
-                 100 * (double)f.memory / (double)planner.available());
+        table += text(
+            "%2d %3d%s %4d %5d  %5d  %-15s %5d  %6d  %-11s %8.4g  %8s  %3.0f%%  %5.0f%%  %3.0f%%  %5.0f%%",
+            number++, cut.tp, contexts ? text(" %4d", cut.cp).c_str() : "", cut.pp, cut.dp, cut.micro_batch,
+            schedule_text(cut).c_str(), cut.zero, cut.shard_group, name_of(cut.recompute), f.step.seconds,
+            human(f.tokens_per_second).c_str(), 100 * f.mfu, 100 * f.mfu_causal, 100 * f.hfu,
+            100 * (double)f.memory / (double)planner.available());
         if (host)
             table +=
                 text("  %3.0f%%", 100 * (double)planner.pinned(f.step.memory) / (double)planner.host_room());
@@ -441,8 +444,9 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
     result += "\n" + plan_table(planner, figures, o.offload != Offload::none) + "\n";
     if (figures.size() > 1) say("runner-up", why_lost(best, figures[1]));
     say("layout",
-        text("%d x %d x %d ranks (tensor, pipeline, data); %lld micro-batches a step%s%s", cut.tp, cut.pp,
-             cut.dp, planner.micro_batches(cut),
+        text("%d%s x %d x %d ranks (tensor%s, pipeline, data); %lld micro-batches a step%s%s", cut.tp,
+             cut.cp > 1 ? text(" x %d", cut.cp).c_str() : "", cut.pp, cut.dp, cut.cp > 1 ? ", context" : "",
+             planner.micro_batches(cut),
              cut.pp > 1 ? text("; parts of %s", layers_text(planner.split(cut)).c_str()).c_str() : "",
              cut.tp > 1 ? text("; rows sent in pieces: %d", cut.tp_overlap).c_str() : ""));
     std::string memory;
@@ -533,8 +537,9 @@ inline Cut given_cut(Planner& planner, const PlanLine& line) {
         PlannedStep smallest = other.smallest();
         if (smallest.memory.empty() || !other.fits(smallest.cut)) return false;
         const Cut& cut = smallest.cut;
-        nearest = text("%d devices are enough (--tp %d --pp %d --zero %d --micro-batch %d --recompute %s)",
-                       devices, cut.tp, cut.pp, cut.zero, cut.micro_batch, name_of(cut.recompute));
+        nearest =
+            text("%d devices are enough (--tp %d --cp %d --pp %d --zero %d --micro-batch %d --recompute %s)",
+                 devices, cut.tp, cut.cp, cut.pp, cut.zero, cut.micro_batch, name_of(cut.recompute));
         return true;
     };
     int too_few = task.devices, enough = 2 * too_few;
@@ -543,9 +548,10 @@ inline Cut given_cut(Planner& planner, const PlanLine& line) {
         int middle = too_few + (enough - too_few) / 2;
         (is_enough(middle) ? enough : too_few) = middle;
     }
-    fail("plan: %s does not fit on %d devices: the smallest layout, --tp %d --pp %d --zero %d, needs %s on "
+    fail("plan: %s does not fit on %d devices: the smallest layout, --tp %d --cp %d --pp %d --zero %d, needs "
+         "%s on "
          "each, but only %s are available; %s",
-         line.options.model.c_str(), task.devices, least.cut.tp, least.cut.pp, least.cut.zero,
+         line.options.model.c_str(), task.devices, least.cut.tp, least.cut.cp, least.cut.pp, least.cut.zero,
          size_text(planner.total(least.memory)).c_str(), size_text(planner.available()).c_str(),
          nearest.empty() ? "more devices do not help, so use larger ones, or a larger --global-batch"
                          : nearest.c_str());

@@ -1,6 +1,6 @@
 /*
 Searches the layouts of a training run on many devices for the fastest. A layout is a way to cut the model and
-the batch: tensor ranks, pipeline stages, data ranks, micro-batch, schedule, ZeRO, recomputation.
+the batch: tensor, context and data ranks, pipeline stages, micro-batch, schedule, ZeRO, recomputation.
 
 All layouts that divide evenly are bounded from below: a step takes at least a stage's work on all
 micro-batches, plus the work of the previous stages before its first and after its last. In the order of their
@@ -13,6 +13,7 @@ results: the rest cannot be better. Some are not tried, because another is never
     more chunks        if the largest of them has as many layers, they only send more
     a shard group      if a larger one sends and updates in less time, because it also keeps less
     tensor groups      that cross nodes, if any within a node fit
+    context ranks      other than powers of two, or with few tokens of a sequence
 */
 #pragma once
 
@@ -75,10 +76,10 @@ public:
         const Options& o = task_.options;
         if (cut.tp == 1) return 1;
         if (o.tp_overlap > 0) return o.tp_overlap;
-        auto [known, is_new] = row_chunks_.try_emplace({cut.tp, cut.micro_batch, cut.pp > 1}, 1);
+        auto [known, is_new] = row_chunks_.try_emplace({cut.tp, cut.cp, cut.micro_batch, cut.pp > 1}, 1);
         double least = HUGE_VAL;
         for (int chunks = 1; is_new && chunks <= 4; chunks++) {
-            if (cut.micro_batch * o.sequence_length / cut.tp % chunks) continue;
+            if (rows_of_rank(cut) % chunks) continue;
             cut.tp_overlap = chunks;
             double seconds = 0;
             for (const LayerTime& one : times(cut).layers) seconds += one.forward + one.backward;
@@ -92,7 +93,7 @@ public:
         const Options& o = task_.options;
         bool interleaved = cut.pp_schedule == PipelineSchedule::interleaved;
         long long tokens = (long long)cut.micro_batch * o.sequence_length;
-        return tokens <= INT_MAX && tokens / cut.tp % cut.tp_overlap == 0 &&
+        return tokens <= INT_MAX && rows_of_rank(cut) % cut.tp_overlap == 0 &&
                sequences_ % ((long long)cut.dp * cut.micro_batch) == 0 && cut.dp % cut.shard_group == 0 &&
                (interleaved || cut.pp_chunks == 1) && (long long)cut.pp * cut.pp_chunks <= o.layers &&
                (o.matmul_dtype != MatmulDtype::fp8 || fp8_refusal(options_of(cut)).empty());
@@ -108,11 +109,11 @@ public:
     PlannedStep smallest() {
         PlannedStep least;
         for (bool across : {false, true}) {
-            each_division(across, [&](int tp, int pp) {
-                for (long long dp : data_ranks(tp, pp, 1)) {
-                    Cut cut = on_one_rank(task_.options);
-                    cut.tp = tp, cut.pp = pp, cut.dp = (int)dp;
-                    if (cut.dp > 1) cut.zero = most_zero(), cut.shard_group = cut.dp;
+            each_division(across, [&](const Cut& division) {
+                for (long long dp : data_ranks(division, 1)) {
+                    Cut cut = division;
+                    cut.dp = (int)dp;
+                    if (cut.dp * cut.cp > 1) cut.zero = most_zero(), cut.shard_group = cut.dp;
                     cut.recompute = Recompute::block;
                     keep_options(cut);
                     if (!is_possible(cut)) continue;
@@ -129,9 +130,9 @@ public:
     // A lower bound for the seconds of a step.
     double bound(const Cut& cut) {
         // pass times beside messages of data ranks, and without
-        const MicroBatchTime &beside = times(cut, cut.dp > 1), &alone = times(cut);
-        bool cut_params = cut.zero == 3 && cut.shard_group > 1,
-             cut_grads = cut.zero >= 2 && cut.shard_group > 1;
+        const MicroBatchTime &beside = times(cut, cut.dp * cut.cp > 1), &alone = times(cut);
+        const bool is_sharded = shards_of(cut) > 1;
+        bool cut_params = cut.zero == 3 && is_sharded, cut_grads = cut.zero >= 2 && is_sharded;
         const double all = (double)micro_batches(cut);
         const std::vector<int>& split = this->split(cut);
         bool drains = cut.pp_schedule != PipelineSchedule::zero_bubble;  // zero-bubble defers the last work
@@ -153,8 +154,7 @@ public:
             layer += split[part];
             auto seconds = [&](const PassOfStep& pass) {
                 DataMessages data = messages_beside(pass, cut_params, cut_grads);
-                const LayerTime& time =
-                    (data.parameters && cut.shard_group > 1) || data.gradients ? slow : fast;
+                const LayerTime& time = (data.parameters && is_sharded) || data.gradients ? slow : fast;
                 return pass.forward ? time.forward : time.backward;
             };
             double forward = seconds({.forward = true}), backward = seconds({.forward = false}),
@@ -251,7 +251,7 @@ public:
     }
     // FLOPs of a step on all ranks, including recomputation.
     double executed_flops(const Cut& cut) {
-        return times(cut).flops * (double)(sequences_ / cut.micro_batch) * cut.tp;
+        return times(cut).flops * (double)(sequences_ / cut.micro_batch) * cut.tp * cut.cp;
     }
 
     std::vector<PlannedMessage> messages(const Cut& cut) {
@@ -271,10 +271,10 @@ public:
     }
     // The layout of the parameters of a tensor rank that has all layers.
     const ParameterLayout& parameters(const Cut& cut) {
-        auto [known, is_new] = parameters_.try_emplace({cut.tp, cut.shard_group}, nullptr);
+        auto [known, is_new] = parameters_.try_emplace({cut.tp, shards_of(cut)}, nullptr);
         if (is_new)
             known->second = std::make_unique<ParameterLayout>(
-                parameter_layout(task_.options, cut.shard_group, {.tp = cut.tp}));
+                parameter_layout(task_.options, shards_of(cut), {.tp = cut.tp}));
         return *known->second;
     }
 
@@ -291,7 +291,7 @@ private:
         Cut cut;
         auto operator<=>(const Point&) const = default;
     };
-    using Division = std::tuple<int, int, int>;  // tp, pp, dp
+    using Division = std::tuple<int, int, int, int>;  // tp, cp, pp, dp
 
     // If there are fewer devices than a node has, all are in one node.
     static Machine in_world(Machine machine, int devices) {
@@ -336,7 +336,22 @@ private:
         if (cut.zero == 0) cut.shard_group = 1;
         if (task_.keeps_recompute) cut.recompute = o.recompute;
     }
-    // Calls visit(tp, pp) for each pair that the model and the devices allow.
+    // Parts into which ZeRO cuts a unit, and rows of a micro-batch on a tensor rank.
+    static int shards_of(const Cut& cut) { return cut.shard_group * cut.cp; }
+    int rows_of_rank(const Cut& cut) const {
+        return (int)((long long)cut.micro_batch * task_.options.sequence_length / cut.cp / cut.tp);
+    }
+    // Numbers of context ranks to try: shorter parts of sequences than this make no layout faster.
+    std::vector<int> context_numbers() const {
+        constexpr int least_tokens = 8192;
+        const Options& o = task_.options;
+        if (task_.keeps_cp) return {o.cp};
+        std::vector<int> numbers = {1};
+        for (int cp = 2; cp <= task_.devices && o.sequence_length / cp >= least_tokens; cp *= 2)
+            numbers.push_back(cp);
+        return numbers;
+    }
+    // Calls visit(cut) for each tp, cp and pp that the model and the devices allow.
     template <typename Visit>
     void each_division(bool across_nodes, Visit&& visit) const {
         const Options& o = task_.options;
@@ -346,9 +361,14 @@ private:
             bool fills = crosses ? tp % machine_.node == 0 : machine_.node % tp == 0;
             bool wanted = task_.keeps_tp ? tp == o.tp && !across_nodes : fills && crosses == across_nodes;
             if (!wanted) continue;
-            for (int pp = 1; pp <= std::min(task_.devices / tp, o.layers); pp++) {
-                if (task_.keeps_pp && pp != o.pp) continue;
-                if (cut_refusal(o, tp, pp).empty() && is_soon_split(pp)) visit(tp, pp);
+            for (int cp : context_numbers()) {
+                for (int pp = 1; pp <= std::min(task_.devices / tp / cp, o.layers); pp++) {
+                    if (task_.keeps_pp && pp != o.pp) continue;
+                    if (!cut_refusal(o, tp, cp, pp).empty() || !is_soon_split(pp)) continue;
+                    Cut cut = on_one_rank(o);
+                    cut.tp = tp, cut.cp = cp, cut.pp = pp;
+                    visit(cut);
+                }
             }
         }
     }
@@ -358,11 +378,11 @@ private:
     }
 
     // Numbers of data ranks that can share a step's sequences evenly, in micro-batches of this size.
-    std::vector<long long> data_ranks(int tp, int pp, int micro_batch) const {
+    std::vector<long long> data_ranks(const Cut& cut, int micro_batch) const {
         std::vector<long long> ranks;
         if (sequences_ % micro_batch) return ranks;
         for (long long dp : divisors(sequences_ / micro_batch))
-            if (dp <= task_.devices / tp / pp) ranks.push_back(dp);
+            if (dp <= task_.devices / cut.ranks_of_data()) ranks.push_back(dp);
         return ranks;
     }
 
@@ -387,10 +407,11 @@ private:
             if (size == 1 || size * task_.options.sequence_length <= most_tokens) sizes.push_back((int)size);
         if (task_.keeps_micro_batch) sizes = {task_.options.micro_batch};
         for (int size : sizes) {
-            std::vector<long long> all = data_ranks(1, 1, size);
-            each_division(across_nodes, [&](int tp, int pp) {
-                std::vector<Cut> schedules = {on_one_rank(task_.options)};
-                schedules[0].tp = tp, schedules[0].pp = pp, schedules[0].micro_batch = size;
+            each_division(across_nodes, [&](const Cut& division) {
+                const int pp = division.pp;
+                const std::vector<long long> all = data_ranks(division, size);
+                std::vector<Cut> schedules = {division};
+                schedules[0].micro_batch = size;
                 schedules[0].tp_overlap = fastest_row_chunks(schedules[0]);
                 if (pp > 1) {
                     schedules.push_back(schedules[0]);
@@ -411,7 +432,6 @@ private:
                     if (is_other) continue;
                     for (long long dp : all) {
                         cut.dp = (int)dp;
-                        if (dp > task_.devices / tp / pp) break;
                         if (is_possible(cut)) points.push_back({bound(cut), cut});
                     }
                 }
@@ -428,7 +448,7 @@ private:
         double worst = HUGE_VAL;  // slower layouts are of no interest
         for (const Point& point : points(across_nodes)) {
             if (point.bound >= worst) break;
-            Division division = {point.cut.tp, point.cut.pp, point.cut.dp};
+            Division division = {point.cut.tp, point.cut.cp, point.cut.pp, point.cut.dp};
             auto known = best.find(division);
             double to_beat = known == best.end() ? worst : std::min(worst, known->second.seconds);
             auto step = best_state(point.cut, to_beat);
@@ -451,7 +471,7 @@ private:
         if (takes_too_much(cut)) return {};
         std::optional<PlannedStep> best;
         std::vector<int> levels = {1, 2, 3};
-        if (cut.dp == 1) levels = {0};
+        if (cut.dp * cut.cp == 1) levels = {0};
         if (task_.keeps_zero) levels = {task_.options.zero};
         std::map<int, Recompute> least;  // the least recomputation that fits, by shard group
         for (int level : levels) {
@@ -485,7 +505,7 @@ private:
         auto [least, is_new] = too_large_.try_emplace(cut, INT_MAX);
         if (size >= least->second) return true;
         cut.micro_batch = size;
-        if (cut.dp > 1) cut.zero = most_zero(), cut.shard_group = cut.dp;
+        if (cut.dp * cut.cp > 1) cut.zero = most_zero(), cut.shard_group = cut.dp;
         cut.recompute = Recompute::block;
         keep_options(cut);
         if (!is_possible(cut)) return true;
@@ -513,8 +533,8 @@ private:
         std::vector<int> groups;
         std::vector<long long> sizes = divisors(cut.dp);
         for (auto shard = sizes.rbegin(); shard != sizes.rend() && *shard > 1; ++shard) {
-            MeshShape shape = {.tp = cut.tp, .pp = cut.pp, .dp = cut.dp, .shard = (int)*shard};
-            const size_t part = ceil_div(size, (size_t)*shard);
+            MeshShape shape = {.tp = cut.tp, .cp = cut.cp, .pp = cut.pp, .dp = cut.dp, .shard = (int)*shard};
+            const size_t part = ceil_div(size, (size_t)shape.shards());
             double seconds = step * (double)part;
             Ledger book(machine_.ledger_card());
             const Mesh mesh(shape, {});
@@ -562,8 +582,8 @@ private:
             return held_multiprocessors(mesh, o.tp_overlap, {.gradients = beside_data});
         };
         // the ledger accounts for those that tensor ranks hold
-        int held = machine_.capability > 0 ? all(tensor.mesh) - all({.tp = cut.tp}) : 0;
-        auto key = std::tuple(cut.tp, cut.micro_batch, cut.recompute, cut.tp_overlap, held);
+        int held = machine_.capability > 0 ? all(tensor.mesh) - all({.tp = cut.tp, .cp = cut.cp}) : 0;
+        auto key = std::tuple(cut.tp, cut.cp, cut.micro_batch, cut.recompute, cut.tp_overlap, held);
         auto known = times_.find(key);
         if (known == times_.end()) {
             Workload w = workload(cut);
@@ -586,7 +606,7 @@ private:
         auto player = std::make_unique<StepPlayer>(machine_, numbers);
         for (int stage = 0; stage < cut.pp; stage++) {
             const MeshPosition position = first_of_stage(stage);
-            Ledger book(machine_.ledger_card(), w.T, o.vocab_size);
+            Ledger book(machine_.ledger_card(), w.sequence(), o.vocab_size);
             record_steps(o, w, settings, make_optimizer(o, 0), cut_layout, position, micro_batches);
             player->add(book);
         }
@@ -603,7 +623,7 @@ private:
         for (int number = 0; number < cut.pp; number++) {
             const Stage& stage = this->stage(cut, cut_layout, number);
             auto classes = stage_memory(o, w, settings, cut_layout, stage,
-                                        parameter_layout(o, cut.shard_group, stage.units()));
+                                        parameter_layout(o, shards_of(cut), stage.units()));
             if (element_bytes_ == 2)
                 classes.push_back({"communicators", communicator_memory(cut_layout.mesh, machine_.node)});
             if (total(classes) > most || (most < SIZE_MAX && pinned(classes) > host_room())) return {};
@@ -612,7 +632,8 @@ private:
         return most_of_stages(stages, element_bytes_ == 2);
     }
     const Stage& stage(const Cut& cut, const Layout& layout, int number) {
-        auto key = std::tuple(cut.tp, cut.pp, cut.pp_schedule, cut.pp_chunks, layout.pipeline.micro_batches);
+        auto key =
+            std::tuple(cut.tp, cut.cp, cut.pp, cut.pp_schedule, cut.pp_chunks, layout.pipeline.micro_batches);
         auto& stages = stages_[key];
         stages.resize((size_t)cut.pp);
         if (!stages[number])
@@ -626,12 +647,13 @@ private:
     const long long sequences_;           // sequences in a step
     std::unique_ptr<StepPlayer> player_;  // has the ledgers of the last cut
     std::pair<Cut, std::vector<int>> player_key_;
-    std::map<std::tuple<int, int, Recompute, int, int>, MicroBatchTime> times_;
-    std::map<std::tuple<int, int, bool>, int>
-        row_chunks_;  // by tensor ranks, micro-batch and whether stages send
+    std::map<std::tuple<int, int, int, Recompute, int, int>, MicroBatchTime> times_;
+    // by tensor and context ranks, micro-batch and whether stages send
+    std::map<std::tuple<int, int, int, bool>, int> row_chunks_;
     std::map<std::pair<int, int>, std::unique_ptr<ParameterLayout>> parameters_;
     std::optional<double> largest_transform_;
     std::map<Cut, int> too_large_;            // smallest micro-batch too large, by the rest of the cut
     std::map<int, std::vector<int>> splits_;  // by the number of parts
-    std::map<std::tuple<int, int, PipelineSchedule, int, int>, std::vector<std::unique_ptr<Stage>>> stages_;
+    std::map<std::tuple<int, int, int, PipelineSchedule, int, int>, std::vector<std::unique_ptr<Stage>>>
+        stages_;
 };

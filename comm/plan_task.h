@@ -24,8 +24,8 @@ struct PlanTask {
     Machine machine;
     int devices;
     // The options of the layout that are fixed; the others are searched for.
-    bool keeps_tp = false, keeps_pp = false, keeps_schedule = false, keeps_chunks = false, keeps_zero = false,
-         keeps_shard = false, keeps_micro_batch = false, keeps_recompute = false;
+    bool keeps_tp = false, keeps_cp = false, keeps_pp = false, keeps_schedule = false, keeps_chunks = false,
+         keeps_zero = false, keeps_shard = false, keeps_micro_batch = false, keeps_recompute = false;
     Exposed exposed = Exposed::none;
 
     Overlap overlap() const {

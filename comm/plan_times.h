@@ -83,9 +83,10 @@ inline MicroBatchTime micro_batch_time(const Options& o, const Workload& workloa
     // The first micro-batch does not read the gradients of matrices, because it is the first to write them.
     // But with fp8, it makes the copies of weights that the others reuse.
     const int micro_batch = workload.fp8 ? 1 : 0;
-    Ledger book(machine.ledger_card(), workload.T, o.vocab_size);
+    Ledger book(machine.ledger_card(), workload.sequence(), o.vocab_size);
     record_steps(few, workload, {.overlap = overlap}, make_optimizer(Options(), 0),
                  {.mesh = {.tp = layout.mesh.tp,
+                           .cp = layout.mesh.cp,
                            .copies = layout.mesh.copies,
                            .stage_group = layout.mesh.stage_group,
                            .tables = layout.mesh.tables},
@@ -138,7 +139,7 @@ inline std::string prediction_text(const Machine& machine, double peak, bool tak
     bool known_step = sizeof(floatX) == 2 && o.optimizer != OptimizerKind::muon && o.offload == Offload::none;
     if (!known_machine || !known_step) return "";
     int micro_batches = micro_batches_of_rank(o, 0), steps = 0;
-    Ledger book(machine.ledger_card(), workload.T, o.vocab_size);
+    Ledger book(machine.ledger_card(), workload.sequence(), o.vocab_size);
     record_steps(o, workload, zero_settings(o), make_optimizer(o, 0),
                  {.pipeline = {PipelineSchedule::one_f_one_b, 1, micro_batches}}, {}, {micro_batches});
     StepTime time;

@@ -134,17 +134,18 @@ inline int chosen_loss_chunk(const ModelConfig& config, int tokens, size_t eleme
 // element_bytes: of the program that will run, which may be built for another precision than this one
 inline Workload training_workload(const Options& o, Recompute recompute,
                                   size_t element_bytes = sizeof(floatX)) {
-    int tokens = o.micro_batch * o.sequence_length;
+    int own = o.sequence_length / o.cp, tokens = o.micro_batch * own;
     int chunk =
         o.loss_chunk > 0 ? std::min(o.loss_chunk, tokens) : chosen_loss_chunk(o, tokens, element_bytes);
     return {.B = o.micro_batch,
-            .T = o.sequence_length,
+            .T = own,
             .training = true,
             .recompute = recompute,
             .loss_chunk = chunk,
             .fp8 = o.matmul_dtype == MatmulDtype::fp8,
             .element_bytes = element_bytes,
-            .fast_gradients = o.fp8_fast_gradients};
+            .fast_gradients = o.fp8_fast_gradients,
+            .contexts = o.cp};
 }
 
 // ----------------------------------------------------------------------------
@@ -181,7 +182,7 @@ inline Fp8Sizes fp8_sizes(const ModelConfig& config, const Workload& w, const St
     Fp8Sizes sizes = {.keeps_weights = w.recompute == Recompute::none,
                       .fast_gradients = w.fast_gradients,
                       .rows = (size_t)w.B * w.T};
-    for (const LocalProduct& product : local_products(config, stage.layout().mesh.tp)) {
+    for (const LocalProduct& product : local_products(config, stage.layout().mesh.tp, w.contexts)) {
         size_t weight = product.inputs * product.outputs;
         sizes.matrices += layers;
         sizes.weights += layers * weight;
@@ -218,7 +219,7 @@ inline DataMessages messages_beside(const PassOfStep& pass, bool cut_params, boo
 // pipeline.
 inline int held_multiprocessors(const MeshShape& mesh, int row_chunks, const DataMessages& data) {
     bool tensor_ranks_send = mesh.tp > 1 && row_chunks > 1;
-    bool gathers = data.parameters && mesh.shard > 1, reduces = data.gradients && mesh.dp > 1;
+    bool gathers = data.parameters && mesh.shards() > 1, reduces = data.gradients && mesh.dp * mesh.cp > 1;
     return (mesh.pp > 1 ? 2 * blocks_of_links : 0) +
            (tensor_ranks_send || gathers || reduces ? blocks_of_groups : 0);
 }
@@ -258,13 +259,13 @@ inline std::string fp8_refusal(const Options& o) {
     if (o.zero == 3) return "weights must stay at one address, and --zero 3 moves them; give --zero 2";
     if (!o.ngram.empty()) return "n-gram memory multiplies in bf16; leave out --ngram";
     auto multiplies = [](size_t size) { return size % 16 == 0; };
-    for (const LocalProduct& product : local_products(o, o.tp)) {
+    for (const LocalProduct& product : local_products(o, o.tp, o.cp)) {
         if (multiplies(product.inputs) && multiplies(product.outputs)) continue;
         return text(
             "%s has %zu inputs and %zu outputs on a rank, not both multiples of 16; choose other sizes",
             product.name, product.inputs, product.outputs);
     }
-    int tokens = o.micro_batch * o.sequence_length / (o.tp > 1 ? o.tp * std::max(o.tp_overlap, 1) : 1);
+    int tokens = o.micro_batch * o.sequence_length / o.cp / (o.tp > 1 ? o.tp * std::max(o.tp_overlap, 1) : 1);
     if (multiplies(tokens)) return "";
     return text("%d tokens of a micro-batch at once on a rank, not a multiple of 16; choose other sizes",
                 tokens);

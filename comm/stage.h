@@ -15,7 +15,9 @@ tensor. It is the same for all ranks of a data group.
 #include "comm/pipeline_schedule.h"  // PipelineCapacity
 #include "data/base/error.h"
 #include "data/options/model_config.h"
-#include "kernels/embedding.cuh"  // VocabRange
+#include "kernels/attention_shape.h"  // AttentionShape
+#include "kernels/context_cut.h"      // ContextCut
+#include "kernels/embedding.cuh"      // VocabRange
 
 // Returns the part of each block that one of `tp` tensor ranks has, as a model of its own.
 inline ModelConfig local_part(ModelConfig c, int tp) {
@@ -46,10 +48,32 @@ struct Dims {
     }
 };
 
+// Returns the shape of attention for one of the pieces of the sequences that a context rank has; without
+// context ranks, there is only one.
+inline AttentionShape attention_of(const Dims& d, const ContextCut& cut, int piece, int window,
+                                   const int* doc_start) {
+    if (cut.ranks == 1) return self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, window, doc_start);
+    int first = piece * cut.piece();
+    return attention_shape_apart({.B = d.B,
+                                  .Tq = cut.piece(),
+                                  .Tk = cut.T,
+                                  .q0 = cut.position(first),
+                                  .NH = d.NH,
+                                  .NKV = d.NKV,
+                                  .HS = d.HS,
+                                  .window = window,
+                                  .doc_start = doc_start},
+                                 d.T, first);
+}
+constexpr int pieces_of(const ContextCut& cut) {
+    return cut.ranks == 1 ? 1 : 2;
+}
+
 // Returns whether attention's backward pass computes the gradient of the bias of queries, keys and values:
 // they have one, and no other operation lies between the product and attention.
-inline bool attention_makes_bias_gradient(const ModelConfig& c) {
-    return has_qkv_bias(c) && !c.qk_norm && !c.local_filter && c.position != PositionKind::rope;
+inline bool attention_makes_bias_gradient(const ModelConfig& c, int contexts) {
+    return has_qkv_bias(c) && contexts == 1 && !c.qk_norm && !c.local_filter &&
+           c.position != PositionKind::rope;
 }
 
 // Returns whether RoPE's backward pass is the last to change the gradient of queries, keys and values.
@@ -149,15 +173,16 @@ private:
 
 inline ParameterLayout parameter_layout(const ModelConfig& config, const Layout& layout,
                                         const MeshPosition& position, bool training) {
-    return parameter_layout(config, layout.mesh.shard, Stage(config, layout, position, training).units());
+    return parameter_layout(config, layout.mesh.shards(), Stage(config, layout, position, training).units());
 }
 
 // Returns the traffic of any rank in training on micro-batches of B sequences of T tokens.
 inline MeshTraffic mesh_traffic(const ModelConfig& config, const Layout& layout, int B, int T,
                                 Dtype reduce_dtype) {
-    Dims d(config, layout.mesh.tp, B, T);
+    Dims d(config, layout.mesh.tp, B, T / layout.mesh.cp);
     MeshTraffic traffic;
     if (layout.mesh.tp > 1) traffic.rows = (size_t)d.N * d.C;
+    if (layout.mesh.cp > 1) traffic.keys = (size_t)B * T * (d.QKV - d.A);
     traffic.sent = (size_t)d.n * d.C;
     traffic.all_to_all = reduce_dtype == Dtype::bf16;
     for (int stage = 0; stage < layout.mesh.pp; stage++) {

@@ -28,9 +28,10 @@ so the backward pass regathers them, overlapped with the weight gradient that pr
 
 #include <vector>
 
-#include "comm/collectives.h"  // Communicator
-#include "comm/recorder.h"     // TraceSpan
-#include "comm/mesh.h"         // Mesh
+#include "comm/collectives.h"       // Communicator
+#include "comm/context_parallel.h"  // ContextParallel
+#include "comm/recorder.h"          // TraceSpan
+#include "comm/mesh.h"              // Mesh
 #include "data/base/error.h"
 #include "kernels/fp8_matmul.cuh"   // BlockProducts
 #include "kernels/gelu.cuh"         // Gelu
@@ -205,6 +206,9 @@ struct CausalConv {
     floatX* dproducts = nullptr;  // (N, 2, OC) their gradient
     floatX* state = nullptr;      // (N / T, OC) the first taps of each sequence's newest token, or null
     ConvRows rows = {};
+    // on several context ranks, memory for the rows next to their pieces
+    const ContextParallel* contexts = nullptr;
+    floatX* halo = nullptr;
 };
 
 struct LinearInput {
@@ -309,6 +313,11 @@ inline void linear_rows(const TensorParallel& tp, const Linear& l, floatX* out, 
     size_t at = (size_t)first * l.OC;
     if (l.conv.products) {
         tp.products.forward(l.conv.products + 2 * at, inp, l.inp.fp8, l.weight, nullptr, rows, l.C, 2 * l.OC);
+        if (l.conv.rows.is_cut()) {  // pieces of this rank need rows of others
+            if (first + rows < l.N) return;
+            l.conv.contexts->taps_before(l.conv.halo, l.conv.products, l.conv.rows, l.OC);
+            first = 0, rows = l.N;
+        }
         causal_conv_forward(out, l.conv.products, bias, l.conv.rows, first, rows, l.OC, tp.stream);
     } else if (l.gelu_out) {
         tp.products.gelu_forward(l.gelu, l.gelu_out + at, out + at, inp, l.inp.fp8, l.weight, bias, rows, l.C,
@@ -347,6 +356,10 @@ inline void row_parallel(const TensorParallel& tp, const Linear& l, floatX* own_
         linear_rows(tp, l, partial, bias, first, rows, !begins(side));
     };
     if (!ends(side)) return product(0, l.N);
+    if (l.conv.rows.is_cut()) {
+        product(0, l.N);
+        return tp.rows.scatter(own_out, partial, l.N, l.OC);
+    }
     tp.rows.scatter(own_out, partial, l.N, l.OC, product);
     tp.rows.wait();
 }
@@ -393,6 +406,7 @@ inline void column_parallel_backward(const TensorParallel& tp, const Linear& l, 
     floatX* partial = tp.partial_sums(own_dinp);
     if (l.conv.products) {
         matmul_backward_bias(l.dbias, tp.scratch, l.dout, l.N, l.OC, tp.stream);
+        if (l.conv.rows.is_cut()) l.conv.contexts->gradient_after(l.conv.halo, l.dout, l.conv.rows, l.OC);
         causal_conv_backward(l.conv.dproducts, l.dout, l.conv.rows, 0, l.N, l.OC, tp.stream);
     }
     auto product = [&](int first, int rows) {
@@ -422,6 +436,11 @@ void row_parallel_backward(const TensorParallel& tp, const Linear& l, const floa
         if (first + rows == l.N) product(first, rows);
     };
     auto work = [&](int first, int rows) {
+        if (l.conv.rows.is_cut()) {
+            if (first + rows < l.N) return;
+            l.conv.contexts->gradient_after(l.conv.halo, l.dout, l.conv.rows, l.OC);
+            first = 0, rows = l.N;
+        }
         l.conv.products ? convolution(first, rows) : product(first, rows);
     };
     if (l.dbias && l.dout_column_sums)

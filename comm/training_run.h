@@ -210,7 +210,7 @@ struct TrainingRun {
     // in the files of this host's ranks and, if these are in the run directory, in two checkpoints, because a
     // new one is written before the old one is removed.
     std::string tables_note() const {
-        TableSizes sizes(o, o.micro_batch, o.sequence_length, model.stage);
+        TableSizes sizes(o, o.micro_batch, o.sequence_length / o.cp, model.stage);
         if (sizes.tables() == 0 || o.ngram_place != TablePlace::disk) return "";
         const uint64_t reached =
             std::min<uint64_t>(sizes.own_rows(), sizes.asked() * (size_t)(o.steps - at.step));
@@ -229,7 +229,12 @@ struct TrainingRun {
     }
 
     std::unique_ptr<DeviceBatches> make_batches(const TokenLoader& loader) {
-        BatchShape shape = {o.micro_batch, o.sequence_length, o.document_end, resets_positions(o)};
+        BatchShape shape = {.B = o.micro_batch,
+                            .T = o.sequence_length,
+                            .document_end = o.document_end,
+                            .reset_positions = resets_positions(o),
+                            .contexts = o.cp,
+                            .context = model.mesh.position[Axis::context]};
         uint64_t stride = (uint64_t)o.micro_batch * o.dp;  // the data ranks take turns
         auto source = make_batch_source(world, o.data_reader == DataReader::node, loader, shape, stride);
         return std::make_unique<DeviceBatches>(std::move(source), model.stream, model.mesh, error,
@@ -398,7 +403,7 @@ struct TrainingRun {
         uint64_t trained_on = at.samples - at.spikes.samples_passed_over();
         progress.step(at.step, trained_on * o.sequence_length, result.loss, result.gradient_norm,
                       learning_rate, seconds_now() - started, sent_bytes() - sent_before, !result.stepped,
-                      result.late_rows);
+                      result.late_rows, batches->take_imbalance());
         spikes.add_step(at, result.loss, result.gradient_norm, !result.stepped);
         status.set_seconds_left(progress.seconds_left(at.step));
         if (o.log_trust_ratios > 0 && at.step % o.log_trust_ratios == 0 && world.is_root())

@@ -84,7 +84,7 @@ public:
 
     // The number of adjacent data ranks that all reduce in every micro-batch, and so need the same number of
     // micro-batches; or 1.
-    int ranks_in_step() const { return arrays_.cut_grads ? shards_ : 1; }
+    int ranks_in_step() const { return arrays_.cut_grads ? mesh_.shape.shard : 1; }
     // Starts a step: zeroes gradients, except those of matrices that are overwritten.
     void zero_gradients(Matrices matrices = Matrices::added_to);
     // Prepares grads(unit), to which the compute stream's next work adds, until reduce_gradients(unit).
@@ -120,7 +120,7 @@ public:
     // ---- what this rank owns
 
     // Elements [owned_begin, owned_begin + part_size) of a unit.
-    size_t owned_begin(int unit) const { return mesh_.position[Axis::shard] * part_size(unit); }
+    size_t owned_begin(int unit) const { return mesh_.shard_rank() * part_size(unit); }
     size_t part_size(int unit) const { return layout_.unit_size(unit) / shards_; }
     std::vector<TensorPart> owned_parts(int unit) const {
         return layout_.parts(unit, owned_begin(unit), owned_begin(unit) + part_size(unit));
@@ -270,7 +270,7 @@ inline ZeroState::ZeroState(Arena& memory, const ParameterLayout& layout, const 
     : layout_(layout),
       mesh_(with_groups(mesh, layout)),
       settings_(settings),
-      shards_(mesh.shape.shard),
+      shards_(mesh.shape.shards()),
       param_places_(layout, settings.prefetch + 1),
       grad_places_(layout, 2),
       compute_(compute),

@@ -77,7 +77,7 @@ inline void launch_attention_backward(floatX* dqkv, float* scratch, const floatX
         return attention_hopper_backward(dqkv, scratch, dout, qkv, out, lse, shape, stream, dbias);
 #endif
     attention_mma_backward(dqkv, scratch, dout, qkv, out, lse, shape, stream);
-    if (dbias) launch_backward_bias(dbias, scratch, dqkv, shape.B * shape.Tk, shape.qkv_row(), stream);
+    if (dbias) launch_backward_bias(dbias, scratch, dqkv, shape.B * shape.Tk, shape.q_row, stream);
 }
 
 #endif
@@ -104,7 +104,7 @@ inline size_t attention_backward_scratch(const AttentionShape& shape, bool dbias
     else
         with_head_width(shape.HS,
                         [&](int width) { floats = BackwardScratchSize(shape, width, false).floats(); });
-    return std::max(floats, dbias ? matmul_backward_bias_scratch(shape.qkv_row()) : 0);
+    return std::max(floats, dbias ? matmul_backward_bias_scratch(shape.q_row) : 0);
 }
 
 // Returns the work of `products` matrix products, each as large as the one that computes the scores.
@@ -114,7 +114,8 @@ inline AttentionWork attention_work(const AttentionShape& s, int products, bool 
 
 inline LaunchCost attention_forward_cost(const floatX* out, const float* lse, const floatX* qkv,
                                          const AttentionShape& s) {
-    return {.read = array_bytes(qkv, s.B, s.Tk, s.qkv_row()),
+    return {.read = array_bytes(qkv, s.B, s.Tq, s.out_row()) +
+                    array_bytes(qkv, s.B, s.keys_end(), 2 * s.NKV * s.HS),
             .written = array_bytes(out, s.B, s.Tq, s.out_row()) + array_bytes(lse, s.B, s.NH, s.Tq),
             .attention = attention_work(s, 2, true)};
 }
@@ -134,31 +135,31 @@ inline std::vector<LaunchCost> attention_backward_costs(const floatX* dqkv, cons
     auto take = [&](int of_tiles) { width = of_tiles; };
     wgmma ? with_hopper_width(s.HS, take) : with_head_width(s.HS, take);
     double summed = round_up(s.Tq, queries), out = array_bytes(dout, s.B, s.Tq, s.out_row()),
-           whole = array_bytes(dqkv, s.B, s.Tk, s.qkv_row()),
+           whole = out + array_bytes(dqkv, s.B, s.Tk, 2 * s.NKV * s.HS),
            statistics =
                array_bytes(scratch, s.B, 2.0 * s.NH + 1, round_up(s.Tq, BackwardScratchSize::padding)),
            sums_of_row = array_bytes(scratch, s.B, s.NH * width),
            sums = std::max(summed - keys, 0.0) * sums_of_row,
-           partials = dbias ? array_bytes(scratch, s.B, ceil_div(s.Tk, 16), s.qkv_row()) : 0;
+           partials = dbias ? array_bytes(scratch, s.B, ceil_div(s.Tk, 16), s.q_row) : 0;
     std::vector<LaunchCost> costs = {
         {.read = 2 * out + array_bytes(lse, s.B, s.NH, s.Tq), .written = statistics},
         {.read = whole + out + statistics + sums,
          .written = mma ? whole - out + summed * sums_of_row : whole + sums + partials,
          .attention = attention_work(s, 5, false)}};
     if (mma) costs.push_back({.read = array_bytes(scratch, s.B, s.Tq, s.out_row()), .written = out});
-    double bias = array_bytes(dbias, s.qkv_row());
+    double bias = array_bytes(dbias, s.q_row);
     if (dbias && !mma) costs.push_back({.read = partials + bias, .written = bias});
-    if (dbias && mma) costs.push_back(column_sums_cost(dbias, scratch, dqkv, s.B * s.Tk, s.qkv_row()));
+    if (dbias && mma) costs.push_back(column_sums_cost(dbias, scratch, dqkv, s.B * s.Tk, s.q_row));
     return costs;
 }
 
 // Position t of a sequence attends to max(doc_start[t], t - window + 1) ... t (window 0: no limit; doc_start
 // null: 0). doc_start[t] <= t, and it never decreases along a sequence. Query head h reads key/value head h /
 // (NH / NKV). The queries of the call are those at the positions q0 ... q0 + Tq - 1. Other queries in qkv are
-// not read, and neither are keys and values after these positions.
-inline void attention_forward(floatX* out,        // (B, Tq, NH, HS)
-                              float* lse,         // (B, NH, Tq)
-                              const floatX* qkv,  // (B, Tk, NH + 2*NKV, HS)
+// not read, and neither are keys and values after these positions. AttentionShape says where heads lie.
+inline void attention_forward(floatX* out,        // (B, out_rows, NH, HS)
+                              float* lse,         // (B, NH, out_rows)
+                              const floatX* qkv,  // queries, keys and values
                               const AttentionShape& shape, cudaStream_t stream,
                               float* amax = nullptr) {  // (1) amax of out, or null
     ON_DEVICE(stream, attention_forward_cost(out, lse, qkv, shape),
@@ -170,13 +171,13 @@ inline void attention_forward(floatX* out,        // (B, Tq, NH, HS)
 // out and lse are those of the forward pass. dqkv receives what the queries of the call contribute: gradients
 // of keys and values at all Tk positions (zeros where no query sees them), and gradients of queries at q0 ...
 // q0 + Tq - 1 only; those of other queries are left as they are. Unless dbias is null, also adds the gradient
-// of the bias of the layer that made qkv, which requires a query at every position.
-inline void attention_backward(floatX* dqkv,        // (B, Tk, NH + 2*NKV, HS)
+// of the bias of the layer that made qkv, which requires a query at every position, in the same rows as keys.
+inline void attention_backward(floatX* dqkv,        // laid out like qkv
                                float* scratch,      // (attention_backward_scratch(shape, dbias))
-                               const floatX* dout,  // (B, Tq, NH, HS)
-                               const floatX* qkv,   // (B, Tk, NH + 2*NKV, HS)
-                               const floatX* out,   // (B, Tq, NH, HS)
-                               const float* lse,    // (B, NH, Tq)
+                               const floatX* dout,  // (B, out_rows, NH, HS)
+                               const floatX* qkv,   // queries, keys and values
+                               const floatX* out,   // (B, out_rows, NH, HS)
+                               const float* lse,    // (B, NH, out_rows)
                                const AttentionShape& shape, cudaStream_t stream,
                                float* dbias = nullptr) {  // (NH + 2*NKV, HS) +=
     if (dbias && shape.Tq < shape.Tk) fail("attention: the gradient of a bias needs all queries");

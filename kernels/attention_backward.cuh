@@ -31,7 +31,7 @@ struct BackwardScratchSize {
           NH(s.NH),
           rows(ceil_div(s.Tq, padding) * padding),
           width(width),
-          columns(column_sums ? s.qkv_row() : 0),
+          columns(column_sums ? s.q_row : 0),
           sums_of_columns(ceil_div(s.Tq, sum_rows)) {
         before_sums = ceil_div(floats_of_turns(), 4) * 4;
     }

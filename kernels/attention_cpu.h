@@ -74,8 +74,8 @@ struct KeyTile {
     KeyTile(const AttentionShape& s, const floatX* qkv, int b, int kv_head, int number)
         : start(number * tile_rows), k(s.HS), v(s.HS) {
         int count = std::min(tile_rows, s.keys_end() - start);
-        k.load(qkv + s.key(b, start, kv_head), s.qkv_row(), count, s.HS);
-        v.load(qkv + s.value(b, start, kv_head), s.qkv_row(), count, s.HS);
+        k.load(qkv + s.key(b, start, kv_head), s.kv_row, count, s.HS);
+        v.load(qkv + s.value(b, start, kv_head), s.kv_row, count, s.HS);
     }
 };
 
@@ -96,7 +96,7 @@ struct QueryTile {
         for (int i = 0; i < tile_rows; i++) first_key[i] = s.first_key(b, start + std::min(i, count - 1));
         first_key_tile = first_key[0] / tile_rows;
         last_key_tile = (position + count - 1) / tile_rows;
-        q.load(qkv + s.query(b, start, h), s.qkv_row(), count, s.HS, s.scale());
+        q.load(qkv + s.query(b, start, h), s.q_row, count, s.HS, s.scale());
         qT.transpose(q);
     }
 
@@ -251,7 +251,7 @@ inline void attention_backward_queries_cpu(const AttentionBackward& a, float* dk
             queries.add_dkv(dk, dk + tile_rows * dq.width, p, ds);
         }
     }
-    dq.store(a.dqkv + s.query(b, queries.start, h), s.qkv_row(), queries.count, s.HS, s.scale());
+    dq.store(a.dqkv + s.query(b, queries.start, h), s.q_row, queries.count, s.HS, s.scale());
 }
 
 // For a tile of keys and all queries that see it: writes dk and dv.
@@ -273,8 +273,8 @@ inline void attention_backward_keys_cpu(const AttentionBackward& a, int b, int k
         }
     }
     int count = std::min(tile_rows, s.Tk - keys.start);
-    dk.store(a.dqkv + s.key(b, keys.start, kv_head), s.qkv_row(), count, s.HS);
-    dv.store(a.dqkv + s.value(b, keys.start, kv_head), s.qkv_row(), count, s.HS);
+    dk.store(a.dqkv + s.key(b, keys.start, kv_head), s.kv_row, count, s.HS);
+    dv.store(a.dqkv + s.value(b, keys.start, kv_head), s.kv_row, count, s.HS);
 }
 
 // Computes all gradients of one key/value head and its query heads. Scratch: dkv (tiles of keys, 2, 64,
@@ -289,9 +289,9 @@ inline void attention_backward_head_cpu(const AttentionBackward& a, float* dkv, 
     for (int i = 0; i < key_tiles; i++) {
         int start = i * tile_rows, count = std::min(tile_rows, s.Tk - start);
         float* dk = dkv + (size_t)i * 2 * tile_rows * width;
-        store_rows(a.dqkv + s.key(b, start, kv_head), s.qkv_row(), dk, width, count, s.HS, 1.0f);
-        store_rows(a.dqkv + s.value(b, start, kv_head), s.qkv_row(), dk + tile_rows * width, width, count,
-                   s.HS, 1.0f);
+        store_rows(a.dqkv + s.key(b, start, kv_head), s.kv_row, dk, width, count, s.HS, 1.0f);
+        store_rows(a.dqkv + s.value(b, start, kv_head), s.kv_row, dk + tile_rows * width, width, count, s.HS,
+                   1.0f);
     }
 }
 
@@ -331,5 +331,5 @@ inline void attention_backward_products_cpu(const AttentionBackward& a, float* s
 
 inline void attention_backward_cpu(const AttentionBackward& a, float* scratch, float* dbias) {
     attention_backward_products_cpu(a, scratch);
-    if (dbias) matmul_backward_bias_cpu(dbias, scratch, a.dqkv, a.shape.B * a.shape.Tk, a.shape.qkv_row());
+    if (dbias) matmul_backward_bias_cpu(dbias, scratch, a.dqkv, a.shape.B * a.shape.Tk, a.shape.q_row);
 }

@@ -60,7 +60,7 @@ __device__ void hopper_forward_load(HopperForwardShared<HSP>& shared, const CUte
         shared.ticket = ticket;
         if (ticket >= tickets.count) break;
         auto work = HopperQueries::of(s, tickets.section, ticket);
-        int key_head = s.NH + work.h / s.group(), value_head = key_head + s.NKV;
+        int key_head = work.h / s.group(), value_head = s.NKV + key_head;
         mbarrier_arrive_expect(&shared.q_there.full, Tile::bytes);
         Tile::load(shared.q, query_map, work.h, work.start, work.b, &shared.q_there.full);
         q.next();

@@ -76,8 +76,8 @@ __device__ void hopper_backward_load(typename HopperBackward<HSP>::Shared& share
     using KeyTile = typename Sizes::KeyTile;
     using QueryTile = typename Sizes::QueryTile;
     mbarrier_arrive_expect(&shared.keys_there, 2 * KeyTile::bytes);
-    KeyTile::load(shared.k, key_map, s.NH + work.kv_head, work.start(), work.b, &shared.keys_there);
-    KeyTile::load(shared.v, key_map, s.NH + s.NKV + work.kv_head, work.start(), work.b, &shared.keys_there);
+    KeyTile::load(shared.k, key_map, work.kv_head, work.start(), work.b, &shared.keys_there);
+    KeyTile::load(shared.v, key_map, s.NKV + work.kv_head, work.start(), work.b, &shared.keys_there);
     Ring<Sizes::buffers> ring;
     for (auto step = work.first_step(s); work.has(step); work.advance(s, step)) {
         int h = step.h, row = step.row(), at = ring.at;
@@ -239,8 +239,8 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
             hopper_backward_finish(dq, scratch.turn(work.b, step.h, step.row(), work.turn(s, step)),
                                    scratch.data, part);
             int first = step.row() + Sizes::dq_query(group), column = Sizes::dq_column(group);
-            store_results(dqkv + s.query(work.b, first, step.h) + column, s.qkv_row(), dq,
-                          {s.scale(), s.scale()}, s.Tq - first, min(s.HS - column, Sizes::dq_columns(group)));
+            store_results(dqkv + s.query(work.b, first, step.h) + column, s.q_row, dq, {s.scale(), s.scale()},
+                          s.Tq - first, min(s.HS - column, Sizes::dq_columns(group)));
             if (scratch.columns)
                 store_column_sums(scratch.column_sums(work.b, first) + step.h * s.HS + column,
                                   scratch.columns, dq, s.scale(), s.Tq - first,
@@ -259,9 +259,9 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
         if (threadIdx.x % warp_size == 0) mbarrier_arrive(&shared.dq_full);
     }
     int rows = s.Tk - first_row;
-    store_results(dqkv + s.key(work.b, first_row, work.kv_head), s.qkv_row(), dk, {s.scale(), s.scale()},
-                  rows, s.HS);
-    store_results(dqkv + s.value(work.b, first_row, work.kv_head), s.qkv_row(), dv, {1.0f, 1.0f}, rows, s.HS);
+    store_results(dqkv + s.key(work.b, first_row, work.kv_head), s.kv_row, dk, {s.scale(), s.scale()}, rows,
+                  s.HS);
+    store_results(dqkv + s.value(work.b, first_row, work.kv_head), s.kv_row, dv, {1.0f, 1.0f}, rows, s.HS);
     if (!scratch.columns) return;
     float* sums = scratch.column_sums(work.b, first_row) + work.kv_head * s.HS;
     store_column_sums(sums + s.NH * s.HS, scratch.columns, dk, s.scale(), rows, s.HS);

@@ -59,24 +59,23 @@ struct SwizzledTile {
             pair;
     }
 
-    // Returns a map that loads panels of a tensor (B, rows_of_sequence, heads, HS), with zeros from column HS
-    // and row `count` on.
-    static CUtensorMap map(const floatX* from, const AttentionShape& s, int heads, int count,
+    // Returns a map that loads panels of a tensor (B, rows_of_sequence, heads, HS), in rows `row` apart, with
+    // zeros from column HS and row `count` on.
+    static CUtensorMap map(const floatX* from, const AttentionShape& s, int heads, size_t row, int count,
                            int rows_of_sequence) {
-        size_t row = (size_t)heads * s.HS;
         return tensor_map(
             from,
             {{s.HS, heads, count, s.B}, {(size_t)s.HS, row, rows_of_sequence * row}, {columns, 1, rows, 1}});
     }
     // Tensor maps of the heads in qkv: the call's queries, and all keys and values that these may see.
     static CUtensorMap query_map(const floatX* qkv, const AttentionShape& s) {
-        return map(qkv + s.query(0, 0, 0), s, s.NH + 2 * s.NKV, s.Tq, s.Tk);
+        return map(qkv + s.query(0, 0, 0), s, s.NH, s.q_row, s.Tq, s.q_rows);
     }
     static CUtensorMap key_map(const floatX* qkv, const AttentionShape& s) {
-        return map(qkv, s, s.NH + 2 * s.NKV, s.keys_end(), s.Tk);
+        return map(qkv + s.key(0, 0, 0), s, 2 * s.NKV, s.kv_row, s.keys_end(), s.Tk);
     }
     static CUtensorMap output_map(const floatX* out, const AttentionShape& s) {
-        return map(out, s, s.NH, s.Tq, s.Tq);
+        return map(out + s.output(0, 0, 0), s, s.NH, s.out_row(), s.Tq, s.out_rows);
     }
 };
 

@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     auto load_queries = [&](auto step, int stage) {
         int h = step.h, start = step.row(), count = s.Tq - start;
         floatX* q = staged + stage * 2 * queries * HSP;
-        load_tile<queries, threads, HSP>({q}, qkv + s.query(b, start, h), s.qkv_row(), count, s.HS);
+        load_tile<queries, threads, HSP>({q}, qkv + s.query(b, start, h), s.q_row, count, s.HS);
         load_tile<queries, threads, HSP>({q + queries * HSP}, dout + s.output(b, start, h), s.out_row(),
                                          count, s.HS);
         const float* from_stats = scratch.stats(b, h, start);
@@ -135,8 +135,8 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
 
     Fragment<16, Tiles::head_columns> dk, dv;
     int seen_keys = s.keys_end() - k_start;
-    load_tile<keys, threads>(k, qkv + s.key(b, k_start, work.kv_head), s.qkv_row(), seen_keys, s.HS);
-    load_tile<keys, threads>(v, qkv + s.value(b, k_start, work.kv_head), s.qkv_row(), seen_keys, s.HS);
+    load_tile<keys, threads>(k, qkv + s.key(b, k_start, work.kv_head), s.kv_row, seen_keys, s.HS);
+    load_tile<keys, threads>(v, qkv + s.value(b, k_start, work.kv_head), s.kv_row, seen_keys, s.HS);
     auto step = work.first_step(s);
     load_queries(step, 0);
     int stage = 0;
@@ -237,9 +237,9 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     __syncthreads();
     // Registers are scarce: the addresses of these keys are recomputed rather than kept from the loads.
     int count = s.Tk - k_start;
-    store_tile<keys, threads>(dqkv + s.key(b, k_start, work.kv_head), k, 0, pinned(threadIdx.x), s.qkv_row(),
+    store_tile<keys, threads>(dqkv + s.key(b, k_start, work.kv_head), k, 0, pinned(threadIdx.x), s.kv_row,
                               count, s.HS);
-    store_tile<keys, threads>(dqkv + s.value(b, k_start, work.kv_head), v, 0, threadIdx.x, s.qkv_row(), count,
+    store_tile<keys, threads>(dqkv + s.value(b, k_start, work.kv_head), v, 0, threadIdx.x, s.kv_row, count,
                               s.HS);
 }
 
@@ -274,7 +274,7 @@ inline void attention_mma_backward(floatX* dqkv, float* scratch_data, const floa
         BackwardScratch scratch(scratch_data, s, HSP);
         prepare_backward_scratch(scratch, dout, out, lse, s, stream);
         if (s.Tq < s.Tk) {
-            cudaCheck(cudaMemset2DAsync(dqkv + s.key(0, 0, 0), s.qkv_row() * sizeof(floatX), 0,
+            cudaCheck(cudaMemset2DAsync(dqkv + s.key(0, 0, 0), s.kv_row * sizeof(floatX), 0,
                                         2 * s.NKV * s.HS * sizeof(floatX), (size_t)s.B * s.Tk, stream));
         }
         auto with = [&](auto tiles) {

@@ -57,8 +57,7 @@ __global__ void __launch_bounds__(Tiles::threads, 2)
     int warp_row = threadIdx.x / warp_size * Tiles::warp_queries;
     // Registers are scarce: the addresses of keys are recomputed for each tile.
     auto load_keys = [&](Tile<HSP> to, size_t from) {
-        load_tile<keys, threads>(to, qkv + from, s.qkv_row(), s.keys_end() - k_start, s.HS,
-                                 pinned(threadIdx.x));
+        load_tile<keys, threads>(to, qkv + from, s.kv_row, s.keys_end() - k_start, s.HS, pinned(threadIdx.x));
         cp_async_commit();
     };
     auto arrived = [] {
@@ -74,7 +73,7 @@ __global__ void __launch_bounds__(Tiles::threads, 2)
         total[m][i] = 0;
     });
     Fragment<Tiles::warp_queries, HSP> sum;
-    load_tile<queries, threads>(q, qkv + s.query(b, q_start, h), s.qkv_row(), s.Tq - q_start, s.HS);
+    load_tile<queries, threads>(q, qkv + s.query(b, q_start, h), s.q_row, s.Tq - q_start, s.HS);
     load_keys(k, s.key(b, k_start, pinned(kv_head)));
     while (true) {
         arrived();  // k; and v is no longer in use

@@ -6,7 +6,7 @@ computes both taps side by side, inp (N, 2, C): the row's contribution to the ne
     backward     dinp[t][0] = dout[t + 1],  dinp[t][1] = dout[t]
 
 The first row of a document or a sequence has no row before it, so its first term is left out, as is dout[t +
-1] if row t + 1 is such a row. Nothing is saved.
+1] if row t + 1 is such a row. A row before or after it may be on another context rank. Nothing is saved.
 
 Rows may be processed in parts, in ascending order: work on rows [first, first + count) reads, or writes, the
 first taps of rows [first - 1, first + count - 1).
@@ -16,25 +16,43 @@ first taps of rows [first - 1, first + count - 1).
 #include <algorithm>
 
 #include "kernels/common.cuh"
+#include "kernels/context_cut.h"
 
-// The rows of a micro-batch: sequences of T each.
+// The rows of a micro-batch: sequences of T each or, on a context rank, pieces of sequences.
 struct ConvRows {
     int N, T;
-    const int* doc_start = nullptr;  // (N) position at which each row's document begins; null: at 0
-    // (N / T, C) first taps of the row before each sequence, if sequences continue earlier ones; null: they
-    // do not.
+    // position at which the document of each row begins, of all rows of a sequence; null: at 0
+    const int* doc_start = nullptr;
+    // (N / T, C) first taps of the row before each sequence or piece, if sequences continue earlier ones or
+    // there are several context ranks; null: they do not.
     const floatX* before = nullptr;
+    const floatX* after = nullptr;  // (N / T, C) likewise, the gradient of the row after each piece
+    ContextCut cut = {};            // several ranks: a sequence has two pieces here
 
-    // Returns whether a row begins a document or a sequence, and so has no row before it.
-    HOST_DEVICE bool begins(int row) const {
-        return row % T == (doc_start ? doc_start[row] : 0) && !(before && row % T == 0);
+    HOST_DEVICE bool is_cut() const { return cut.ranks > 1; }
+
+    // Returns whether the row at a position of sequence `b` begins a document or the sequence.
+    HOST_DEVICE bool begins_at(int b, int at) const {
+        return at == (doc_start ? doc_start[(size_t)b * (is_cut() ? cut.T : T) + at] : 0);
     }
 
     // Returns the first taps of the row before this one, or null if there is none.
     HOST_DEVICE const floatX* taps_before(const floatX* inp, int row, int C) const {
-        if (begins(row)) return nullptr;
+        bool continues = !is_cut() && before && row % T == 0;
+        if (!continues && begins_at(sequence(row), position(row))) return nullptr;
         return row % T == 0 ? before + (size_t)(row / T) * C : inp + (size_t)(row - 1) * 2 * C;
     }
+
+    // Returns the gradient of the row after this one, or null if there is none.
+    HOST_DEVICE const floatX* gradient_after(const floatX* dout, int row, int C) const {
+        int next = position(row) + 1;
+        if (next == (is_cut() ? cut.T : T) || begins_at(sequence(row), next)) return nullptr;
+        return is_cut() && (row + 1) % T == 0 ? after + (size_t)(row / T) * C : dout + (size_t)(row + 1) * C;
+    }
+
+private:
+    HOST_DEVICE int sequence(int row) const { return row / (is_cut() ? 2 * T : T); }
+    HOST_DEVICE int position(int row) const { return is_cut() ? cut.position(row % (2 * T)) : row % T; }
 };
 
 // ----------------------------------------------------------------------------
@@ -59,12 +77,12 @@ inline void causal_conv_backward_cpu(floatX* dinp, const floatX* dout, const Con
                                      int count, int C) {
 #pragma omp parallel for
     for (int row = first; row < first + count; row++) {
-        const floatX* dy = dout + (size_t)row * C;
-        floatX* taps = dinp + (size_t)row * 2 * C;
-        std::copy_n(dy, C, taps + C);
-        if (row > 0 && rows.begins(row)) std::fill_n(taps - 2 * C, C, floatX(0.0f));
-        if (row > 0 && !rows.begins(row)) std::copy_n(dy, C, taps - 2 * C);
-        if (row == rows.N - 1) std::fill_n(taps, C, floatX(0.0f));
+        std::copy_n(dout + (size_t)row * C, C, dinp + ((size_t)row * 2 + 1) * C);
+        for (int r = std::max(row - 1, 0); r < (row == rows.N - 1 ? rows.N : row); r++) {
+            const floatX* dy = rows.gradient_after(dout, r, C);
+            floatX* first = dinp + (size_t)r * 2 * C;
+            dy ? (void)std::copy_n(dy, C, first) : (void)std::fill_n(first, C, floatX(0.0f));
+        }
     }
 }
 
@@ -88,18 +106,18 @@ __global__ void causal_conv_forward_kernel(floatX* out, const floatX* inp, const
     }
 }
 
-// One row of dout per block, which reads it once and writes it to both places.
+// One row of dout per block, which writes it to both places.
 template <int W>
 __global__ void causal_conv_backward_kernel(floatX* dinp, const floatX* dout, ConvRows rows, int first,
                                             int C) {
     int row = first + blockIdx.x;
-    bool begins = rows.begins(row);
+    const floatX* after_last = row > 0 ? rows.gradient_after(dout, row - 1, C) : nullptr;
+    const floatX* after = row == rows.N - 1 ? rows.gradient_after(dout, row, C) : nullptr;
     floatX* taps = dinp + (size_t)row * 2 * C;
     for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) {
-        Vec<floatX, W> dy = load<W>(dout + (size_t)row * C + c);
-        store(taps + C + c, dy);
-        if (row > 0) store(taps - 2 * C + c, begins ? Vec<floatX, W>{} : dy);
-        if (row == rows.N - 1) store(taps + c, Vec<floatX, W>{});
+        store(taps + C + c, load<W>(dout + (size_t)row * C + c));
+        if (row > 0) store(taps - 2 * C + c, after_last ? load<W>(after_last + c) : Vec<floatX, W>{});
+        if (row == rows.N - 1) store(taps + c, after ? load<W>(after + c) : Vec<floatX, W>{});
     }
 }
 

@@ -165,28 +165,34 @@ public:
         }
     }
 
-    // Lowers --tp and --pp of the checkpoint if they do not fit the processes, and returns a note about it.
+    // Lowers --tp, --cp and --pp of the checkpoint if they do not fit the processes, and returns a note about
+    // it.
     std::string fit_cut(Options& options, const GivenOptions& given, int processes) const {
         const Cut kept = options;
         Cut least = kept;  // values that the user gave are kept
         if (!is_given("--tp", given)) least.tp = 1;
+        if (!is_given("--cp", given)) least.cp = 1;
         if (!is_given("--pp", given)) least.pp = 1;
         bool is_planned = kept.tp == 0 || kept.pp == 0;
         if (weights_only_ || is_planned || fits(kept, processes)) return "";
         Cut now = lowered_layout(options, kept, least, processes);
-        options.tp = now.tp, options.pp = now.pp;
-        if (now.tp == kept.tp && now.pp == kept.pp) return "";  // nothing fits, which is refused later
+        options.tp = now.tp, options.cp = now.cp, options.pp = now.pp;
+        if (now == kept) return "";  // nothing fits, which is refused later
         std::string own, others;
-        for (auto [name, value] : {std::pair{"--tp", kept.tp}, {"--pp", kept.pp}, {"--dp", kept.dp}})
+        for (auto [name, value] : {std::pair{"--tp", kept.tp},
+                                   {"--cp", kept.cp > 1 || is_given("--cp", given) ? kept.cp : 0},
+                                   {"--pp", kept.pp},
+                                   {"--dp", kept.dp}})
             if (value > 0) (is_given(name, given) ? others : own) += text(" %s %d", name, value);
         if (!others.empty()) own += " with" + others;
-        return text("the checkpoint's%s need %lld processes: now --tp %d --pp %d", own.c_str(), kept.ranks(),
-                    now.tp, now.pp);
+        std::string context = kept.cp > 1 ? text(" --cp %d", now.cp) : "";
+        return text("the checkpoint's%s need %lld processes: now --tp %d%s --pp %d", own.c_str(),
+                    kept.ranks(), now.tp, context.c_str(), now.pp);
     }
 
     // If no given option changes the layout, the options that followed from it stay as well.
     void take_layout(Options& options, const GivenOptions& given, int processes) const {
-        bool same_model = options.tp == stored_.tp && options.pp == stored_.pp &&
+        bool same_model = options.tp == stored_.tp && options.cp == stored_.cp && options.pp == stored_.pp &&
                           options.pp_schedule == stored_.pp_schedule &&
                           options.micro_batch == stored_.micro_batch;
         bool same_ranks = processes == this->processes() && options.zero == stored_.zero;

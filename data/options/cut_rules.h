@@ -31,9 +31,23 @@ inline int chunks_of(const Options& options, int pp) {
     return options.pp_schedule == PipelineSchedule::interleaved && pp > 1 ? 2 : 1;
 }
 
-// Returns why a completed model and its sequences cannot be cut over tp * pp ranks, or an empty string if
-// they can.
-inline std::string cut_refusal(const Options& model, int tp, int pp) {
+// Pieces of sequences on context ranks have a multiple of this many tokens, as tiles of attention do.
+constexpr int context_tile = 64;
+
+// Returns why sequences cannot be cut over cp context ranks, or an empty string.
+inline std::string context_refusal(const Options& o, int cp) {
+    if (cp == 1) return "";
+    if (!o.choices.empty()) return text("--cp %d: does not work with --choices", cp);
+    long long unit = 2LL * cp * context_tile, T = o.sequence_length, below = T / unit * unit;
+    if (T % unit == 0) return "";
+    return text("--cp %d: --sequence-length %lld is not %d pieces of a multiple of %d tokens, as %s%lld is",
+                cp, T, 2 * cp, context_tile, below ? text("%lld or ", below).c_str() : "", below + unit);
+}
+
+// Returns why a completed model and its sequences cannot be cut over tp * cp * pp ranks, or an empty string
+// if they can.
+inline std::string cut_refusal(const Options& model, int tp, int cp, int pp) {
+    if (std::string refusal = context_refusal(model, cp); !refusal.empty()) return refusal;
     for (const TensorRow& row : tensor_table(model)) {
         if (row.unit != Unit::block || row.shard != Shard::rows) continue;
         for (const Section& section : row.sections) {
@@ -46,10 +60,10 @@ inline std::string cut_refusal(const Options& model, int tp, int pp) {
         }
     }
     // Rows and channels between the matrices are divided as well.
-    for (auto [option, size] :
-         {std::pair{"--channels", model.channels}, {"--sequence-length", model.sequence_length}}) {
-        if (size % tp) return text("--tp %d: does not divide %s %d", tp, option, size);
-    }
+    if (model.channels % tp) return text("--tp %d: does not divide --channels %d", tp, model.channels);
+    if (model.sequence_length / cp % tp)
+        return text("--tp %d: does not divide --sequence-length %d%s", tp, model.sequence_length,
+                    cp > 1 ? text(" / --cp %d", cp).c_str() : "");
     if (int heads = ngram_head_count(model); heads % tp)
         return text("--tp %d: does not divide the %d heads of --ngram", tp, heads);
     if (model.vocab_size < tp) return text("--tp %d: more parts than --vocab-size %d", tp, model.vocab_size);
@@ -68,12 +82,14 @@ inline bool fits(const Cut& cut, int processes) {
 }
 
 // Returns the first layout that fits all processes and the model, searching down from `from`: first fewer
-// stages, then fewer tensor ranks, but not fewer than in `least`. Returns `from` if none fits.
+// stages, then fewer context and tensor ranks, but not fewer than in `least`. Returns `from` if none fits.
 inline Cut lowered_layout(const Options& model, const Cut& from, const Cut& least, int processes) {
     Cut cut = from;
     for (cut.tp = from.tp; cut.tp >= least.tp; cut.tp--) {
-        for (cut.pp = from.pp; cut.pp >= least.pp; cut.pp--)
-            if (fits(cut, processes) && cut_refusal(model, cut.tp, cut.pp).empty()) return cut;
+        for (cut.cp = from.cp; cut.cp >= least.cp; cut.cp--) {
+            for (cut.pp = from.pp; cut.pp >= least.pp; cut.pp--)
+                if (fits(cut, processes) && cut_refusal(model, cut.tp, cut.cp, cut.pp).empty()) return cut;
+        }
     }
     return from;
 }
@@ -85,30 +101,35 @@ inline std::string layout_changes(const Cut& from, const Cut& to) {
         append_item(changes, text("%s %d", option, value), " ");
     };
     if (to.tp != from.tp) add("--tp", to.tp);
+    if (to.cp != from.cp) add("--cp", to.cp);
     if (to.pp != from.pp) add("--pp", to.pp);
     if (from.dp && to.dp != from.dp) add("--dp", to.dp);
     return changes;
 }
 
 // Proposes the two layouts of all processes that fit the model and are nearest to the one asked for: those
-// that change the fewest options first, then those that change --tp and --pp least, because --dp follows from
-// them. Tensor or pipeline parallelism is proposed only if it was asked for.
+// that change the fewest options first, then those that change --tp, --cp and --pp least, because --dp
+// follows from them. A way to split that was not asked for is not proposed.
 inline std::string nearest_layouts(const Options& model, const Cut& asked, int processes) {
     struct Candidate {
-        std::array<int, 4> distance;
+        std::array<int, 5> distance;
         std::string changes;
         auto operator<=>(const Candidate&) const = default;
     };
     std::vector<Candidate> candidates;
     for (int tp = 1; tp <= processes; tp++) {
         if (processes % tp || (tp > 1 && asked.tp == 1)) continue;
-        for (int pp = 1; pp <= processes / tp; pp++) {
-            if (processes / tp % pp || (pp > 1 && asked.pp == 1)) continue;
-            if (!cut_refusal(model, tp, pp).empty()) continue;
-            Cut layout = {tp, pp, processes / tp / pp};
-            int changed = (tp != asked.tp) + (pp != asked.pp) + (asked.dp && layout.dp != asked.dp);
-            int by = std::abs(tp - asked.tp) + std::abs(pp - asked.pp);
-            candidates.push_back({{changed, by, tp, pp}, layout_changes(asked, layout)});
+        for (int cp = 1; cp <= processes / tp; cp++) {
+            if (processes / tp % cp || (cp > 1 && asked.cp == 1)) continue;
+            for (int pp = 1; pp <= processes / tp / cp; pp++) {
+                if (processes / tp / cp % pp || (pp > 1 && asked.pp == 1)) continue;
+                if (!cut_refusal(model, tp, cp, pp).empty()) continue;
+                Cut layout = {.tp = tp, .cp = cp, .pp = pp, .dp = processes / tp / cp / pp};
+                int changed = (tp != asked.tp) + (cp != asked.cp) + (pp != asked.pp) +
+                              (asked.dp && layout.dp != asked.dp);
+                int by = std::abs(tp - asked.tp) + std::abs(cp - asked.cp) + std::abs(pp - asked.pp);
+                candidates.push_back({{changed, by, tp, cp, pp}, layout_changes(asked, layout)});
+            }
         }
     }
     std::sort(candidates.begin(), candidates.end());
@@ -163,7 +184,7 @@ inline std::vector<int> parse_split(const std::string& list, int layers, int par
 inline void complete_ranks(Options& options, int processes) {
     const Cut asked = options;
     long long parts = options.ranks_of_data();
-    if (std::string refusal = cut_refusal(options, options.tp, options.pp); !refusal.empty()) {
+    if (std::string refusal = cut_refusal(options, options.tp, options.cp, options.pp); !refusal.empty()) {
         int chunks = chunks_of(options, options.pp), most = options.layers / options.pp;
         std::string fewer = chunks > 1 && most > 0 && most < chunks ? text(", or --pp-chunks %d", most) : "";
         fail("%s; give %s%s", refusal.c_str(), nearest_layouts(options, asked, processes).c_str(),
@@ -171,9 +192,8 @@ inline void complete_ranks(Options& options, int processes) {
     }
     if (options.dp == 0 && processes % parts) {
         long long below = processes / parts * parts, above = below + parts;
-        std::string product = options.pp == 1   ? text("--tp %d", options.tp)
-                              : options.tp == 1 ? text("--pp %d", options.pp)
-                                                : text("--tp %d --pp %d", options.tp, options.pp);
+        std::string product =
+            layout_changes(Cut(), Cut{.tp = options.tp, .cp = options.cp, .pp = options.pp});
         fail("%s: a multiple of %lld processes is needed and this run has %d; give %s, or start %s%lld "
              "(mpirun -np %lld)",
              product.c_str(), parts, processes, nearest_layouts(options, asked, processes).c_str(),
@@ -182,9 +202,11 @@ inline void complete_ranks(Options& options, int processes) {
     if (options.dp == 0) options.dp = (int)(processes / parts);
     // The product does not overflow: each factor is at most 2^20.
     if (parts * options.dp != processes) {
-        fail("--dp %d: with --tp %d and --pp %d needs %lld processes, but this run has %d; give %s, or "
+        std::string others =
+            options.cp > 1 ? text("--tp %d, --cp %d", options.tp, options.cp) : text("--tp %d", options.tp);
+        fail("--dp %d: with %s and --pp %d needs %lld processes, but this run has %d; give %s, or "
              "start %lld (mpirun -np %lld)",
-             options.dp, options.tp, options.pp, parts * options.dp, processes,
+             options.dp, others.c_str(), options.pp, parts * options.dp, processes,
              nearest_layouts(options, asked, processes).c_str(), parts * options.dp, parts * options.dp);
     }
 }
@@ -212,7 +234,7 @@ inline void complete_tensor_overlap(Options& options) {
         options.tp_overlap = 1;  // nothing is sent
         return;
     }
-    int rows = options.micro_batch * options.sequence_length / options.tp;
+    int own = options.sequence_length / options.cp, rows = options.micro_batch * own / options.tp;
     if (options.tp_overlap == 0) {
         options.tp_overlap = 4;
         while (rows % options.tp_overlap) options.tp_overlap--;
@@ -221,7 +243,7 @@ inline void complete_tensor_overlap(Options& options) {
         int most = (int)find_option("--tp-overlap")->limits.high;
         fail("--tp-overlap %d: does not divide the %d rows of a rank, %d sequences * %d tokens / %d tensor "
              "ranks; give %s",
-             options.tp_overlap, rows, options.micro_batch, options.sequence_length, options.tp,
+             options.tp_overlap, rows, options.micro_batch, own, options.tp,
              nearest_divisors(options.tp_overlap, rows, most).c_str());
     }
 }

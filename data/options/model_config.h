@@ -395,15 +395,18 @@ struct LocalProduct {
     size_t inputs, outputs;
 };
 
-// All matrix products of a block.
-inline std::vector<LocalProduct> local_products(const ModelConfig& c, int tp) {
+// All matrix products of a block. On several context ranks, keys and values are made separately.
+inline std::vector<LocalProduct> local_products(const ModelConfig& c, int tp, int contexts = 1) {
     std::vector<LocalProduct> products;
     for (const TensorRow& row : tensor_table(c)) {
         if (!row.is_block_matrix()) continue;
         products.push_back({row.name, row.shard == Shard::columns ? row.cols / tp : row.cols, 0});
-        for (const Section& section : row.all_sections()) {
+        const std::vector<Section> sections = row.all_sections();
+        for (const Section& section : sections) {
             int parts = section.pieces > 0 ? std::min(section.pieces, tp) : tp;
-            if (section.apart) products.push_back({row.name, products.back().inputs, 0});
+            bool of_keys = row.id == qkvw && &section == &sections[1];
+            if (section.apart || (of_keys && contexts > 1 && !c.local_filter))
+                products.push_back({row.name, products.back().inputs, 0});
             products.back().outputs += row.shard == Shard::rows ? section.rows / parts : section.rows;
         }
     }

@@ -117,8 +117,8 @@ constexpr int usual_seed = 1337, usual_micro_batch = 4;
 // How a step is cut over processes and into micro-batches. `plan` searches for the fastest cut within what is
 // given.
 struct Cut {
-    int tp = 1, pp = 1;
-    int dp = 0;  // 0: processes / (tp * pp)
+    int tp = 1, cp = 1, pp = 1;
+    int dp = 0;  // 0: processes / (tp * cp * pp)
     int micro_batch = usual_micro_batch;
     PipelineSchedule pp_schedule = PipelineSchedule::one_f_one_b;
     int pp_chunks = 0;  // 0: 2 for an interleaved pipeline, otherwise 1
@@ -137,7 +137,7 @@ struct Cut {
 
     auto operator<=>(const Cut&) const = default;
     // Processes of one data rank, and of the whole layout; if dp is 0, any multiple of these works.
-    long long ranks_of_data() const { return (long long)std::max(tp, 1) * std::max(pp, 1); }
+    long long ranks_of_data() const { return (long long)std::max(tp, 1) * cp * std::max(pp, 1); }
     long long ranks() const { return ranks_of_data() * std::max(dp, 1); }
 };
 

@@ -132,7 +132,7 @@ inline void check_comparisons(const Options& options) {
         fail("--check-replay %d: data ranks compare their results, but there is only one; leave it out",
              options.check_replay);
     }
-    bool weights = options.zero == 3 ? options.shard_group < options.dp : options.dp > 1;
+    bool weights = options.zero == 3 ? options.shard_group < options.dp : options.dp * options.cp > 1;
     bool tied = options.pp > 1 && options.tie_embeddings;
     if (options.check_replicas > 0 && !weights && !tied && options.tp == 1) {
         std::string remedy =

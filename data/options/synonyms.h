@@ -57,6 +57,7 @@ constexpr Synonym synonyms[] = {
      ", and make PRECISION=bf16|fp32 for all other numbers"},
     {" gradient-checkpointing activation-checkpointing recompute-activations ", "--recompute"},
     {" tensor-parallel tensor-parallel-size tensor-model-parallel-size ", "--tp"},
+    {" context-parallel context-parallel-size context-parallel-degree ", "--cp"},
     {" pipeline-parallel pipeline-parallel-size pipeline-model-parallel-size ", "--pp"},
     {" data-parallel data-parallel-size ", "--dp"},
     {" zero-stage ", "--zero"},

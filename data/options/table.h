@@ -441,7 +441,7 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(dp), "Layout", alike, range(0, most_ranks),
          "Data parallelism: ranks (processes) that train on different sequences and sum their gradients. "
          "They take turns with the micro-batches of a step, so any number of them trains on the same batch. "
-         "0: the number of processes / (tp * pp).",
+         "0: the number of processes / (tp * cp * pp).",
          layout},
         {FIELD(tp), "Layout", alike, range(0, most_ranks),
          "Tensor parallelism: ranks that share each layer, each with a part of the heads, of the MLP and, "
@@ -450,6 +450,12 @@ inline const std::vector<OptionRow>& option_table() {
          "train uses the layout that plan finds fastest for its ranks, on --machine; layout options that are "
          "not at their defaults are kept.}{sample eval: the fewest ranks that the model fits on; ranks left "
          "over share the work.}",
+         overridable_noted},
+        {FIELD(cp), "Layout", alike, range(1, most_ranks),
+         "Context parallelism: ranks that share each sequence, for sequences whose activations do not fit on "
+         "one. Each rank has as many tokens, from an early and a late piece, so that all see as many keys; "
+         "attention gathers the keys and values of all. It must divide --sequence-length into 2 * cp pieces "
+         "of a multiple of 64 tokens. What --zero shards is cut over context ranks too, even with --zero 0.",
          overridable_noted},
         {FIELD(pp), "Layout", alike, range(0, most_ranks),
          "Pipeline parallelism: stages that divide the layers, in order, each on its own ranks. They send "
@@ -487,7 +493,8 @@ inline const std::vector<OptionRow>& option_table() {
          "the data ranks hold once, instead of each. 0: nothing, 3: the parameters.}",
          overridable_noted},
         {FIELD(shard_group), "Layout", alike, range(0, most_ranks),
-         "Data ranks that --zero shards over; several groups are replicas of each other. Smaller than --dp "
+         "Data ranks that --zero shards over, with their context ranks; several groups are replicas of each "
+         "other. Smaller than --dp "
          "is hybrid sharding: the large messages stay within a group. 0: the number that makes a step "
          "shortest by plan and fits, on GPUs and with --machine; otherwise all data ranks.",
          layout},

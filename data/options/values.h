@@ -44,8 +44,8 @@ inline const OptionRow* find_option(std::string_view name, std::optional<Command
 
 // Layout options that `plan` searches over if they are not given.
 inline bool is_searched(const OptionRow& row, Command command) {
-    constexpr std::string_view fields[] = {"micro_batch", "tp",   "pp",          "tp_overlap", "pp_schedule",
-                                           "pp_chunks",   "zero", "shard_group", "recompute"};
+    constexpr std::string_view fields[] = {"micro_batch", "tp",        "cp",   "pp",          "tp_overlap",
+                                           "pp_schedule", "pp_chunks", "zero", "shard_group", "recompute"};
     return command == command_plan && std::ranges::find(fields, row.field) != std::end(fields);
 }
 

@@ -249,9 +249,10 @@ private:
         if (processes > 0) {
             std::string words = std::to_string(processes);
             if (!layout.empty() && processes > 1)
-                words += text(": %lld data x %lld tensor x %lld pipeline, ZeRO %lld",
-                              (long long)integer_in(layout, "dp", 1), (long long)integer_in(layout, "tp", 1),
-                              (long long)integer_in(layout, "pp", 1), (long long)integer_in(layout, "zero"));
+                words += text(": %lld data x %lld context x %lld tensor x %lld pipeline, ZeRO %lld",
+                              (long long)integer_in(layout, "dp", 1), (long long)integer_in(layout, "cp", 1),
+                              (long long)integer_in(layout, "tp", 1), (long long)integer_in(layout, "pp", 1),
+                              (long long)integer_in(layout, "zero"));
             add("processes", words);
         }
         const nlohmann::json& pipeline = object_in(start, "pipeline");

@@ -2,6 +2,7 @@
 The axes along which the ranks of a run are numbered:
 
       tensor    splits each layer                 fastest: adjacent rank numbers, so on the same machine
+      context   splits each sequence
       shard     splits the state that ZeRO shards
       replica   repeats the shard group
       pipeline  has other layers                  slowest
@@ -15,8 +16,8 @@ ranks or prints positions loops over the axes, so a new axis is one more row her
 #include <initializer_list>
 #include <vector>
 
-enum class Axis { tensor, shard, replica, pipeline };  // fastest first
-inline constexpr std::array axis_names = {"tensor", "shard", "replica", "pipeline"};
+enum class Axis { tensor, context, shard, replica, pipeline };  // fastest first
+inline constexpr std::array axis_names = {"tensor", "context", "shard", "replica", "pipeline"};
 constexpr int axis_count = axis_names.size();
 inline constexpr auto every_axis = [] {
     std::array<Axis, axis_count> axes;

@@ -66,7 +66,7 @@ inline std::string common_name(const std::string& name) {
 
 inline std::string words_for(const RankState& rank, const GroupState& group) {
     if (group.name == "shard" || group.name == "gathers")
-        return rank.sizes[Axis::replica] == 1 ? "data group" : "shard group";
+        return rank.sizes[Axis::replica] * rank.sizes[Axis::context] == 1 ? "data group" : "shard group";
     if (group.name == "replica") return rank.sizes[Axis::shard] == 1 ? "data group" : "replica group";
     if (group.name.find(' ') != group.name.npos) return common_name(group.name) + " link";
     return group.name + " group";

@@ -35,7 +35,7 @@ inline nlohmann::ordered_json start_record(const Options& o, const std::string& 
             {"version", program_version},
             {"communication", communication},
             {"processes", processes},
-            {"layout", {{"dp", o.dp}, {"tp", o.tp}, {"pp", o.pp}, {"zero", o.zero}}},
+            {"layout", {{"dp", o.dp}, {"tp", o.tp}, {"cp", o.cp}, {"pp", o.pp}, {"zero", o.zero}}},
             {"from", origin.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(origin)},
             {"changes", changes}};
 }

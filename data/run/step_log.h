@@ -112,7 +112,8 @@ public:
 
     // tokens: trained on so far. sent_bytes: by this rank. skipped: the weights were left unchanged.
     void step(int step, uint64_t tokens, float loss, float gradient_norm, float learning_rate, double seconds,
-              uint64_t sent_bytes, bool skipped = false, float late_rows = NAN) {
+              uint64_t sent_bytes, bool skipped = false, float late_rows = NAN,
+              float context_imbalance = NAN) {
         double rate = tokens_of_step(o_, step - 1) / seconds;
         meter_.add_step(rate);
         recent_ = recent_ == 0 ? 1 / rate : 0.95 * recent_ + 0.05 / rate;
@@ -129,6 +130,7 @@ public:
         if (meter_.has_peak()) line["mfu"] = meter_.mfu(rate);
         if (o_.ranks() > 1) line["sent_bytes"] = sent_bytes;
         if (!std::isnan(late_rows)) line["late_rows"] = late_rows;
+        if (!std::isnan(context_imbalance)) line["context_imbalance"] = context_imbalance;
         if (skipped) line["skipped"] = true;
         write(line);
         interval_.add(step, tokens_of_step(o_, step - 1), loss, gradient_norm, seconds);

@@ -61,8 +61,9 @@ inline void place_job(LaunchLine& line, const Options& job) {
     line.unit = unit_of_ranks(job, line.ranks);
     if (line.ranks % line.unit != 0) {
         std::string group = job.shard_group > 0 ? text(" --shard-group %d", job.shard_group) : "";
-        fail("--ranks %d: --tp %d --pp %d%s need a multiple of %d; give one", line.ranks, std::max(job.tp, 1),
-             std::max(job.pp, 1), group.c_str(), line.unit);
+        std::string context = job.cp > 1 ? text(" --cp %d", job.cp) : "";
+        fail("--ranks %d: --tp %d%s --pp %d%s need a multiple of %d; give one", line.ranks,
+             std::max(job.tp, 1), context.c_str(), std::max(job.pp, 1), group.c_str(), line.unit);
     }
 }
 

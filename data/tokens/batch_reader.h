@@ -20,97 +20,142 @@ defines how one batch is read, and BatchSource decides what is read ahead, and w
 #include "data/base/error.h"
 #include "data/tokens/ngrams.h"  // NgramTokens
 #include "data/tokens/token_loader.h"
-#include "kernels/row_order.h"  // sort_by_token, sort_by_position
+#include "kernels/context_cut.h"  // ContextCut
+#include "kernels/row_order.h"    // sort_by_token, sort_by_position
 
-// The arrays of a batch of B rows of T tokens, on the host or the device. N = B*T.
+// The arrays of a batch of B rows of T tokens, on the host or the device. A context rank has `own` tokens of
+// each row, and everything that it must know of the others. N = B*own.
 template <typename Int>
 struct BatchArrays {
-    Int* tokens = nullptr;       // (B, T)
-    Int* targets = nullptr;      // (B, T) -1: none
+    Int* tokens = nullptr;       // (B, own)
+    Int* targets = nullptr;      // (B, own) -1: none
     Int* doc_start = nullptr;    // (B, T) start of each token's document in its row; null: one per row
-    Int* positions = nullptr;    // (B, T) rows of the table that embeds or rotates tokens
+    Int* positions = nullptr;    // (B, own) rows of the table that embeds or rotates tokens
     Int* by_token = nullptr;     // (N) indices sorted by token
     Int* by_position = nullptr;  // (N) indices sorted by position
+    Int* all_tokens = nullptr;   // (B, T) of all context ranks; if there is one, `tokens`
 };
 
 using HostBatch = BatchArrays<const int>;
 
 // Numbers in a batch. Its arrays are contiguous, in the order of BatchArrays, so that one copy moves all of
 // them.
-inline size_t batch_ints(int B, int T) {
-    return 6 * (size_t)B * (size_t)T;
+inline size_t batch_ints(int B, int T, int contexts = 1) {
+    size_t all = (size_t)B * (size_t)T, N = all / (size_t)contexts;
+    return 5 * N + all + (contexts > 1 ? all : 0);
 }
 
 template <typename Int>
-BatchArrays<Int> batch_at(Int* memory, int B, int T) {
-    size_t N = (size_t)B * (size_t)T;
-    return {memory, memory + N, memory + 2 * N, memory + 3 * N, memory + 4 * N, memory + 5 * N};
+BatchArrays<Int> batch_at(Int* memory, int B, int T, int contexts = 1) {
+    size_t all = (size_t)B * (size_t)T, N = all / (size_t)contexts;
+    Int* behind = memory + 2 * N + all;
+    return {memory,
+            memory + N,
+            memory + 2 * N,
+            behind,
+            behind + N,
+            behind + 2 * N,
+            contexts > 1 ? behind + 3 * N : memory};
 }
 
 // The properties that all batches of a run share.
 struct BatchShape {
     int B, T;
-    int document_end;      // the token that ends a document; -1: a row is one document
-    bool reset_positions;  // positions count from the beginning of the document, not of the row
+    int document_end;               // the token that ends a document; -1: a row is one document
+    bool reset_positions;           // positions count from the beginning of the document, not of the row
+    int contexts = 1, context = 0;  // context ranks, and which of them this is
+
+    ContextCut cut(int of_rank) const { return {contexts, of_rank, T}; }
+    size_t ints() const { return batch_ints(B, T, contexts); }
 };
 
 // The arrays of a batch that read_batch() has written.
 inline HostBatch host_batch(const int* memory, const BatchShape& shape) {
-    HostBatch batch = batch_at(memory, shape.B, shape.T);
+    HostBatch batch = batch_at(memory, shape.B, shape.T, shape.contexts);
     if (shape.document_end < 0) batch.doc_start = nullptr;
     return batch;
 }
 
-// The rows of a batch, for lookups in n-gram tables.
-inline std::vector<NgramTokens> rows_of(const HostBatch& batch, int B, int T) {
+// The rows of a batch, for lookups in n-gram tables: those of the rank's own tokens, which may depend on the
+// tokens of others.
+inline std::vector<NgramTokens> rows_of(const HostBatch& batch, int B, const ContextCut& cut) {
     std::vector<NgramTokens> rows;
     for (int row = 0; row < B; row++) {
-        size_t at = (size_t)row * (size_t)T;
-        rows.push_back({batch.tokens + at, T, 0, batch.doc_start ? batch.doc_start + at : nullptr});
+        size_t at = (size_t)row * (size_t)cut.T;
+        NgramTokens all = {batch.all_tokens + at, cut.T, 0, batch.doc_start ? batch.doc_start + at : nullptr};
+        if (cut.ranks == 1) rows.push_back(all);
+        for (int piece = 0; piece < 2 && cut.ranks > 1; piece++) {
+            all.first = cut.position(piece * cut.piece()), all.count = cut.piece();
+            rows.push_back(all);
+        }
     }
     return rows;
 }
+inline std::vector<NgramTokens> rows_of(const HostBatch& batch, int B, int T) {
+    return rows_of(batch, B, {.T = T});
+}
 
-// Samples first .. first+count-1 of the run, followed by rows without targets up to B.
+// Samples first .. first+count-1 of the run, followed by rows without targets up to B; the tokens of one
+// context rank.
 struct BatchRequest {
     uint64_t first;
-    int count;
+    int count, context = 0;
     bool operator==(const BatchRequest&) const = default;
 };
 
-// Writes batch_ints() numbers. load(row, tokens, targets) is called for each of the first `count` rows.
+// Writes shape.ints() numbers. load(row, tokens, targets) is called for each of the first `count` rows.
+// Targets and documents are those of whole rows, which are cut over context ranks last.
 template <typename Load>
-void write_batch(const BatchShape& shape, int count, int* memory, Load&& load) {
-    auto [B, T, document_end, reset_positions] = shape;
-    auto [tokens, targets, doc_start, positions, by_token, by_position] = batch_at(memory, B, T);
-    for (int row = 0; row < B; row++) {
-        size_t at = (size_t)row * (size_t)T;
-        if (row < count) {
-            load(row, tokens + at, targets + at);
-        } else {
-            std::fill_n(tokens + at, T, 0);
-            std::fill_n(targets + at, T, -1);
-        }
+void write_batch(const BatchShape& shape, const BatchRequest& request, int* memory, Load&& load) {
+    const ContextCut cut = shape.cut(request.context);
+    const int T = shape.T, own = cut.own();
+    BatchArrays<int> batch = batch_at(memory, shape.B, T, shape.contexts);
+    std::vector<int> all_targets((size_t)T);
+    for (int row = 0; row < shape.B; row++) {
+        size_t at = (size_t)row * (size_t)T, own_at = (size_t)row * (size_t)own;
+        int *tokens = batch.all_tokens + at, *doc_start = batch.doc_start + at;
+        std::fill_n(tokens, T, 0);
+        std::fill(all_targets.begin(), all_targets.end(), -1);
+        if (row < request.count) load(row, tokens, all_targets.data());
         for (int t = 0, start = 0; t < T; t++) {
-            doc_start[at + (size_t)t] = start;
-            positions[at + (size_t)t] = reset_positions ? t - start : t;
-            if (tokens[at + (size_t)t] == document_end) start = t + 1;
+            doc_start[t] = start;
+            if (tokens[t] == shape.document_end) start = t + 1;
+        }
+        for (int t = 0; t < own; t++) {
+            int from = cut.position(t);
+            size_t to = own_at + (size_t)t;
+            batch.tokens[to] = tokens[from];
+            batch.targets[to] = all_targets[(size_t)from];
+            batch.positions[to] = shape.reset_positions ? from - doc_start[from] : from;
         }
     }
-    sort_by_token(by_token, tokens, B * T);
-    sort_by_position(by_position, positions, B * T);
+    sort_by_token(batch.by_token, batch.tokens, shape.B * own);
+    sort_by_position(batch.by_position, batch.positions, shape.B * own);
 }
 
 inline void read_batch(const TokenLoader& loader, const BatchShape& shape, BatchRequest request,
                        int* memory) {
-    write_batch(shape, request.count, memory, [&](int row, int* tokens, int* targets) {
+    write_batch(shape, request, memory, [&](int row, int* tokens, int* targets) {
         loader.load(request.first + (uint64_t)row, tokens, targets);
     });
 }
 
+// Returns how many keys the queries of each context rank see in a batch, without windows: documents make the
+// numbers differ.
+inline std::vector<double> keys_seen(const HostBatch& batch, const BatchShape& shape) {
+    std::vector<double> seen((size_t)shape.contexts);
+    const ContextCut cut = shape.cut(0);
+    for (int row = 0; row < shape.B; row++) {
+        const int* doc_start = batch.doc_start ? batch.doc_start + (size_t)row * (size_t)shape.T : nullptr;
+        for (int t = 0; t < shape.T; t++)
+            seen[(size_t)cut.owner(t)] += t + 1 - (doc_start ? doc_start[t] : 0);
+    }
+    return seen;
+}
+
 // Writes a batch without samples.
 inline void write_empty_batch(const BatchShape& shape, int* memory) {
-    write_batch(shape, 0, memory, [](int, int*, int*) {});
+    write_batch(shape, {0, 0, shape.context}, memory, [](int, int*, int*) {});
 }
 
 // Reads a batch in a thread that must not throw: stores the failure in `error`, or clears it.
@@ -138,7 +183,8 @@ public:
     // next_first, which defaults to its own `first` plus the stride. Throws Error if the samples cannot be
     // read; any batch can be requested afterwards, and one of 0 rows reads nothing.
     const HostBatch& load(uint64_t first, int count, std::optional<uint64_t> next_first = {}) {
-        BatchRequest wanted = {first, count}, next = {next_first.value_or(first + stride_), shape_.B};
+        BatchRequest wanted = {first, count, shape_.context},
+                     next = {next_first.value_or(first + stride_), shape_.B, shape_.context};
         int back = 1 - front_;
         if (!(reading_ && ahead_ == wanted)) {
             if (reading_) skip();
@@ -195,7 +241,7 @@ public:
     // The loader must outlive the reader.
     BatchReader(const TokenLoader& loader, const BatchShape& shape, uint64_t stride)
         : BatchSource(shape, stride), loader_(loader) {
-        for (std::vector<int>& block : blocks_) block.resize(batch_ints(shape.B, shape.T));
+        for (std::vector<int>& block : blocks_) block.resize(shape.ints());
     }
 
 protected:

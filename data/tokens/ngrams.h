@@ -39,10 +39,11 @@ inline std::vector<uint64_t> folded_tokens(const Tokenizer* tokenizer, int vocab
 
 // A row of tokens to look up, and the context before its first token.
 struct NgramTokens {
-    const int* tokens;  // (count), preceded by `before` more
+    const int* tokens;  // of which `count` from `first` on are looked up, preceded by `before` more
     int count, before = 0;
-    const int* doc_start =
-        nullptr;  // (count) start of each token's document, as an index into `tokens`; null: one document
+    // start of each token's document, as an index into `tokens`; null: one document
+    const int* doc_start = nullptr;
+    int first = 0;
 };
 
 // The tokens of `count` micro-batches, from sample `first` on, whose rows are looked up together.
@@ -85,13 +86,14 @@ public:
         for (int head = 0; head < first; head++) factor += (size_t)heads_[(size_t)head].tokens;
         for (int head = 0; head < heads; head++) {
             const NgramHead& of = heads_[(size_t)(first + head)];
-            for (int t = 0; t < text.count; t++) {
+            for (int i = 0; i < text.count; i++) {
+                int t = text.first + i;
                 int seen = t - (text.doc_start ? text.doc_start[t] : -text.before);
                 uint64_t hash = 0;
                 for (int back = 0; back < std::min(of.tokens, seen + 1); back++)
                     hash ^= (folded_[(size_t)text.tokens[t - back]] + 1) * factors_[factor + (size_t)back];
                 hash = (hash ^ hash >> 33) * 0xff51afd7ed558ccd;
-                rows[(size_t)t * (size_t)heads + (size_t)head] = of.first + (hash ^ hash >> 33) % of.rows;
+                rows[(size_t)i * (size_t)heads + (size_t)head] = of.first + (hash ^ hash >> 33) % of.rows;
             }
             factor += (size_t)of.tokens;
         }

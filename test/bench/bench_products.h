@@ -75,7 +75,7 @@ struct AttentionGradients : AttentionReference {
     // Element e of dqkv.
     double at(size_t e) const {
         int c = (int)(e % shape.HS), head = (int)(e / shape.HS % (shape.NH + 2 * shape.NKV));
-        size_t row = e / shape.qkv_row();
+        size_t row = e / shape.q_row;
         int t = (int)(row % shape.Tk), b = (int)(row / shape.Tk);
         double sum = 0;
         if (head < shape.NH) {
@@ -108,7 +108,7 @@ inline void attention_rows(Bench& bench) {
         auto [B, T, NH, NKV, HS, window] = c;
         AttentionShape shape = self_attention_shape(B, T, NH, NKV, HS, window, nullptr);
         size_t rows = (size_t)B * T;
-        Numbers<floatX> qkv(rows * shape.qkv_row(), "qkv", bench.stream);
+        Numbers<floatX> qkv(rows * shape.q_row, "qkv", bench.stream);
         Numbers<floatX> dout(rows * NH * HS, "dout", bench.stream);
         Array<floatX> out(dout.size(), bench.stream), dqkv(qkv.size(), bench.stream);
         Array<float> lse(rows * NH, bench.stream);

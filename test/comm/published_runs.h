@@ -90,7 +90,7 @@ inline Machine machine_of_program(Machine machine, const Options& o, const Publi
     Workload w = training_workload(o, Recompute::none, (size_t)machine.element_bytes);
     ModelConfig two = o;  // layers, so that no pass over the first is the head's
     two.layers = 2;
-    Ledger book(machine.ledger_card(), w.T, o.vocab_size);
+    Ledger book(machine.ledger_card(), w.sequence(), o.vocab_size);
     record_steps(two, w, {}, make_optimizer(Options(), 0),
                  {.mesh = {.tp = o.tp, .copies = mesh_shape(o).copies}}, {}, {1});
     auto take = [&](PipelineWork pass, double seconds, double& rate) {
@@ -143,8 +143,9 @@ inline double predicted_seconds(const PublishedRun& run, const Publication& publ
         double gradients = 4.0 * ((double)of_program.parameters(cut).unit_size(0) +
                                   ceil_div(run.line.options.layers, cut.pp) *
                                       (double)of_program.parameters(cut).unit_size(1));
-        best = std::min(best,
-                        step.seconds + sum_seconds(machine, {.stride = cut.tp, .ranks = cut.dp}, gradients));
+        best =
+            std::min(best, step.seconds +
+                               sum_seconds(machine, {.stride = cut.tp, .ranks = cut.dp * cut.cp}, gradients));
     }
     return best;
 }

@@ -16,14 +16,16 @@ namespace {
 // All mesh shapes of a number of ranks.
 std::vector<MeshShape> shapes_of(int ranks) {
     std::vector<MeshShape> shapes;
+    auto divides = [&](int number) { return number <= ranks && ranks % number == 0; };
     for (int tp = 1; tp <= ranks; tp++) {
-        for (int pp = 1; tp * pp <= ranks; pp++) {
-            if (ranks % (tp * pp)) continue;
-            int dp = ranks / tp / pp;
-            for (int shard = 1; shard <= dp; shard++) {
-                if (dp % shard) continue;
-                shapes.push_back({tp, pp, dp, shard});
-                if (pp > 1) shapes.push_back({tp, pp, dp, shard, true});
+        for (int cp = 1; divides(tp) && cp <= ranks / tp; cp++) {
+            for (int pp = 1; divides(tp * cp) && pp <= ranks / tp / cp; pp++) {
+                int dp = ranks / tp / cp / pp;
+                for (int shard = 1; divides(tp * cp * pp) && shard <= dp; shard++) {
+                    if (dp % shard) continue;
+                    shapes.push_back({.tp = tp, .cp = cp, .pp = pp, .dp = dp, .shard = shard});
+                    if (pp > 1) shapes.push_back(shapes.back()), shapes.back().ring = true;
+                }
             }
         }
     }
@@ -61,6 +63,10 @@ std::vector<int> neighbours_of(const MeshLinks& links) {
     return {all.begin(), all.end()};
 }
 
+std::string name_of(const MeshShape& shape) {
+    return text("tp %d cp %d pp %d dp %d shard %d", shape.tp, shape.cp, shape.pp, shape.dp, shape.shard);
+}
+
 std::string text_of(const std::vector<int>& numbers) {
     std::string result;
     for (int number : numbers) result += text("%d ", number);
@@ -73,16 +79,16 @@ std::string text_of(const std::vector<int>& numbers) {
 // arithmetic
 
 TEST_CASE("each rank has a place of its own, and is found there") {
-    for (int ranks = 1; ranks <= 32; ranks++) {
+    for (int ranks : {1, 2, 3, 4, 6, 8, 12, 16, 24, 30}) {
         for (const MeshShape& shape : shapes_of(ranks)) {
-            CAPTURE(text("tp %d pp %d dp %d shard %d", shape.tp, shape.pp, shape.dp, shape.shard));
+            CAPTURE(name_of(shape));
             std::set<std::vector<int>> places;
             bool found = true, inside = true;
             for (int rank = 0; rank < ranks; rank++) {
                 MeshPosition p = position_of(rank, shape);
                 found = found && rank_of(p, shape) == rank;
-                const int sizes[] = {shape.tp, shape.shard, shape.dp / shape.shard, shape.pp};
-                for (int axis = 0; axis < 4; axis++)
+                const int sizes[] = {shape.tp, shape.cp, shape.shard, shape.dp / shape.shard, shape.pp};
+                for (int axis = 0; axis < 5; axis++)
                     inside = inside && p.of[axis] >= 0 && p.of[axis] < sizes[axis];
                 places.insert({p.of.begin(), p.of.end()});
             }
@@ -93,17 +99,19 @@ TEST_CASE("each rank has a place of its own, and is found there") {
     }
 }
 
-TEST_CASE("neighbours along an axis are a fixed step apart: tensor 1, then shard, replica, pipeline") {
-    for (int ranks = 1; ranks <= 32; ranks++) {
+TEST_CASE(
+    "neighbours along an axis are a fixed step apart: tensor 1, then context, shard, replica, pipeline") {
+    for (int ranks : {1, 2, 3, 4, 6, 8, 12, 16, 24, 30}) {
         for (const MeshShape& shape : shapes_of(ranks)) {
-            CAPTURE(text("tp %d pp %d dp %d shard %d", shape.tp, shape.pp, shape.dp, shape.shard));
+            CAPTURE(name_of(shape));
             bool right = true;
             for (int rank = 0; rank < ranks; rank++) {
                 MeshPosition p = position_of(rank, shape);
                 auto step = [&](Axis axis) { return rank_of(p.with(axis, p[axis] + 1), shape) - rank; };
-                right = right && step(Axis::tensor) == 1 && step(Axis::shard) == shape.tp &&
-                        step(Axis::replica) == shape.tp * shape.shard &&
-                        step(Axis::pipeline) == shape.tp * shape.dp;
+                int both = shape.tp * shape.cp;
+                right = right && step(Axis::tensor) == 1 && step(Axis::context) == shape.tp &&
+                        step(Axis::shard) == both && step(Axis::replica) == both * shape.shard &&
+                        step(Axis::pipeline) == both * shape.dp;
             }
             CHECK(right);
         }
@@ -113,12 +121,12 @@ TEST_CASE("neighbours along an axis are a fixed step apart: tensor 1, then shard
 TEST_CASE("groups along each set of axes cut the world evenly") {
     for (int ranks : {1, 6, 8, 12, 16, 24}) {
         for (const MeshShape& shape : shapes_of(ranks)) {
-            CAPTURE(text("tp %d pp %d dp %d shard %d", shape.tp, shape.pp, shape.dp, shape.shard));
-            int sizes[] = {shape.tp, shape.shard, shape.dp / shape.shard, shape.pp};
+            CAPTURE(name_of(shape));
+            int sizes[] = {shape.tp, shape.cp, shape.shard, shape.dp / shape.shard, shape.pp};
             bool right = true;
-            for (int axes = 0; axes < 16; axes++) {
+            for (int axes = 0; axes < 32; axes++) {
                 int size = 1;
-                for (int axis = 0; axis < 4; axis++) size *= axes >> axis & 1 ? sizes[axis] : 1;
+                for (int axis = 0; axis < 5; axis++) size *= axes >> axis & 1 ? sizes[axis] : 1;
                 for (int rank = 0; rank < ranks; rank++) {
                     std::vector<int> group = group_of(rank, AxisSet(axes), shape);
                     right = right && (int)group.size() == size &&
@@ -133,13 +141,13 @@ TEST_CASE("groups along each set of axes cut the world evenly") {
 }
 
 TEST_CASE("the example in the documentation") {
-    PerAxis sizes = MeshShape{2, 1, 4, 2};
+    PerAxis sizes = MeshShape{.tp = 2, .dp = 4, .shard = 2};
     CHECK(group_of(5, Axis::tensor, sizes) == std::vector<int>{4, 5});
     CHECK(group_of(5, Axis::shard, sizes) == std::vector<int>{5, 7});
     CHECK(group_of(5, Axis::replica, sizes) == std::vector<int>{1, 5});
     CHECK(group_of(5, data_axes, sizes) == std::vector<int>{1, 3, 5, 7});
     CHECK(group_of(5, Axis::pipeline, sizes) == std::vector<int>{5});
-    CHECK(position_of(5, sizes) == MeshPosition{{1, 0, 1, 0}});
+    CHECK(position_of(5, sizes) == MeshPosition{{1, 0, 0, 1, 0}});
 }
 
 // ----------------------------------------------------------------------------
@@ -148,37 +156,41 @@ TEST_CASE("the example in the documentation") {
 TEST_CASE("each communicator of every shape has the members it should have, in order") {
     const World& world = test_world();
     for (MeshShape shape : shapes_of(world.size())) {
-        CAPTURE(text("tp %d pp %d dp %d shard %d", shape.tp, shape.pp, shape.dp, shape.shard));
+        CAPTURE(name_of(shape));
         shape.stage_group = true;
-        constexpr MeshTraffic traffic = {11, 13, 5};  // 11 and 13 are multiples of no group's size except 1
+        // 11, 13 and 17 are multiples of no group's size except 1
+        constexpr MeshTraffic traffic = {.unit = 11, .rows = 13, .keys = 17, .sent = 5};
         Mesh mesh(world, shape, test_stream(), traffic);
         // Derived here from the definition: ranks that agree in the other coordinates.
-        auto expected = [&](bool tensor, bool shard, bool replica, bool pipeline) {
+        auto expected = [&](bool tensor, bool context, bool shard, bool replica, bool pipeline) {
             std::vector<int> members;
-            int R = shape.dp / shape.shard, mine = world.rank();
-            int t = mine % shape.tp, s = mine / shape.tp % shape.shard, r = mine / shape.tp / shape.shard % R,
-                p = mine / shape.tp / shape.dp;
+            const int sizes[] = {shape.tp, shape.cp, shape.shard, shape.dp / shape.shard, shape.pp};
+            const bool along[] = {tensor, context, shard, replica, pipeline};
             for (int rank = 0; rank < world.size(); rank++) {
-                bool in = (tensor || rank % shape.tp == t) && (shard || rank / shape.tp % shape.shard == s) &&
-                          (replica || rank / shape.tp / shape.shard % R == r) &&
-                          (pipeline || rank / shape.tp / shape.dp == p);
+                bool in = true;
+                for (int axis = 0, mine = world.rank(), other = rank; axis < 5; axis++) {
+                    in = in && (along[axis] || mine % sizes[axis] == other % sizes[axis]);
+                    mine /= sizes[axis], other /= sizes[axis];
+                }
                 if (in) members.push_back(rank);
             }
             return text_of(members);
         };
-        CHECK(text_of(members_of(mesh.world())) == expected(true, true, true, true));
-        CHECK(text_of(members_of(mesh.tensor())) == expected(true, false, false, false));
-        CHECK(text_of(members_of(mesh.shard())) == expected(false, true, false, false));
-        CHECK(text_of(members_of(mesh.replica())) == expected(false, false, true, false));
+        CHECK(text_of(members_of(mesh.world())) == expected(true, true, true, true, true));
+        CHECK(text_of(members_of(mesh.tensor())) == expected(true, false, false, false, false));
+        CHECK(text_of(members_of(mesh.context())) == expected(false, true, false, false, false));
+        CHECK(text_of(members_of(mesh.shard())) == expected(false, true, true, false, false));
+        CHECK(text_of(members_of(mesh.replica())) == expected(false, false, false, true, false));
 
-        CHECK(mesh.shard().rank() == mesh.position[Axis::shard]);
+        CHECK(mesh.context().rank() == mesh.position[Axis::context]);
+        CHECK(mesh.shard().rank() == mesh.position[Axis::shard] * shape.cp + mesh.position[Axis::context]);
         CHECK(mesh.replica().rank() == mesh.position[Axis::replica]);
         CHECK(mesh.tensor().rank() == mesh.position[Axis::tensor]);
 
         // Matrices are sent to the rank that has the corresponding place on the first stage.
         MeshPosition on_first = mesh.position;
         on_first[Axis::pipeline] = 0;
-        CHECK(text_of(members_of(mesh.stage())) == expected(true, true, true, false));
+        CHECK(text_of(members_of(mesh.stage())) == expected(true, true, true, true, false));
         CHECK(mesh.stage().rank() == rank_of(on_first, shape));
 
         // Groups with the same members are shared, and a group of one needs no communicator.
@@ -192,7 +204,9 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
                 CHECK(same == group->same_group(*other));
             }
         }
-        // Gathers are an exception: they run beside the reductions of the same ranks.
+        // Gathers are an exception: they run beside the reductions of the same ranks. So are context groups.
+        bool contexts = mesh.context().size() > 1;
+        for (const Communicator* group : groups) CHECK((!contexts || !group->same_group(mesh.context())));
         CHECK(text_of(members_of(mesh.gathers())) == text_of(members_of(mesh.shard())));
         bool own_group = mesh.gathers().size() > 1;
         if (own_group) CHECK(!mesh.gathers().same_group(mesh.shard()));
@@ -201,7 +215,7 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
         for (const Communicator* group : groups) CHECK((!all || !group->same_group(mesh.world())));
 
         // Links connect neighbors; each is a group of its own.
-        int step = shape.tp * shape.dp, stage = mesh.position[Axis::pipeline], last = shape.pp - 1;
+        int step = shape.tp * shape.cp * shape.dp, stage = mesh.position[Axis::pipeline], last = shape.pp - 1;
         bool round = shape.ring && last > 0;
         int before = stage > 0 ? world.rank() - step : round ? world.rank() + last * step : -1;
         int behind = stage < last ? world.rank() + step : round ? world.rank() - last * step : -1;
@@ -225,7 +239,7 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
         std::vector<int> ends = {first, first + last * step};
         CHECK(members_of(mesh.embedding_group()) == (at_end ? ends : std::vector<int>{world.rank()}));
 
-        CHECK(mesh.groups_built == all + (int)different.size() + own_group + linked + at_end);
+        CHECK(mesh.groups_built == all + (int)different.size() + own_group + contexts + linked + at_end);
         CHECK((mesh.build_seconds > 0) == (world.size() > 1));
         mesh.check();
     }
@@ -262,21 +276,25 @@ TEST_CASE("settings of a library are found in the environment") {
 
 TEST_CASE("a shape that is not that of the world is refused") {
     const World& world = test_world();
-    CHECK_REFUSED(Mesh(world, {2, 1, world.size(), 1}, test_stream()), "mesh: tp 2 * pp 1");
-    CHECK_REFUSED(Mesh(world, {1, 1, world.size(), world.size() + 1}, test_stream()), "shard groups of");
+    CHECK_REFUSED(Mesh(world, {.tp = 2, .dp = world.size()}, test_stream()), "mesh: tp 2 * cp 1 * pp 1");
+    CHECK_REFUSED(Mesh(world, {.dp = world.size(), .shard = world.size() + 1}, test_stream()),
+                  "shard groups of");
 }
 
 TEST_CASE("the picture names the sizes and the groups") {
     CHECK(Mesh().picture() == "1 rank = 1 replica x 1 shard (tensor 1, pipeline 1)");
     Mesh mesh;
-    mesh.shape = {1, 1, 4, 2};
+    mesh.shape = {.dp = 4, .shard = 2};
     mesh.groups_built = 3;
     mesh.build_seconds = 0.012;
     CHECK(mesh.picture() ==
           "4 ranks = 2 replicas x 2 shards (tensor 1, pipeline 1); 3 groups built in 12 ms\n"
           "  shard      {0 1} {2 3}\n"
           "  replica    {0 2} {1 3}");
-    mesh.shape = {8, 4, 512, 64};
+    mesh.shape = {.tp = 8, .pp = 4, .dp = 512, .shard = 64};
+    mesh.shape.cp = 2;
+    CHECK(mesh.picture().find(" (tensor 8, context 2, pipeline 4)") != std::string::npos);
+    mesh.shape.cp = 1;
     std::istringstream lines(mesh.picture());
     int count = 0;
     for (std::string line; std::getline(lines, line); count++) {

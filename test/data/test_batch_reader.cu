@@ -14,28 +14,40 @@ static std::vector<uint16_t> random_tokens(size_t count, uint32_t vocab) {
     return tokens;
 }
 
-// Compares a batch with its expected content, computed from the definition.
+// Compares a batch with its expected content, computed from the definition. On several context ranks, token t
+// of a rank is that of the whole row at position(t).
 static void check_batch(const HostBatch& batch, const TokenLoader& loader, const BatchShape& shape,
                         uint64_t first, int count) {
-    auto [B, T, document_end, reset_positions] = shape;
-    size_t N = (size_t)B * (size_t)T;
+    auto [B, T, document_end, reset_positions, contexts, context] = shape;
+    const int own = T / contexts, piece = own / 2;
+    size_t all = (size_t)B * (size_t)T, N = all / (size_t)contexts;
     REQUIRE(batch.targets == batch.tokens + N);
     REQUIRE(batch.doc_start == (document_end < 0 ? nullptr : batch.targets + N));
-    REQUIRE(batch.positions == batch.targets + 2 * N);
+    REQUIRE(batch.positions == batch.targets + N + all);
     REQUIRE(batch.by_token == batch.positions + N);
     REQUIRE(batch.by_position == batch.by_token + N);
-    CHECK((size_t)(batch.by_position + N - batch.tokens) == batch_ints(B, T));
+    REQUIRE(batch.all_tokens == (contexts == 1 ? batch.tokens : batch.by_position + N));
+    CHECK((size_t)(batch.by_position + N - batch.tokens) + (contexts > 1 ? all : 0) == shape.ints());
     std::map<int, std::vector<int>> of_tokens, of_positions;
     int wrong = 0;
     for (int row = 0; row < B; row++) {
         std::vector<int> inputs((size_t)T, 0), targets((size_t)T, -1);
         if (row < count) loader.load(first + (uint64_t)row, inputs.data(), targets.data());
+        auto start_of = [&](int t) {
+            while (t > 0 && inputs[(size_t)t - 1] != document_end) t--;
+            return t;
+        };
         for (int t = 0; t < T; t++) {
-            int n = row * T + t, start = t;
+            size_t at = (size_t)(row * T + t);
+            wrong += batch.all_tokens[at] != inputs[(size_t)t];
+            wrong += (batch.doc_start ? batch.doc_start[at] : 0) != start_of(t);
+        }
+        for (int i = 0; i < own; i++) {
+            int n = row * own + i, t = i;
+            if (contexts > 1) t = i < piece ? context * piece + i : (2 * contexts - 2 - context) * piece + i;
             wrong += batch.tokens[n] != inputs[(size_t)t] || batch.targets[n] != targets[(size_t)t];
-            while (start > 0 && inputs[(size_t)start - 1] != document_end) start--;
-            int position = reset_positions ? t - start : t;
-            wrong += (batch.doc_start ? batch.doc_start[n] : 0) != start || batch.positions[n] != position;
+            int position = reset_positions ? t - start_of(t) : t;
+            wrong += batch.positions[n] != position;
             of_tokens[inputs[(size_t)t]].push_back(n);
             of_positions[position].push_back(n);
         }
@@ -59,7 +71,10 @@ TEST_CASE("batches: any request, guessed or not") {
                              {4, 33, 0, true},
                              {2, 64, -1, false},
                              {2, 64, -1, true},
-                             {5, 16, 39, false}}) {
+                             {5, 16, 39, false},
+                             {3, 16, 5, true, 2, 0},
+                             {2, 24, 5, false, 2, 1},
+                             {2, 32, -1, false, 4, 2}}) {
         TokenLoader loader(folder / "a.bin", 40, shape.T, SampleOrder::shuffled, 3);
         for (uint64_t stride : {(uint64_t)shape.B, 4 * (uint64_t)shape.B, uint64_t(0)}) {
             CAPTURE(shape.B);

@@ -12,8 +12,9 @@
 namespace {
 
 struct Shape {
-    int tp, shard, replicas, pp;
-    int ranks() const { return tp * shard * replicas * pp; }
+    int tp, shard, replicas, pp, cp = 1;
+    int ranks() const { return tp * cp * shard * replicas * pp; }
+    PerAxis sizes() const { return {{tp, cp, shard, replicas, pp}}; }
 };
 
 // The work of a rank in a step, in order: passes of its device, and calls of its groups.
@@ -26,24 +27,12 @@ struct Doing {
 
 constexpr int micro_batches = 3, layers = 2;
 
-std::vector<int> along(const Shape& shape, int rank, int axes) {
-    std::vector<int> members;
-    auto place = [&](int of, int axis) {
-        const int sizes[] = {shape.tp, shape.shard, shape.replicas, shape.pp};
-        for (int i = 0; i < axis; i++) of /= sizes[i];
-        return of % sizes[axis];
-    };
-    for (int other = 0; other < shape.ranks(); other++) {
-        bool member = true;
-        for (int axis = 0; axis < 4; axis++)
-            member &= (axes >> axis & 1) || place(other, axis) == place(rank, axis);
-        if (member) members.push_back(other);
-    }
-    return members;
+std::vector<int> along(const Shape& shape, int rank, AxisSet axes) {
+    return group_of(rank, axes, shape.sizes());
 }
 
 std::vector<Doing> step_of(const Shape& shape, int rank) {
-    const int stride = shape.tp * shape.shard * shape.replicas, stage = rank / stride;
+    const int stride = shape.tp * shape.cp * shape.shard * shape.replicas, stage = rank / stride;
     const int before = rank - stride, behind = rank + stride;
     std::vector<Doing> doings;
     auto call = [&](const char* what, const char* group, std::vector<int> members, int batch, int unit) {
@@ -56,16 +45,17 @@ std::vector<Doing> step_of(const Shape& shape, int rank) {
             if (!forward && stage < shape.pp - 1) call("receive", "backward in", {behind, rank}, batch, -1);
             for (int layer = 0; layer < layers; layer++) {
                 doings.push_back({pass, "", {}, batch, layer});
-                call("all-reduce", "tensor", along(shape, rank, 1), batch, layer);
+                call("all-gather", "context", along(shape, rank, Axis::context), batch, layer);
+                call("all-reduce", "tensor", along(shape, rank, Axis::tensor), batch, layer);
             }
             if (forward && stage < shape.pp - 1) call("send", "forward out", {rank, behind}, batch, -1);
             if (!forward && stage > 0) call("send", "backward out", {rank, before}, batch, -1);
         }
     }
-    call("reduce-scatter", "shard", along(shape, rank, 2), -1, 1);
-    call("all-reduce", "replica", along(shape, rank, 4), -1, 1);
+    call("reduce-scatter", "shard", along(shape, rank, {Axis::context, Axis::shard}), -1, 1);
+    call("all-reduce", "replica", along(shape, rank, Axis::replica), -1, 1);
     doings.push_back({"optimizer", "", {}, -1, -1});
-    call("all-reduce", "world", along(shape, rank, 15), -1, -1);
+    call("all-reduce", "world", along(shape, rank, all_axes), -1, -1);
     return doings;
 }
 
@@ -118,7 +108,7 @@ std::vector<RankState> stuck(const Shape& shape, const std::vector<Broken>& brok
     for (int rank = 0; rank < n; rank++) {
         RankState state;
         state.rank = rank, state.ranks = n, state.host = "node" + std::to_string(rank / 4);
-        state.sizes = {{shape.tp, shape.shard, shape.replicas, shape.pp}};
+        state.sizes = shape.sizes();
         state.device = rank % 4, state.process = 100 + rank, state.alive = true, state.state = "S";
         state.phase = "step", state.quiet_seconds = 10, state.wait_seconds = 10, state.detailed = true;
         const auto& mine = doings[(size_t)rank];
@@ -147,8 +137,10 @@ std::vector<RankState> stuck(const Shape& shape, const std::vector<Broken>& brok
     return states;
 }
 
-const Shape shapes[] = {{1, 1, 8, 1}, {1, 8, 1, 1}, {1, 2, 4, 1}, {8, 1, 1, 1}, {2, 4, 1, 1},  {1, 1, 1, 8},
-                        {1, 2, 1, 4}, {2, 1, 1, 4}, {2, 2, 1, 2}, {2, 2, 2, 2}, {1, 32, 1, 1}, {2, 4, 2, 2}};
+const Shape shapes[] = {{1, 1, 8, 1},    {1, 8, 1, 1},    {1, 2, 4, 1},    {8, 1, 1, 1},
+                        {2, 4, 1, 1},    {1, 1, 1, 8},    {1, 2, 1, 4},    {2, 1, 1, 4},
+                        {2, 2, 1, 2},    {2, 2, 2, 2},    {1, 32, 1, 1},   {2, 4, 2, 2},
+                        {1, 1, 1, 1, 4}, {2, 2, 1, 1, 2}, {1, 1, 2, 2, 2}, {2, 2, 2, 2, 2}};
 
 bool accuses(const HangDiagnosis& diagnosis, int rank) {
     return std::ranges::find(diagnosis.ranks, rank) != diagnosis.ranks.end();

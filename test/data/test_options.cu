@@ -885,6 +885,10 @@ TEST_CASE("what is left out of a layout follows from the number of processes") {
         {8, "--tp 2 --pp 2 --zero 1", 2, 2, 2 * k},
         {8, "--tp 2 --pp 2 --dp 2", 2, 1, 2 * k},
         {4, "--pp 4", 1, 1, k},
+        // context ranks share sequences, so they need no more of them
+        {4, "--cp 4 --context 1024", 1, 1, 4 * k},
+        {8, "--cp 2 --tp 2 --zero 1", 2, 2, 2 * k},
+        {8, "--cp 2 --zero 3 --shard-group 2", 4, 2, 4 * k},
         {4, "--global-batch 16k", 4, 1, 16 * k},
         {4, "--micro-batch 1 --sequence-length 32", 4, 1, 128},
         {3, "--global-batch 6144", 3, 1, 6 * k},
@@ -910,7 +914,7 @@ TEST_CASE("what is left out of a layout follows from the number of processes") {
         CHECK(options.dp == row.dp);
         CHECK(options.shard_group == row.shard_group);
         CHECK(options.global_batch == row.global_batch);
-        CHECK(options.tp * options.pp * options.dp == row.processes);
+        CHECK(options.tp * options.cp * options.pp * options.dp == row.processes);
     }
 }
 
@@ -929,6 +933,7 @@ TEST_CASE("the parts that tensor parallelism sends, and those of a pipeline") {
         {4, "--tp 4 --micro-batch 1 --sequence-length 24", 3, 1},  // 6 rows
         {4, "--tp 4 --micro-batch 1 --sequence-length 40", 2, 1},  // 10 rows
         {4, "--tp 4 --micro-batch 1 --sequence-length 28", 1, 1},  // 7 rows
+        {8, "--tp 4 --cp 2 --micro-batch 3", 4, 1},                // 96 rows
         {2, "--pp 2", 1, 1},
         {2, "--pp 2 --pp-schedule gpipe --pp-chunks 1", 1, 1},
         {2, "--pp 2 --pp-schedule zero-bubble", 1, 1},
@@ -1012,6 +1017,18 @@ TEST_CASE("layouts that do not fit, and the nearest that do") {
         {4, "--tp 1048576 --pp 1048576", "--tp 1048576: does not divide --heads 4; give "},
         // the model
         {3, "--tp 3", "--tp 3: does not divide --heads 4; give --tp 1"},
+        {4, "--cp 4",
+         "--cp 4: --sequence-length 256 is not 8 pieces of a multiple of 64 tokens, as 512 is; give --cp 2 "
+         "or "
+         "--cp 1"},
+        {2, "--cp 2 --context 1000",
+         "--cp 2: --sequence-length 1000 is not 4 pieces of a multiple of 64 tokens, as 768 or 1024 is; give "
+         "--cp 1"},
+        {6, "--cp 2 --tp 2",
+         "--tp 2 --cp 2: a multiple of 4 processes is needed and this run has 6; give --tp 1"},
+        {4, "--cp 2 --dp 4",
+         "--dp 4: with --tp 1, --cp 2 and --pp 1 needs 8 processes, but this run has 4; give"},
+        {2, "--cp 2 --choices x.jsonl", "--cp 2: does not work with --choices; give --cp 1"},
         {8, "--tp 8", "--tp 8: does not divide --heads 4; give --tp 4 or --tp 2"},
         {8, "--tp 8 --dp 1", "does not divide --heads 4; give --tp 4 --dp 2 or --tp 2 --dp 4"},
         {4, "--tp 4 --channels 126 --heads 4 --head-size 32",

@@ -45,8 +45,9 @@ Run run_of(int stages, int data_ranks) {
     Run run;
     for (int stage = 0; stage < stages; stage++) {
         for (int data = 0; data < data_ranks; data++)
-            run.places.push_back(
-                {stage % 2 ? "b" : "a", {{0, data, 0, stage}}, 4, stage > 0 && stage < stages - 1});
+            run.places.push_back({stage % 2 ? "b" : "a",
+                                  PerAxis().with(Axis::shard, data).with(Axis::pipeline, stage), 4,
+                                  stage > 0 && stage < stages - 1});
     }
     run.stretched.assign(run.places.size(), 1);
     return run;

@@ -182,7 +182,7 @@ TEST_CASE("records that another user has left or could write are none, and impos
     wrong(record.ranks, INT_MAX), wrong(record.ranks, 0), wrong(record.ranks, -1), wrong(record.rank, 4);
     wrong(record.rank, -1), wrong(record.process, 1);
     FlightGroup& group = record.groups[0];
-    wrong(group.size, 0), wrong(group.size, 100), wrong(group.size, INT_MIN), wrong(group.axes, 16);
+    wrong(group.size, 0), wrong(group.size, 100), wrong(group.size, INT_MIN), wrong(group.axes, 32);
     wrong(group.axes, -1), wrong(group.ranks[3], 4), wrong(group.ranks[0], -1);
     CHECK(is_there());
 

@@ -202,41 +202,42 @@ inline void check_parts(int HS) {
     check(Case{1, 200, 2, 1, HS, 45, {1, 63, 110, 111}}.part(101, 31));
 }
 
-// The elements of positions [from, to) of each sequence, in rows of length `row`.
-template <typename T>
-std::vector<T> cut(const std::vector<T>& from_all, const Case& c, size_t row, int from, int to) {
-    std::vector<T> part;
-    for (int b = 0; b < c.B; b++) {
-        auto sequence = from_all.begin() + b * c.T * row;
-        part.insert(part.end(), sequence + from * row, sequence + to * row);
-    }
-    return part;
-}
-
-// Checks that calls for parts of the queries, which begin at 0 and at these positions, give the results of
-// the call for all, except for rounding.
+// Checks that calls for pieces of the queries, which begin at 0 and at these positions, with queries apart
+// from keys and values, make the same bits forward as the call for all, and gradients with the same sum.
 inline void check_cut(const Case& c, std::vector<int> cuts) {
     CAPTURE(c.name());
-    std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
+    std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c), queries, keys;
     Run whole(c, qkv, dout);
-    std::vector<double> out = whole.out.doubles(), dqkv(qkv.size());
-    std::vector<float> lse = whole.lse.host();
-    cuts.push_back(c.T);
-    int from = 0;
-    for (int to : cuts) {
-        CAPTURE(from);
-        size_t row = (size_t)c.NH * c.HS;
-        Case part = c.part(from, to - from);
-        Run run(part, qkv, cut(dout, c, row, from, to));
-        CHECK_CLOSE(run.out, cut(out, c, row, from, to), tolerance<floatX>);
-        Case heads{c.B * c.NH, c.T, 1, 1, 1};  // lse (B, NH, T)
-        CHECK_CLOSE(run.lse, to_doubles(cut(lse, heads, 1, from, to)), 2e-5);
-        std::vector<double> added = run.dqkv.doubles();
-        for (size_t i = 0; i < added.size(); i++)
-            if (!part.unwritten(i)) dqkv[i] += added[i];
-        from = to;
+    const size_t row = c.qkv_row(), of_queries = (size_t)c.NH * c.HS, of_keys = row - of_queries;
+    for (auto at = qkv.begin(); at != qkv.end(); at += row) {
+        queries.insert(queries.end(), at, at + of_queries);
+        keys.insert(keys.end(), at + of_queries, at + row);
     }
-    CHECK(relative_error(dqkv, whole.dqkv.doubles()) < tolerance<floatX>);
+    const size_t all_queries = queries.size();
+    queries.insert(queries.end(), keys.begin(), keys.end());
+    Buffer<floatX> heads(queries), out(whole.out.size()), dheads(heads.size());
+    Buffer<float> lse(whole.lse.size());
+    std::vector<AttentionShape> pieces;
+    cuts.push_back(c.T);
+    for (int from = 0; int to : cuts)
+        pieces.push_back(
+            attention_shape_apart(c.part(std::exchange(from, to), to - from).shape(whole.doc_start), c.T,
+                                  pieces.empty() ? 0 : pieces.back().keys_end()));
+    for (const AttentionShape& piece : pieces) attention_forward(out, lse, heads, piece, test_stream());
+    CHECK(same_bits(out.host(), whole.out.host()));
+    CHECK(same_bits(lse.host(), whole.lse.host()));
+    std::vector<double> want = whole.dqkv.doubles(), got(want.size());
+    for (const AttentionShape& piece : pieces) {
+        Buffer<float> scratch(attention_backward_scratch(piece));
+        attention_backward(dheads, scratch, whole.dout, heads, out, lse, piece, test_stream());
+        std::vector<double> made = dheads.doubles();
+        for (size_t i = 0; i < got.size(); i++) {
+            size_t at = i % row, number = i / row;
+            if (at >= of_queries) got[i] += made[all_queries + number * of_keys + at - of_queries];
+            if (at < of_queries && piece.keys_end() == c.T) got[i] = made[number * of_queries + at];
+        }
+    }
+    CHECK(relative_error(got, want) < tolerance<floatX>);
 }
 
 // Checks that a NaN in key 5 shows at those of T positions that see it.

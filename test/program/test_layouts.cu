@@ -849,7 +849,7 @@ protected:
     const int* block(int number) const override { return blocks_[number].data(); }
     void start(int block, BatchRequest request) override {
         reads_++;
-        write_batch(shape_, request.count, blocks_[block].data(), [&](int row, int* tokens, int* targets) {
+        write_batch(shape_, request, blocks_[block].data(), [&](int row, int* tokens, int* targets) {
             for (int t = 0; t < T; t++) {
                 Random4 random = philox(random_key(7, "samples"), (request.first + row) * T + t);
                 tokens[t] = random.at[0] % vocab_;

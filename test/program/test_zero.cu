@@ -7,6 +7,7 @@ the formulas say. Rank 0 also trains a model by itself on the whole batch for co
 #include <map>
 
 #include "comm/checkpoint_places.h"
+#include "test/program/collected.h"
 #include "test/program/model_testing.h"
 #include "test/support/ranks.h"
 
@@ -119,42 +120,6 @@ std::string seen_parameters(Gpt& g) {
         bits += of_unit;
     }
     return bits;
-}
-
-// All tensors as a checkpoint would hold them, by name: the master copy of the parameters, or the parameters
-// themselves if there is none.
-std::map<std::string, std::string> collected_bytes(ZeroState& state) {
-    const Mesh& mesh = state.mesh();
-    bool has_master = state.settings().training && state.settings().keep_master;
-    Slot slot = has_master ? Slot::master : Slot::weight;
-    size_t width = dtype_size(dtype_of(slot));
-    std::vector<CheckpointTensor> model = checkpoint_tensors(state.layout(), state.settings());
-    state.synchronize();
-    std::string mine;  // pieces, each followed by its bytes
-    for (const OwnPiece& own : pieces_to_write(state.layout(), tensor_numbers(state.layout()), mesh.shape,
-                                               mesh.position, state.settings())) {
-        if (own.piece.slot != slot) continue;
-        std::string bytes(own.bytes(), 0);
-        state.copy_out(slot, own.unit, own.at, own.piece.count, bytes.data());
-        state.synchronize();
-        mine.append((const char*)&own.piece, sizeof own.piece) += bytes;
-    }
-    std::map<std::string, std::string> tensors;
-    for (const CheckpointTensor& tensor : model) tensors[tensor.name].resize(tensor.size() * width);
-    bool alone = mesh.shape.ranks() == 1;
-    for (const std::string& pieces : alone ? std::vector{mine} : test_world().all_gather(mine)) {
-        for (size_t at = 0; at < pieces.size();) {
-            CheckpointPiece piece;
-            memcpy(&piece, &pieces[at], sizeof piece);
-            at += sizeof piece;
-            const CheckpointTensor& tensor = model[piece.tensor];
-            piece.run().each_run(tensor.width(), [&](size_t first, size_t count, size_t offset) {
-                memcpy(&tensors[tensor.name][first * width], &pieces[at + offset * width], count * width);
-            });
-            at += piece.count * width;
-        }
-    }
-    return tensors;
 }
 
 // All elements of all tensors, concatenated.

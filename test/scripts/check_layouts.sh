@@ -11,8 +11,8 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/layouts.sh
-checks=72
-[ -z "$EVERY" ] || checks=126
+checks=81
+[ -z "$EVERY" ] || checks=140
 plan $checks
 cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
 # one that does not change: with some texts differences grow ten times as large within the steps
@@ -57,7 +57,7 @@ while read -r shape n options; do
     reference=$shape-$optimizer
     if [ -z "${referenced[$reference]}" ]; then
         referenced[$reference]=yes
-        train "$reference" 1 "$cpu" "${of_shape[@]}" --micro-batch 24 --optimizer "$optimizer" ||
+        train "$reference" 1 "$cpu" --micro-batch 24 "${of_shape[@]}" --optimizer "$optimizer" ||
             { echo "FAILED to run $reference"; continue; }
         clipped=$(grep -oE '"grad_norm":[0-9.]+' "$reference/log.jsonl" | awk -F: '$2 > 0.6 { n++ } END { print n + 0 }')
         if [ "$clipped" = 10 ]; then echo "ok every step of $reference is clipped"; else echo "FAILED $reference: $clipped of 10 steps clipped"; fi
@@ -116,6 +116,7 @@ neutral='
 --pp 2 --zero 3            | --check-replicas 1 --check-replay 2 --overlap off
 --pp 2 --zero 1            | --check-replay 2 --pp-schedule zero-bubble
 --zero 1 --ngram 1,2 --ngram-rows 99 --ngram-width 8 | --ngram-place disk --recompute block --check-replay 3
+--cp 2 --context 256 --global-batch 1536 --zero 2 | --overlap off --recompute block --offload optimizer
 '
 more_neutral='
 --zero 0                   | --offload optimizer
@@ -185,4 +186,11 @@ if wanted simt; then
             echo "FAILED to run simt on 2 $options"
         fi
     done
+    small+=(--context 256 --global-batch 512 --steps 2 --micro-batch 1 --local-filter on)
+    train on_cpu_long 1 "$cpu" "${small[@]}" || echo "FAILED to run simt's reference"
+    if train simt_contexts 2 "$simt" "${small[@]}" --cp 2 --zero 3; then
+        agree "simt on 2 --cp 2 --zero 3" simt_contexts on_cpu_long --losses 1e-6 --weights 1e-5
+    else
+        echo "FAILED to run simt on 2 --cp 2"
+    fi
 fi

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Another axis of the mesh, or another group of ranks, is a few rows, and another sublayer is one struct and its rows. Patches of the
-# program add an axis inside (context), one outside (island), and a group that is a factor of the data ranks (experts), each with a
-# collective on it. Runs on two along each give what runs without them give, and their header, logs and checkpoints know them. One more
-# adds a gated sublayer beside the MLP, whose runs give the same on any layout.
+# program add an axis outside (island), and a group that is a factor of the data ranks (experts), each with a collective on it. Runs on
+# two along each give what runs without them give, and their header, logs and checkpoints know them. One more adds a gated sublayer
+# beside the MLP, whose runs give the same on any layout.
 #
 #   EVERY=yes    builds the program once for each patch, which takes minutes
 # devices: cpu
@@ -11,11 +11,11 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/layouts.sh
-plan 30
-for patch in context island experts sublayer; do
+plan 21
+for patch in island experts sublayer; do
     check "the patch $patch applies" patch -s -p1 --dry-run --fuzz=0 -i "test/patches/$patch.patch"
 done
-[ -n "$EVERY" ] || { skip "make soak builds patched programs, which takes minutes" 26; exit; }
+[ -n "$EVERY" ] || { skip "make soak builds patched programs, which takes minutes" 18; exit; }
 repo=$PWD build=build/cpu-fp32
 make -s DEVICE=cpu PRECISION=fp32 $build/train_gpt $build/compare_runs || exit 1
 mkdir "$work/patched" && tar --exclude=./build --exclude=./.git -c . | tar -x -C "$work/patched" || exit 1
@@ -42,16 +42,6 @@ begin() {
 }
 end() { patch -s -R -p1 --no-backup-if-mismatch -d patched <"$repo/test/patches/$1.patch"; }
 
-check "the program builds with an axis inside" begin context
-check "2 contexts are a rank" same context --bitwise -- 2 --cp 2 --micro-batch 2 -- 1 --micro-batch 2
-check "2 contexts of 2 data ranks" same context --bitwise -- 4 --cp 2 --zero 3 --micro-batch 2 -- 2 --zero 3 --micro-batch 2
-check "2 contexts of 2 tensor ranks, with Muon" same context --bitwise -- 4 --cp 2 --tp 2 --micro-batch 2 --optimizer muon \
-    -- 2 --tp 2 --micro-batch 2 --optimizer muon
-check "the header draws them" grep -q '^  context    {0 2} {1 3}$' patched_run.out
-check "the log names them" grep -q '"axes":\["tensor","context","shard","replica","pipeline"\],"places":\[\[0,0,0,0,0\],\[1,0,0,0,0\],\[0,1' \
-    patched_run/ranks.jsonl
-end context
-
 check "the program builds with an axis outside" begin island
 check "2 islands are data ranks" same island --bitwise -- 2 --islands 2 --micro-batch 2 -- 2 --micro-batch 2
 check "2 islands of 2 pipeline stages" same island --bitwise -- 4 --pp 2 --islands 2 --micro-batch 2 \
@@ -59,7 +49,7 @@ check "2 islands of 2 pipeline stages" same island --bitwise -- 4 --pp 2 --islan
 check "2 islands of 2 shards" same island "" -- 4 --islands 2 --zero 2 --shard-group 2 --micro-batch 2 \
     -- 4 --zero 2 --shard-group 2 --micro-batch 2
 check "the header draws them" grep -q '^  island     {0 2} {1 3}$' patched_run.out
-check "the log names them" grep -q '"axes":\["tensor","shard","replica","pipeline","island"\]' patched_run/ranks.jsonl
+check "the log names them" grep -q '"axes":\["tensor","context","shard","replica","pipeline","island"\]' patched_run/ranks.jsonl
 end island
 
 check "the program builds with another group" begin experts

@@ -32,7 +32,7 @@ comm            data/base data/checkpoint data/commands data/launch data/options
 train_gpt.cu    comm data/base data/commands data/run data/tokens kernels
 '
 # Lines of code (no blanks, no comments) of them all. A number that is raised takes a reason in its commit, too.
-most=46954
+most=47854
 files=$(git ls-files -co --exclude-standard train_gpt.cu comm data kernels | sort -u | grep -vE '\.(html|png|md)$' | while read -r file; do [ -f "$file" ] && echo "$file"; done)
 # "FILE INCLUDED" for each file of the program that one of them includes
 includes=$(grep -HoE '^ *# *include "(comm|data|kernels)/[^"]+"' $files | sed -E 's/: *# *include "/ /; s/"$//')

@@ -19,6 +19,12 @@ declare -A shapes=(
 shapes[filter]="--vocab-size 261 --layers 4 --channels 48 --heads 4 --mlp-width 52 --norm rmsnorm --position rope --mlp swiglu
     --bias off --tie-embeddings on --local-filter on"
 shapes[tables]="${shapes[llama]} --ngram 2,3 --ngram-rows 300 --ngram-width 8 --ngram-heads 2 --ngram-layers 1,4"
+# Sequences that 2 and 4 context ranks can divide; --document-end: packed documents
+shapes[long]="--vocab-size 257 --layers 3 --channels 48 --heads 4 --kv-heads 2 --mlp-width 52 --norm rmsnorm --position rope
+    --mlp swiglu --bias on --qk-norm on --window 100 --window-pattern 2:1 --context 512 --global-batch 3072 --micro-batch 6
+    --document-end 32"
+shapes[long-filter]="--vocab-size 261 --layers 3 --channels 48 --heads 4 --mlp-width 52 --position learned --bias on
+    --local-filter on --context 512 --global-batch 3072 --micro-batch 6 --document-end 32"
 shapes[parallel-filter]="${shapes[parallel]} --local-filter on"
 
 # SHAPE RANKS OPTIONS; more_layouts: in `make soak` alone
@@ -52,6 +58,10 @@ tables    1 --micro-batch 2 --ngram-place host --recompute block
 tables    4 --pp 2 --micro-batch 2 --zero 2 --pp-schedule zero-bubble --recompute elementwise
 tables    4 --tp 2 --pp 2 --micro-batch 3 --pp-schedule zero-bubble --ngram-place host
 parallel-filter 4 --tp 2 --pp 2 --micro-batch 3 --pp-schedule zero-bubble --zero 1
+long      2 --cp 2 --micro-batch 2 --zero 3
+long      4 --cp 2 --tp 2 --micro-batch 3 --zero 1 --recompute block --optimizer muon
+long-filter 4 --cp 4 --micro-batch 1 --zero 2 --recompute elementwise
+long-filter 4 --cp 2 --pp 2 --micro-batch 2 --pp-schedule zero-bubble --offload optimizer
 '
 more_layouts='
 gpt2      8 --micro-batch 3 --zero 3
@@ -91,4 +101,7 @@ tables    2 --micro-batch 1 --zero 2 --pp-schedule zero-bubble
 tables    2 --pp 2 --micro-batch 2 --pp-schedule interleaved --pp-chunks 3
 tables    3 --zero 3 --micro-batch 4 --overlap off --ngram-place host --optimizer muon
 tables    8 --tp 4 --micro-batch 2 --zero 1 --optimizer lamb
+long      8 --cp 4 --tp 2 --micro-batch 2 --optimizer lamb
+long      8 --cp 2 --tp 2 --pp 2 --micro-batch 2 --zero 2 --pp-schedule zero-bubble --optimizer muon
+long-filter 8 --cp 2 --micro-batch 1 --zero 3 --shard-group 2 --optimizer muon
 '

@@ -1,0 +1,33 @@
+/*
+Which tokens of a sequence a context rank has. A sequence is cut into twice as many equal pieces as there are
+ranks. Rank r has piece r and the piece that is as far from the end, so that with causal attention the queries
+of all ranks see equally many keys:
+
+      piece     0   1   2   3   4   5   6   7        rank 1 of 4 has pieces 1 and 6,
+      rank      0   1   2   3   3   2   1   0        one after the other
+
+(as in Dubey et al., "The Llama 3 Herd of Models", 2024, section 3.3.2)
+*/
+#pragma once
+
+#include "kernels/common.cuh"
+
+struct ContextCut {
+    int ranks = 1, rank = 0;
+    int T = 0;  // tokens of the whole sequence: a multiple of 2 * ranks, or any number for one rank
+
+    HOST_DEVICE int own() const { return T / ranks; }  // tokens of a rank
+    HOST_DEVICE int piece() const { return T / (2 * ranks); }
+    // The position in the sequence of token t of a rank.
+    HOST_DEVICE int position(int of_rank, int t) const {
+        int begin = t < piece() ? of_rank : 2 * ranks - 1 - of_rank;
+        return begin * piece() + (t < piece() ? t : t - piece());
+    }
+    HOST_DEVICE int position(int t) const { return position(rank, t); }
+    // The rank that has the token at a position, and the token's number there.
+    HOST_DEVICE int owner(int at) const {
+        int number = at / piece();
+        return number < ranks ? number : 2 * ranks - 1 - number;
+    }
+    HOST_DEVICE int index(int at) const { return at % piece() + (at / piece() < ranks ? 0 : piece()); }
+};
