@@ -156,6 +156,9 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
       rope(memory.of("activations").take<float>(rope_floats(config, workload))) {
     if (workload.training && tables.here()) state.count_squares(tables.squares());
     if (ledger) return;  // no kernel will read the angles
+    // keys that no query sees are multiplied by zero, so they must be numbers, even if they never arrive
+    const Dims d(config, rows.ranks(), workload.B, workload.T);
+    if (acts[0].keys) zero_async(acts[0].keys, (size_t)d.N * contexts.ranks() * (d.QKV - d.A), stream);
     std::vector<float> angles = rope_angles(config, workload);
     if (!angles.empty()) copy_to_device(rope, angles.data(), angles.size(), stream);
     synchronize(stream);
@@ -403,13 +406,13 @@ struct Attention : Sublayer {
     }
 
     void backward(WeightGradients weights) const override {
-        if (is_cut) g.contexts.start_gather(a.keys, a.qkv + queries, d);
+        if (is_cut) g.contexts.start_gather(a.keys, a.qkv + queries, d, l.kind.window);
         row_parallel_backward(g.tp, attproj, a.dresidual, a.datt, side, weights, next_backward());
         attend_backward();
         finish_backward(is_cut ? of_queries : all_heads);
         qkv_backward(weights, [&] {
             if (!is_cut) return;
-            g.contexts.end_scatter(a.dqkv + queries, a.dkeys, d);
+            g.contexts.end_scatter(a.dqkv + queries, a.dkeys, d, l.kind.window);
             finish_backward(of_keys);
         });
     }
@@ -441,7 +444,7 @@ struct Attention : Sublayer {
         qkv_forward(g.config.qk_norm ? a.qkv_raw : a.qkv, [&] {
             if (!is_cut) return;
             finish(of_keys);
-            g.contexts.start_gather(a.keys, a.qkv + queries, d);
+            g.contexts.start_gather(a.keys, a.qkv + queries, d, l.kind.window);
         });
         finish(is_cut ? of_queries : all_heads);
         const Batch& batch = l.batch;
@@ -479,7 +482,7 @@ struct Attention : Sublayer {
             attention_backward(a.dheads, a.scratch, a.datt, a.heads, a.att, a.lse, shape(piece), g.stream);
             g.contexts.add_gradients(a.dkeys, a.dheads, shape(piece), piece == 1, d);
         }
-        g.contexts.start_scatter(a.dkeys, d);
+        g.contexts.start_scatter(a.dkeys, d, l.kind.window);
         copy_async(a.dqkv, a.dheads, queries, g.stream);
     }
 
@@ -1115,7 +1118,7 @@ struct GptPasses final : ModelInTraining {
     void losses(int count, const Load& load, const Take& take) override {
         g.stats.clear(g.stream);
         add_losses(count, load, [&](int micro_batch) {
-            if (g.rows.rank() != 0) return;
+            if (g.rows.rank() != 0) return;  // each context rank has the losses of its own tokens
             std::vector<float> losses((size_t)g.workload.B * g.workload.T);
             copy_to_host(losses.data(), g.acts[0].losses, losses.size(), g.stream, g.mesh);
             take(micro_batch, losses);

@@ -10,6 +10,8 @@ again.
                  gradients of all keys and values, in float  ->  of own    reduce-scatter, during the backward
                  pass of the product that makes queries
 
+Through a sliding window, ranks send each other only the pieces that are seen, if that is less.
+
 A query sees the same keys in the same tiles as without context ranks, so the outputs are the same bits. All
 sums have a fixed order.
 
@@ -18,9 +20,13 @@ backward pass the gradient of the token after.
 */
 #pragma once
 
-#include "comm/collectives.h"       // Communicator
-#include "comm/recorder.h"          // TraceSpan
-#include "comm/stage.h"             // Dims
+#include <algorithm>
+#include <vector>
+
+#include "comm/collectives.h"  // Communicator
+#include "comm/recorder.h"     // TraceSpan
+#include "comm/stage.h"        // Dims
+#include "kernels/accumulate.cuh"
 #include "kernels/causal_conv.cuh"  // ConvRows
 #include "kernels/context_rows.cuh"
 #include "kernels/matrix_part.cuh"  // convert
@@ -41,12 +47,18 @@ public:
     int ranks() const { return cut_.ranks; }
     const ContextCut& cut() const { return cut_; }
 
-    // Starts to gather the own keys and values, rows (own rows, 2*NKV*HS), into by_rank (ranks, own rows,
-    // 2*NKV*HS). The compute stream may do other work until end_gather(), but may not write by_rank.
-    void start_gather(floatX* by_rank, const floatX* own, const Dims& d) const {
+    // Starts to gather keys and values into by_rank (ranks, own rows, 2*NKV*HS): those that queries see
+    // through the window, at least. own: those of own rows. The compute stream may do other work until
+    // end_gather(), but may not write by_rank.
+    void start_gather(floatX* by_rank, const floatX* own, const Dims& d, int window) const {
         copy_async(by_rank + cut_.rank * part(d), own, part(d), compute_);
         order_.order(compute_, sends_);
-        group_.all_gather(by_rank, part(d), Traffic::activations, sends_);
+        if (!sends_pieces(window)) return group_.all_gather(by_rank, part(d), kind, sends_);
+        grouped({group_}, [&] {
+            each_message(window, [&](int piece, int reader) {
+                send_piece(by_rank, piece, by_rank, piece, owner_of(piece), reader, d);
+            });
+        });
     }
     // Writes the own queries, rows (own rows, NH*HS), and all keys and values to heads
     // (attention_shape_apart).
@@ -62,14 +74,33 @@ public:
                        const Dims& d) const {
         add_by_rank(dkeys, dheads + (size_t)d.N * d.A, rows(d), piece.keys_end(), is_first, compute_);
     }
-    // Starts to sum the gradients over the ranks.
-    void start_scatter(float* dkeys, const Dims& d) const {
+    // Starts to sum the gradients over the ranks. Single pieces arrive in the places of pieces that this rank
+    // has nothing to do with.
+    void start_scatter(float* dkeys, const Dims& d, int window) const {
         order_.order(compute_, sends_);
-        group_.reduce_scatter(dkeys, part(d), Traffic::activations, sends_);
+        if (!sends_pieces(window)) return group_.reduce_scatter(dkeys, part(d), kind, sends_);
+        std::vector<int> places = unused_pieces(window);
+        grouped({group_}, [&] {
+            each_message(window, [&](int piece, int reader) {
+                int place = owner_of(piece) == cut_.rank ? places.back() : piece;
+                if (owner_of(piece) == cut_.rank) places.pop_back();
+                send_piece(dkeys, piece, dkeys, place, reader, owner_of(piece), d);
+            });
+        });
     }
     // Writes the sums for own rows to `own` (own rows, 2*NKV*HS).
-    void end_scatter(floatX* own, const float* dkeys, const Dims& d) const {
+    void end_scatter(floatX* own, float* dkeys, const Dims& d, int window) const {
         await();
+        if (sends_pieces(window)) {
+            std::vector<int> places = unused_pieces(window);
+            each_message(window, [&](int piece, int) {
+                if (owner_of(piece) != cut_.rank) return;
+                for (int b = 0; b < d.B; b++)
+                    accumulate(dkeys + at(piece, b, d), dkeys + at(places.back(), b, d), piece_size(d),
+                               compute_);
+                places.pop_back();
+            });
+        }
         convert(own, dkeys + cut_.rank * part(d), part(d), compute_);
     }
 
@@ -85,6 +116,65 @@ public:
     }
 
 private:
+    static constexpr auto kind = Traffic::activations;
+
+    // ---- single pieces
+    //
+    // Through a window, queries see only the keys of their own piece and of some before it. If these are at
+    // most half of all, pieces are sent to those who read them, instead of all to all.
+
+    int owner_of(int piece) const { return cut_.owner(piece * cut_.piece()); }
+    // The number of pieces before its own that a query sees. A window of 1 is the query's own key.
+    int reach(int window) const { return ceil_div(window - 1, cut_.piece()); }
+    bool sends_pieces(int window) const { return window > 0 && 2 * reach(window) <= ranks() - 1; }
+
+    // Calls visit(piece, reader) for each rank that reads a piece of another, in the same order on all ranks.
+    template <typename Visit>
+    void each_message(int window, Visit&& visit) const {
+        const int pieces = 2 * ranks();
+        for (int piece = 0; piece < pieces; piece++) {
+            std::vector<bool> has((size_t)ranks());
+            has[owner_of(piece)] = true;
+            for (int by = piece + 1; by <= std::min(piece + reach(window), pieces - 1); by++) {
+                int reader = owner_of(by);
+                if (!has[reader]) visit(piece, reader);
+                has[reader] = true;
+            }
+        }
+    }
+    // Returns the pieces that this rank neither has nor reads.
+    std::vector<int> unused_pieces(int window) const {
+        std::vector<bool> used((size_t)(2 * ranks()));
+        for (int piece = 0; piece < 2 * ranks(); piece++) used[piece] = owner_of(piece) == cut_.rank;
+        each_message(window, [&](int piece, int reader) {
+            if (reader == cut_.rank) used[piece] = true;
+        });
+        std::vector<int> unused;
+        for (int piece = 0; piece < 2 * ranks(); piece++)
+            if (!used[piece]) unused.push_back(piece);
+        return unused;
+    }
+    // Offset of a piece of sequence `b` in an array by rank, and its elements.
+    size_t at(int piece, int b, const Dims& d) const {
+        return part(d) * owner_of(piece) +
+               ((size_t)b * cut_.own() + cut_.index(piece * cut_.piece())) * (d.QKV - d.A);
+    }
+    size_t piece_size(const Dims& d) const { return (size_t)cut_.piece() * (d.QKV - d.A); }
+
+    // Sends a piece of all sequences, if this rank is one of the two.
+    template <typename T>
+    void send_piece(const T* from, int piece, T* to, int place, int sender, int receiver,
+                    const Dims& d) const {
+        for (int b = 0; b < d.B; b++) {
+            if (sender == cut_.rank)
+                group_.send(from + at(piece, b, d), piece_size(d), receiver, kind, sends_);
+            if (receiver == cut_.rank)
+                group_.receive(to + at(place, b, d), piece_size(d), sender, sends_, kind);
+        }
+    }
+
+    // ---- rows next to pieces
+
     // Gathers a row of each piece of all ranks, `stride` elements apart in `ends`, and copies those of the
     // pieces before (-1) or after (+1) the own ones.
     void move_ends(floatX* halo, const floatX* ends, size_t stride, int B, int C, int direction) const {
@@ -92,7 +182,7 @@ private:
         floatX* all = halo + part;
         copy_columns(all + cut_.rank * part, C, ends, stride, C, (size_t)B * 2, compute_);
         order_.order(compute_, sends_);
-        group_.all_gather(all, part, Traffic::activations, sends_);
+        group_.all_gather(all, part, kind, sends_);
         await();
         for (int piece : {0, 1}) {
             int other = (piece ? 2 * ranks() - 1 - cut_.rank : cut_.rank) + direction,
@@ -108,7 +198,7 @@ private:
     // Makes the compute stream wait for the last message.
     void await() const {
         if (sends_ == compute_) return;
-        TraceSpan wait(Traffic::activations, compute_);
+        TraceSpan wait(kind, compute_);
         order_.order(sends_, compute_);
     }
 

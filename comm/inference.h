@@ -46,12 +46,12 @@ struct InferencePlan {
     MemoryPlan memory;
 };
 
-// Returns the options of a model that is cut over tp * pp ranks; the data ranks have copies of it or, with
+// Returns the options of a model that is cut over tp * cp * pp ranks; data ranks have copies of it or, with
 // --zero 3, shards.
-inline Options inference_options(Options model, int zero, int tp, int pp, int processes) {
-    int data_ranks = std::max(processes / (tp * pp), 1);
+inline Options inference_options(Options model, int zero, int tp, int cp, int pp, int processes) {
+    int data_ranks = std::max(processes / (tp * cp * pp), 1);
     static_cast<Cut&>(model) = {.tp = tp,
-                                .cp = 1,
+                                .cp = cp,
                                 .pp = pp,
                                 .dp = data_ranks,
                                 .micro_batch = model.micro_batch,
@@ -77,10 +77,10 @@ inline int inference_micro_batches(int pp) {
 // workload of its passes. free: bytes that this rank may use. Refuses a cut that does not divide the model or
 // does not fit into memory.
 inline InferencePlan plan_inference(const Options& model, const InferenceCut& asked, const World& world,
-                                    const std::function<Workload(Options&)>& shape, size_t free) {
+                                    const std::function<Workload(Options&)>& shape, size_t free, int cp = 1) {
     int processes = world.size(), most_tensor_ranks = world.most_on_a_host();
     auto options_of = [&](int tp, int pp) {
-        Options options = inference_options(model, asked.zero, tp, pp, processes);
+        Options options = inference_options(model, asked.zero, tp, cp, pp, processes);
         return std::pair{options, shape(options)};
     };
     world.on_all_ranks([&] {
@@ -91,7 +91,7 @@ inline InferencePlan plan_inference(const Options& model, const InferenceCut& as
     std::optional<InferencePlan> plan;  // the last one tried
     auto fits = [&](int tp, int pp) {
         auto [options, workload] = options_of(tp, pp);
-        if (!cut_refusal(options, tp, 1, pp).empty()) return false;
+        if (!cut_refusal(options, tp, cp, pp).empty()) return false;
         int micro_batches = workload.cache_length ? 1 : inference_micro_batches(pp);
         Layout layout = {mesh_shape(options),
                          1,
@@ -105,7 +105,7 @@ inline InferencePlan plan_inference(const Options& model, const InferenceCut& as
     };
     for (int ranks = 1; ranks <= processes; ranks++) {
         for (int tp = ranks; tp >= 1; tp--) {
-            if (processes % ranks || ranks % tp) continue;
+            if (processes % (ranks * cp) || ranks % tp) continue;
             if (asked.tp ? tp != asked.tp : tp > most_tensor_ranks) continue;
             if (asked.pp && ranks / tp != asked.pp) continue;
             if (fits(tp, ranks / tp)) return std::move(*plan);
@@ -239,7 +239,13 @@ public:
     BatchLosses(ModelPasses& model, const World& world)
         : model_(model),
           world_(world),
-          numbers_((size_t)model.slots * batch_ints(model.workload.B, model.workload.T)) {}
+          shape_{.B = model.workload.B,
+                 .T = model.workload.sequence(),
+                 .document_end = -1,
+                 .reset_positions = false,
+                 .contexts = model.workload.contexts,
+                 .context = model.mesh.position[Axis::context]},
+          numbers_((size_t)model.slots * shape_.ints()) {}
 
     int ranks() const override { return model_.mesh.data_ranks(); }
 
@@ -250,12 +256,13 @@ public:
             NotedError error;
             // Reads all batches first, because tables are looked up before the first pass. Batches that
             // cannot be read are zeros.
-            int B = model_.workload.B, T = model_.workload.T;
-            std::vector<std::vector<int>> read(some, std::vector<int>(batch_ints(B, T)));
+            const auto [B, T] = std::pair(shape_.B, shape_.T);
+            const ContextCut cut = shape_.cut(shape_.context);
+            std::vector<std::vector<int>> read(some, std::vector<int>(shape_.ints()));
             bool documents = false;
             auto number = [&](int micro) { return first + micro * all + rank; };
             auto of_host = [&](int micro) {
-                HostBatch batch = batch_at((const int*)read[micro].data(), B, T);
+                HostBatch batch = batch_at((const int*)read[micro].data(), B, T, cut.ranks);
                 if (!documents) batch.doc_start = nullptr;
                 return batch;
             };
@@ -263,14 +270,23 @@ public:
                 note_error(error, [&] {
                     HostBatch host = load(number(micro));
                     documents = host.doc_start;
-                    std::copy_n(host.tokens, read[micro].size(), read[micro].data());
+                    if (cut.ranks > 1)
+                        cut_batch(shape_, shape_.context, host, read[micro].data());
+                    else
+                        std::copy_n(host.tokens, read[micro].size(), read[micro].data());
                 });
             }
-            model_.look_up((int)some, [&](int micro) { return rows_of(of_host(micro), B, T); });
+            model_.look_up((int)some, [&](int micro) { return rows_of(of_host(micro), B, cut); });
             auto on_device = [&](int micro, int slot) { return copy(of_host(micro), slot); };
             model_.losses((int)some, on_device, [&](int micro, const std::vector<float>& losses) {
-                std::vector<int> targets(of_host(micro).targets, of_host(micro).targets + B * T);
-                if (error.empty()) note_error(error, [&] { take(number(micro), targets, losses); });
+                // in the order of whole rows, in which other context ranks have the other targets
+                std::vector<int> targets((size_t)B * T, -1);
+                std::vector<float> in_order(targets.size());
+                for (size_t i = 0; i < losses.size(); i++) {
+                    size_t at = i / cut.own() * T + cut.position((int)(i % cut.own()));
+                    targets[at] = of_host(micro).targets[i], in_order[at] = losses[i];
+                }
+                if (error.empty()) note_error(error, [&] { take(number(micro), targets, in_order); });
             });
             raise_error(world_, error);
         }
@@ -280,14 +296,14 @@ public:
 
 private:
     Batch copy(const HostBatch& host, int slot) {
-        int B = model_.workload.B, T = model_.workload.T;
-        int* to = numbers_.data + (size_t)slot * batch_ints(B, T);
-        copy_to_device(to, host.tokens, batch_ints(B, T), model_.stream);
-        return batch_on_device(to, host, B, T);
+        int* to = numbers_.data + (size_t)slot * shape_.ints();
+        copy_to_device(to, host.tokens, shape_.ints(), model_.stream);
+        return batch_on_device(to, host, shape_.B, shape_.T, shape_.contexts);
     }
 
     ModelPasses& model_;
     const World& world_;
+    const BatchShape shape_;
     DeviceArray<int> numbers_;  // the batches' integers on the device
 };
 
@@ -315,11 +331,11 @@ struct CutModel {
     std::shared_ptr<ModelPasses> passes;
 
     CutModel(const TrainedModel& model, const InferenceCut& asked, const World& world,
-             const std::function<Workload(Options&)>& shape, LoadModel* load)
+             const std::function<Workload(Options&)>& shape, LoadModel* load, int cp = 1)
         : plan(plan_inference(model.options, asked, world, shape,
-                              available_memory(ranks_sharing_device(world)))),
+                              available_memory(ranks_sharing_device(world)), cp)),
           mesh(world, plan.layout.mesh, nullptr,
-               mesh_traffic(plan.options, plan.layout, plan.workload.B, plan.workload.T,
+               mesh_traffic(plan.options, plan.layout, plan.workload.B, plan.workload.sequence(),
                             plan.options.reduce_dtype)),
           passes(load(plan, mesh, model.reader, world)) {
         if (world.size() == 1) return;
@@ -328,10 +344,12 @@ struct CutModel {
         double most = world.largest((int)(passes->held * parts / all)) / (double)parts;
         const Cut& cut = plan.options;
         if (!world.is_root()) return;
-        fprintf(stderr,
-                "cut over %d ranks: --tp %d --pp %d%s, %s; each holds at most %.1f%% of the %s of weights\n",
-                world.size(), cut.tp, cut.pp, cut.zero == 3 ? " --zero 3" : "",
-                counted(cut.dp, "data rank").c_str(), 100 * most, size_text(all * sizeof(floatX)).c_str());
+        fprintf(
+            stderr,
+            "cut over %d ranks: --tp %d%s --pp %d%s, %s; each holds at most %.1f%% of the %s of weights\n",
+            world.size(), cut.tp, cut.cp > 1 ? text(" --cp %d", cut.cp).c_str() : "", cut.pp,
+            cut.zero == 3 ? " --zero 3" : "", counted(cut.dp, "data rank").c_str(), 100 * most,
+            size_text(all * sizeof(floatX)).c_str());
     }
 };
 
@@ -412,10 +430,14 @@ inline void evaluate_run(const OpenedRun& run, const EvalOptions& command, const
                          LoadModel* load, EvaluationResults& results) {
     const Options& o = run.model->options;
     auto shape = [](const Options& o) -> Workload {
-        int tokens = o.micro_batch * o.sequence_length;
-        return {o.micro_batch, o.sequence_length, false, Recompute::none, chosen_loss_chunk(o, tokens)};
+        const int own = o.sequence_length / o.cp;
+        return {.B = o.micro_batch,
+                .T = own,
+                .training = false,
+                .loss_chunk = chosen_loss_chunk(o, o.micro_batch * own),
+                .contexts = o.cp};
     };
-    CutModel cut(*run.model, command, world, shape, load);
+    CutModel cut(*run.model, command, world, shape, load, command.cp);
     BatchLosses losses(*cut.passes, world);
     for (size_t i = 0; i < run.sets.size(); i++) {
         const std::string& title = run.sets[i].title();

@@ -104,7 +104,7 @@ inline constexpr auto mesh_groups = std::to_array<GroupRow>({
     {.name = "world", .axes = all_axes, .blocks = blocks_of_world, .alone = true},
     {.name = "tensor", .axes = Axis::tensor, .calls = Calls::sums | Calls::moves_rows},
     // A communicator of its own: keys and values must not wait for gradients or parameters.
-    {.name = "context", .axes = Axis::context, .calls = Calls::moves_keys, .alone = true},
+    {.name = "context", .axes = Axis::context, .calls = Calls::moves_keys | Calls::messages, .alone = true},
     {.name = "shard",
      .axes = shard_axes,
      .calls = Calls::sums | Calls::scatters,

@@ -37,7 +37,6 @@ constexpr int context_tile = 64;
 // Returns why sequences cannot be cut over cp context ranks, or an empty string.
 inline std::string context_refusal(const Options& o, int cp) {
     if (cp == 1) return "";
-    if (!o.choices.empty()) return text("--cp %d: does not work with --choices", cp);
     long long unit = 2LL * cp * context_tile, T = o.sequence_length, below = T / unit * unit;
     if (T % unit == 0) return "";
     return text("--cp %d: --sequence-length %lld is not %d pieces of a multiple of %d tokens, as %s%lld is",

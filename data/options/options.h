@@ -354,6 +354,7 @@ struct EvalOptions : InferenceCut {
     std::vector<std::string> runs;  // run directories | checkpoints
     std::string tokenizer;          // empty: that of each run
     std::string data, choices;      // data to measure on
+    int cp = 1;
     int micro_batch = usual_micro_batch;
     int sequence_length = 0;  // 0: the model's context
     int limit = 0;            // samples or examples; 0: all

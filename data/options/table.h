@@ -455,7 +455,9 @@ inline const std::vector<OptionRow>& option_table() {
          "Context parallelism: ranks that share each sequence, for sequences whose activations do not fit on "
          "one. Each rank has as many tokens, from an early and a late piece, so that all see as many keys; "
          "attention gathers the keys and values of all. It must divide --sequence-length into 2 * cp pieces "
-         "of a multiple of 64 tokens. What --zero shards is cut over context ranks too, even with --zero 0.",
+         "of a multiple of 64 tokens.{train plan:  What --zero shards is cut over context ranks too, even "
+         "with "
+         "--zero 0.}",
          overridable_noted},
         {FIELD(pp), "Layout", alike, range(0, most_ranks),
          "Pipeline parallelism: stages that divide the layers, in order, each on its own ranks. They send "

@@ -103,34 +103,57 @@ struct BatchRequest {
     bool operator==(const BatchRequest&) const = default;
 };
 
-// Writes shape.ints() numbers. load(row, tokens, targets) is called for each of the first `count` rows.
-// Targets and documents are those of whole rows, which are cut over context ranks last.
-template <typename Load>
-void write_batch(const BatchShape& shape, const BatchRequest& request, int* memory, Load&& load) {
-    const ContextCut cut = shape.cut(request.context);
-    const int T = shape.T, own = cut.own();
-    BatchArrays<int> batch = batch_at(memory, shape.B, T, shape.contexts);
-    std::vector<int> all_targets((size_t)T);
+// Writes the part of a batch that a context rank has: shape.ints() numbers. whole: the batch of all ranks,
+// whose lists and start positions of documents may be null
+inline void cut_batch(const BatchShape& shape, int context, const HostBatch& whole, int* memory) {
+    const ContextCut cut = shape.cut(context);
+    const int own = cut.own();
+    const size_t all = (size_t)shape.B * (size_t)shape.T;
+    BatchArrays<int> batch = batch_at(memory, shape.B, shape.T, shape.contexts);
+    std::copy_n(whole.tokens, all, batch.all_tokens);
+    whole.doc_start ? std::copy_n(whole.doc_start, all, batch.doc_start)
+                    : std::fill_n(batch.doc_start, all, 0);
     for (int row = 0; row < shape.B; row++) {
-        size_t at = (size_t)row * (size_t)T, own_at = (size_t)row * (size_t)own;
-        int *tokens = batch.all_tokens + at, *doc_start = batch.doc_start + at;
-        std::fill_n(tokens, T, 0);
-        std::fill(all_targets.begin(), all_targets.end(), -1);
-        if (row < request.count) load(row, tokens, all_targets.data());
-        for (int t = 0, start = 0; t < T; t++) {
-            doc_start[t] = start;
-            if (tokens[t] == shape.document_end) start = t + 1;
-        }
         for (int t = 0; t < own; t++) {
-            int from = cut.position(t);
-            size_t to = own_at + (size_t)t;
-            batch.tokens[to] = tokens[from];
-            batch.targets[to] = all_targets[(size_t)from];
-            batch.positions[to] = shape.reset_positions ? from - doc_start[from] : from;
+            size_t to = (size_t)(row * own + t),
+                   from = (size_t)row * (size_t)shape.T + (size_t)cut.position(t);
+            batch.tokens[to] = whole.tokens[from], batch.targets[to] = whole.targets[from];
+            batch.positions[to] = whole.positions[from];
         }
     }
     sort_by_token(batch.by_token, batch.tokens, shape.B * own);
     sort_by_position(batch.by_position, batch.positions, shape.B * own);
+}
+
+// Writes shape.ints() numbers. load(row, tokens, targets) is called for each of the first `count` rows.
+// Targets and documents are those of whole rows, which are cut over context ranks last.
+template <typename Load>
+void write_batch(const BatchShape& shape, const BatchRequest& request, int* memory, Load&& load) {
+    if (shape.contexts > 1) {
+        const BatchShape all = {shape.B, shape.T, shape.document_end, shape.reset_positions};
+        std::vector<int> whole(all.ints());
+        write_batch(all, request, whole.data(), load);
+        return cut_batch(shape, request.context, batch_at((const int*)whole.data(), shape.B, shape.T),
+                         memory);
+    }
+    auto [tokens, targets, doc_start, positions, by_token, by_position, all_tokens] =
+        batch_at(memory, shape.B, shape.T);
+    for (int row = 0; row < shape.B; row++) {
+        size_t at = (size_t)row * (size_t)shape.T;
+        if (row < request.count) {
+            load(row, tokens + at, targets + at);
+        } else {
+            std::fill_n(tokens + at, shape.T, 0);
+            std::fill_n(targets + at, shape.T, -1);
+        }
+        for (int t = 0, start = 0; t < shape.T; t++) {
+            doc_start[at + (size_t)t] = start;
+            positions[at + (size_t)t] = shape.reset_positions ? t - start : t;
+            if (tokens[at + (size_t)t] == shape.document_end) start = t + 1;
+        }
+    }
+    sort_by_token(by_token, tokens, shape.B * shape.T);
+    sort_by_position(by_position, positions, shape.B * shape.T);
 }
 
 inline void read_batch(const TokenLoader& loader, const BatchShape& shape, BatchRequest request,

@@ -1028,7 +1028,6 @@ TEST_CASE("layouts that do not fit, and the nearest that do") {
          "--tp 2 --cp 2: a multiple of 4 processes is needed and this run has 6; give --tp 1"},
         {4, "--cp 2 --dp 4",
          "--dp 4: with --tp 1, --cp 2 and --pp 1 needs 8 processes, but this run has 4; give"},
-        {2, "--cp 2 --choices x.jsonl", "--cp 2: does not work with --choices; give --cp 1"},
         {8, "--tp 8", "--tp 8: does not divide --heads 4; give --tp 4 or --tp 2"},
         {8, "--tp 8 --dp 1", "does not divide --heads 4; give --tp 4 --dp 2 or --tp 2 --dp 4"},
         {4, "--tp 4 --channels 126 --heads 4 --head-size 32",

@@ -7,6 +7,7 @@ would find them.
 // ranks: 2 4 8
 // seconds: 10
 #include <chrono>
+#include <set>
 #include <thread>
 
 #include "test/program/collected.h"
@@ -50,6 +51,9 @@ const Case cases[] = {
     {"stages, local filter", {.cp = 2, .pp = 2}, "documents filter rope", {.level = 2}, {one_f_one_b, 2, 3}},
     {"data ranks", {.cp = 2, .dp = 2, .shard = 2}, "documents", {.level = 3}, {gpipe, 1, 2}},
     {"replicas", {.cp = 2, .dp = 2, .shard = 1}, "rope documents", {.level = 1}},
+    {"4 ranks, narrow windows", {.cp = 4}, "documents rope narrow", {.level = 1}, {gpipe, 1, 2}, block},
+    {"tensor ranks, narrow windows", {.tp = 2, .cp = 4}, "rope narrow qk", {.overlap = false}},
+    {"8 ranks, narrow windows", {.cp = 8}, "narrow filter"},
     {"8 ranks", {.cp = 8}, "documents rope filter", {.level = 2}},
     {"every axis",
      {.tp = 2, .cp = 2, .pp = 2},
@@ -74,6 +78,7 @@ ModelConfig config_of(const Case& c) {
     config.block = has(c, "parallel") ? BlockKind::parallel : BlockKind::sequential;
     if (has(c, "rope")) config.position = PositionKind::rope;
     if (has(c, "window")) config.window = 11;
+    if (has(c, "narrow")) config.window = 4, config.window_pattern = "1:1";
     if (has(c, "tables"))
         config.ngram = "2,3", config.ngram_rows = 200, config.ngram_width = 8, config.ngram_heads = 2;
     complete(config);
@@ -151,16 +156,36 @@ struct Result {
     }
 };
 
-// Bytes that the context ranks of a case without tensor ranks send in a step: for each layer and micro-batch,
+// Bytes that a context rank of a case without tensor ranks sends in a step: for each layer and micro-batch,
 // keys and values forward and backward, their gradients in fp32, and rows next to pieces for convolutions.
-size_t formula_bytes(const Case& c, const ModelConfig& config) {
+size_t formula_bytes(const Case& c, const ModelConfig& config, int rank) {
     const size_t others = (size_t)c.mesh.cp - 1, N = (size_t)B * T / c.mesh.cp, e = sizeof(floatX),
-                 keys = N * 2 * config.kv_heads * config.head_size, C = config.channels,
+                 width = 2 * (size_t)config.kv_heads * config.head_size, C = config.channels,
                  ends = config.local_filter ? 2 * (size_t)B * (C / 2 + C) * e : 0;
     const size_t passes = c.recompute == Recompute::block ? 3 : 2;  // that gather keys
-    size_t layer = others * (passes * keys * e + keys * sizeof(float) + passes * ends);
-    const size_t own = std::max(c.pipeline.micro_batches, 1);
-    return layer * own * config.layers / c.mesh.pp;
+    // rows of keys that the rank sends, and rows of gradients
+    auto rows = [&](bool sliding) {
+        std::pair all = {others * N, others * N};
+        const int pieces = 2 * c.mesh.cp, P = T / pieces;
+        if (!sliding || config.window == 0 || (config.window - 2) / P + 1 > others / 2.0) return all;
+        std::pair some = {(size_t)0, (size_t)0};
+        auto rank_of = [&](int piece) { return piece < c.mesh.cp ? piece : pieces - 1 - piece; };
+        for (int piece = 0; piece < pieces; piece++) {
+            std::set<int> readers;
+            for (int by = piece; by < pieces; by++)
+                if ((by * P - (config.window - 1)) < (piece + 1) * P) readers.insert(rank_of(by));
+            readers.erase(rank_of(piece));
+            if (rank_of(piece) == rank) some.first += readers.size() * B * P;
+            some.second += readers.contains(rank) * B * P;
+        }
+        return some;
+    };
+    size_t bytes = 0;
+    for (int layer = 0; layer < config.layers / c.mesh.pp; layer++) {
+        auto [keys, gradients] = rows(layer_kind(config, layer).window > 0);
+        bytes += passes * keys * width * e + gradients * width * sizeof(float) + others * passes * ends;
+    }
+    return bytes * std::max(c.pipeline.micro_batches, 1);
 }
 
 Result result_of(const Case& c, const Mesh& mesh, Planted planted = Planted::nothing, bool delayed = false) {
@@ -199,7 +224,7 @@ Result result_of(const Case& c, const Mesh& mesh, Planted planted = Planted::not
     accumulate_gradients(g, own, load, of_token);
     if (mesh.shape.cp > 1 && mesh.shape.tp == 1) {
         g.state.synchronize();
-        CHECK(bytes_sent(Traffic::activations) == formula_bytes(c, config));
+        CHECK(bytes_sent(Traffic::activations) == formula_bytes(c, config, mesh.position[Axis::context]));
     }
     g.tables.sum_gradients();
     g.state.update(g.stats.data, adamw_optimizer({0, 0.9, 0.95, 1e-8, 0, 1, false}, 0), 0);

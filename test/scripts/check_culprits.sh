@@ -33,7 +33,8 @@ tiny=(train --model tiny --layers 4 --channels 64 --heads 4 --mlp-width 96 --con
     --global-batch $((16 * 64)) --warmup-steps 0 --learning-rate 1e-3 --train-data 'text_train_*.bin' --communication-timeout 3
     --tokenizer bytes --val-data text_train_000000.bin --val-tokens 256 --val-every 5 --choices questions.jsonl --choices-every 3)
 layouts=("--zero 1" "--tp 2 --zero 2" "--pp 4 --zero 1" "--tp 2 --pp 2 --zero 1 --shard-group 1" "--zero 3" "--tp 4 --pp 2"
-    "--pp 2 --pp-schedule zero-bubble --zero 1" "--zero 2 --shard-group 4" "--zero 0" "--tp 2 --pp 2 --zero 1 --shard-group 2")
+    "--pp 2 --pp-schedule zero-bubble --zero 1" "--zero 2 --shard-group 4" "--zero 0" "--tp 2 --pp 2 --zero 1 --shard-group 2"
+    "--cp 2 --tp 2 --zero 1 --context 256" "--cp 4 --pp 2 --zero 2 --context 512 --global-batch 2048")
 kinds=(stopped endless lost write dead two read)
 
 # named WORDS RANK...    the line that ends the job has these words, and one of these ranks

@@ -27,7 +27,7 @@ filter          4 --tp 2 --pp 2
 parallel        2 --tp 2
 parallel        4 --pp 4
 '
-checks=$((2 * $(grep -c '[0-9]' <<<"$rows") + 15))
+checks=$((2 * $(grep -c '[0-9]' <<<"$rows") + 16))
 plan $checks
 command -v mpirun >/dev/null || { skip "no mpirun here" $checks; exit; }
 cd "$work" || exit 1
@@ -41,7 +41,7 @@ model() { # model SHAPE    trained once, with what one process makes of it
     local -a shape
     [ ! -e "$1" ] || return 0
     read -ra shape <<<"${shapes[$1]//$'\n'/ }"
-    "$program" train "${common[@]}" "${shape[@]}" --tokenizer bytes --steps 4 --micro-batch 24 --learning-rate 1e-2 --sample-every 0 --run-dir "$1" >"$1.out" 2>&1 ||
+    "$program" train "${common[@]}" --micro-batch 24 "${shape[@]}" --tokenizer bytes --steps 4 --learning-rate 1e-2 --sample-every 0 --run-dir "$1" >"$1.out" 2>&1 ||
         tail -3 "$1.out"
     "$program" sample "$1" "${sample[@]}" >"$1.text" 2>"$1.err"
     "$program" eval "$1" "${eval[@]}" >"$1.json" 2>"$1.err"
@@ -66,6 +66,9 @@ while read -r shape n options <&3; do
     check "scores of $shape on $n ranks $options" same_scores "$shape.json" scores
     cp sample.err "held-$shape-$n"
 done 3<<<"$rows"
+model long
+ranks 4 "$program" eval long "${eval[@]}" --cp 2 --tp 2 --output scores >eval.out 2>eval.err
+check "scores of long sequences on context and tensor ranks" same_scores long.json scores
 # A pipeline of chunks loads other batches before the losses of one are there.
 awk 'BEGIN { for (i = 0; i < 12; i++) { of = of "a "; if (i % 5 == 0) of = "x"; printf "{\"context\": \"%s\", \"choices\": [\"c&\", \" the\", \"d\"], \"answer\": 1}\n", of } }' >many.jsonl
 read -ra shape <<<"${shapes[gpt2]//$'\n'/ }"

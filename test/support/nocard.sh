@@ -110,7 +110,7 @@ options_unit() {
         build/nocard/host/test_options --test-suite-exclude=long
 }
 
-nocard_checks=26
+nocard_checks=27
 # The runs of CI: one on the kernels of Hopper, captured in graphs, and others beside it.
 nocard_runs() {
     check "the interpreter of PTX, by hand-written kernels and Triton's" interpreter_units
@@ -128,6 +128,7 @@ nocard_runs() {
 1 --recompute none
 2 --recompute block --zero 3
 4 --recompute none --tp 2 --pp 2
+2 --recompute none --cp 2 --context 256 --global-batch 256 --micro-batch 1 --steps 1
 L
     check "saves" run_on "$nocard" 1 whole --save-every 2 --keep 0
     rm -rf "$work/whole/checkpoints/step_00000003"
@@ -141,7 +142,7 @@ L
     checked_defect 'fence.proxy.async.shared::cta;' '' 'no fence.proxy.async since'
 }
 
-nocard_soak_checks=139
+nocard_soak_checks=149
 # The others: a card of Ampere, every recomputation and optimizer, shapes of other models, schedules. The program's own test of
 # a card is for cards: its products and its memory are too large here.
 nocard_soak() {
@@ -167,6 +168,8 @@ nocard_soak() {
         checked_run "$card-bubble" 2 "$card-one" 1e-4 --pp 2 --pp-schedule zero-bubble --micro-batch 1
         checked_run "$card-eight" 8 "$card-one" 1e-3 --tp 2 --pp 2 --zero 1 --micro-batch 1
         local tables=(--ngram 2,3 --ngram-rows 301 --ngram-width 16)
+        check "$card: long sequences in one rank" run_on "$nocard" 1 "$card-long" --context 256 --micro-batch 1
+        checked_run "$card-contexts" 2 "$card-long" 1e-3 --context 256 --micro-batch 1 --cp 2 --zero 1
         check "$card: n-gram memory" run_on "$nocard" 1 "$card-tables" "${tables[@]}"
         checked_run "$card-tables-2" 2 "$card-tables" 1e-4 "${tables[@]}" --ngram-place host --zero 1
         check "$card: local filter" run_on "$nocard" 1 "$card-filter" --local-filter on
@@ -193,6 +196,8 @@ nocard_soak() {
 2 --recompute none --tp 2 --block parallel --qk-norm on --kv-heads 1
 4 --recompute none --tp 2 --pp 2
 4 --recompute mlp --tp 2 --zero 1 --optimizer muon
+4 --recompute block --cp 2 --tp 2 --context 256 --global-batch 512 --micro-batch 1 --local-filter on
+4 --recompute none --cp 4 --context 512 --global-batch 512 --micro-batch 1 --window 60 --qk-norm on --zero 3
 1 --recompute none --context 320 --channels 192 --global-batch 640
 1 --recompute block --context 320 --channels 80 --global-batch 640 --window 100 --bias on --mlp gelu --norm layernorm
 1 --recompute none --context 160 --channels 384 --kv-heads 1 --global-batch 640
