@@ -256,7 +256,7 @@ public:
     // Reports a note about the files of a run.
     void note(const std::string& words) {
         if (command_.format == EvalFormat::json || !command_.output.empty())
-            screen.warn("note: " + words);
+            fprintf(stderr, "note: %s\n", visible(words).c_str());
         else
             say("note: " + words);
     }
