@@ -370,14 +370,16 @@ struct Attention : Sublayer {
     Linear qkv = l.linear(qkvw, qkvb, {.inp = inp, .dout = a.dqkv, .dout8 = dqkv8});
     Linear attproj =
         linear_to_stream(attprojw, attprojb, {a.att, att8}, a.datt_out ? a.datt_out : a.dmlp_out);
-    const bool is_cut = g.contexts.ranks() > 1 && !l.batch.whole;  // other ranks have keys, too
+    const bool is_split = g.contexts.ranks() > 1;    // keys and values are not in the rows of queries
+    const bool is_cut = is_split && !l.batch.whole;  // and other ranks have some of them
     const ContextCut cut = is_cut ? g.contexts.cut() : ContextCut();
     const size_t queries = (size_t)d.N * d.A;  // elements
-    // parts of qkv, which make its outputs separately if it is cut
+    // parts of qkv, which make its outputs separately if these are split
     Linear q = qkv.outputs(0, d.A, inp, a.dqkv), kv = qkv.outputs(d.A, d.QKV - d.A, inp, a.dqkv + queries);
     // (QKV) gradient of qkv's bias, if attention's backward pass computes it instead of qkv's; else null
-    float* dqkvb =
-        attention_makes_bias_gradient(g.config, cut.ranks) ? std::exchange(qkv.dbias, nullptr) : nullptr;
+    float* dqkvb = attention_makes_bias_gradient(g.config, g.contexts.ranks())
+                       ? std::exchange(qkv.dbias, nullptr)
+                       : nullptr;
     Rotation rope = {g.rope, l.batch.positions, d.R};
 
     // Heads that lie side by side: rows of them in qkv, and their places there and in qk_rstd.
@@ -400,8 +402,8 @@ struct Attention : Sublayer {
             hidden();
             keep_input(g.tp, attproj);  // fp8; otherwise kept by the product, which is not recomputed
         } else if (g.config.qk_norm) {
-            finish(is_cut ? of_queries : all_heads);
-            if (is_cut) finish(of_keys);
+            finish(is_split ? of_queries : all_heads);
+            if (is_split) finish(of_keys);
         }
     }
 
@@ -418,22 +420,22 @@ struct Attention : Sublayer {
     }
 
     std::vector<const Linear*> linears() const override {
-        return is_cut ? std::vector{&attproj, &q, &kv} : std::vector{&attproj, &qkv};
+        return is_split ? std::vector{&attproj, &q, &kv} : std::vector{&attproj, &qkv};
     }
 
     // The layer whose backward pass follows attproj's. Its input is regathered during attproj's.
-    virtual const Linear& next_backward() const { return is_cut ? q : qkv; }
+    virtual const Linear& next_backward() const { return is_split ? q : qkv; }
     // Writes queries, keys and values to `out`, laid out like qkv. keys_made() puts work on the stream that
     // reads keys and values.
     virtual void qkv_forward(floatX* out, const std::function<void()>& keys_made) const {
-        if (!is_cut) return column_parallel(g.tp, qkv, out, side);
+        if (!is_split) return column_parallel(g.tp, qkv, out, side);
         column_parallel(g.tp, kv, out + queries, side);
         keys_made();
         column_parallel(g.tp, q, out, Side::middle);
     }
     // Makes dnorm from dqkv, whose keys and values end_keys() completes.
     virtual void qkv_backward(WeightGradients weights, const std::function<void()>& end_keys) const {
-        if (!is_cut) return column_parallel_backward(g.tp, qkv, a.dnorm, side, weights);
+        if (!is_split) return column_parallel_backward(g.tp, qkv, a.dnorm, side, weights);
         column_parallel_backward(g.tp, q, a.dnorm, begins(side) ? Side::first : Side::middle, weights);
         end_keys();
         column_parallel_backward(g.tp, kv, a.dnorm, ends(side) ? Side::last : Side::middle, weights);
@@ -442,11 +444,11 @@ struct Attention : Sublayer {
     // Writes qkv and att.
     void hidden() const {
         qkv_forward(g.config.qk_norm ? a.qkv_raw : a.qkv, [&] {
-            if (!is_cut) return;
+            if (!is_split) return;
             finish(of_keys);
-            g.contexts.start_gather(a.keys, a.qkv + queries, d, l.kind.window);
+            if (is_cut) g.contexts.start_gather(a.keys, a.qkv + queries, d, l.kind.window);
         });
-        finish(is_cut ? of_queries : all_heads);
+        finish(is_split ? of_queries : all_heads);
         const Batch& batch = l.batch;
         if (int limit = g.workload.cache_length; limit && batch.row >= 0) {
             KvCacheShape shape =
@@ -460,7 +462,8 @@ struct Attention : Sublayer {
 
     // The shape of attention for one of the pieces that a context rank has of each sequence.
     AttentionShape shape(int piece) const {
-        return attention_of(d, cut, piece, l.kind.window, l.batch.doc_start);
+        AttentionShape of_piece = attention_of(d, cut, piece, l.kind.window, l.batch.doc_start);
+        return is_split && !is_cut ? attention_shape_apart(of_piece, d.T, 0) : of_piece;
     }
 
     // Computes att from qkv, and from the keys and values that other context ranks send.
@@ -621,9 +624,9 @@ struct FilteredAttention : Attention {
     // a layer, from `from` on, and lie in qkv from offset `at` on, in rows `row` apart.
     template <typename Visit>
     void each_part(Visit&& visit) const {
-        int keys = d.NKV * d.HS, row = is_cut ? d.QKV - d.A : d.QKV;
-        size_t keys_at = is_cut ? queries : d.A;
-        visit((size_t)0, is_cut ? d.A : d.QKV, qk, 0, d.A);
+        int keys = d.NKV * d.HS, row = is_split ? d.QKV - d.A : d.QKV;
+        size_t keys_at = is_split ? queries : d.A;
+        visit((size_t)0, is_split ? d.A : d.QKV, qk, 0, d.A);
         visit(keys_at, row, qk, d.A, keys);
         visit(keys_at + keys, row, v, 0, keys);
     }

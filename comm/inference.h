@@ -160,8 +160,8 @@ struct ModelPasses : ModelOnRanks {
     // Copies the first `length` tokens of text `from` in the key/value cache to text `to`, which begins with
     // the same tokens.
     virtual void copy_row(int from, int to, int length) = 0;
-    // Computes the losses (B*T) of each of `count` batches, and passes them to take() on the first tensor
-    // rank of the last stage.
+    // Computes the losses of each of `count` batches, (B*T) of a context rank's tokens, and passes them to
+    // take() on the first tensor rank of the last stage.
     virtual void losses(int count, const Load& load, const Take& take) = 0;
 };
 

@@ -214,14 +214,14 @@ inline DataMessages messages_beside(const PassOfStep& pass, bool cut_params, boo
 
 // Returns the number of SMs that NCCL's kernels are expected to hold while products run: those of two
 // receives from neighboring stages, which are launched as early as possible and wait; and those of one group,
-// if tensor ranks or data ranks send during products. It depends only on the layout and the pass, because
+// if tensor, context or data ranks send during products. It depends only on the layout and the pass, because
 // algorithms depend on it, and the bits must be the same without overlap and with any schedule of the
 // pipeline.
 inline int held_multiprocessors(const MeshShape& mesh, int row_chunks, const DataMessages& data) {
-    bool tensor_ranks_send = mesh.tp > 1 && row_chunks > 1;
+    bool ranks_of_layer_send = (mesh.tp > 1 && row_chunks > 1) || mesh.cp > 1;
     bool gathers = data.parameters && mesh.shards() > 1, reduces = data.gradients && mesh.dp * mesh.cp > 1;
     return (mesh.pp > 1 ? 2 * blocks_of_links : 0) +
-           (tensor_ranks_send || gathers || reduces ? blocks_of_groups : 0);
+           (ranks_of_layer_send || gathers || reduces ? blocks_of_groups : 0);
 }
 
 // Returns the number of SMs that products leave free; 0 if ranks communicate without kernels.

@@ -313,12 +313,12 @@ inline void linear_rows(const TensorParallel& tp, const Linear& l, floatX* out, 
     size_t at = (size_t)first * l.OC;
     if (l.conv.products) {
         tp.products.forward(l.conv.products + 2 * at, inp, l.inp.fp8, l.weight, nullptr, rows, l.C, 2 * l.OC);
-        if (l.conv.rows.is_cut()) {  // pieces of this rank need rows of others
-            if (first + rows < l.N) return;
+        if (!l.conv.rows.is_cut()) {
+            causal_conv_forward(out, l.conv.products, bias, l.conv.rows, first, rows, l.OC, tp.stream);
+        } else if (first + rows == l.N) {  // pieces of this rank need rows of others
             l.conv.contexts->taps_before(l.conv.halo, l.conv.products, l.conv.rows, l.OC);
-            first = 0, rows = l.N;
+            causal_conv_forward(out, l.conv.products, bias, l.conv.rows, 0, l.N, l.OC, tp.stream);
         }
-        causal_conv_forward(out, l.conv.products, bias, l.conv.rows, first, rows, l.OC, tp.stream);
     } else if (l.gelu_out) {
         tp.products.gelu_forward(l.gelu, l.gelu_out + at, out + at, inp, l.inp.fp8, l.weight, bias, rows, l.C,
                                  l.OC, l.gelu_amax);

@@ -43,7 +43,7 @@ public:
 
     virtual int ranks() const = 0;  // data ranks
     // For all ranks: loads this rank's part of the batches 0 .. count-1, and passes the targets and losses
-    // (B*T) of each to take(), on one rank only. An exception from either is thrown on all ranks.
+    // (B*T) of each to take(), each loss on one rank only. An exception from either is thrown on all ranks.
     virtual void each(uint64_t count, const Load& load, const Take& take) = 0;
     // For all ranks: replaces the values by their sums over the ranks.
     virtual void add_up(std::vector<double>& values) = 0;
