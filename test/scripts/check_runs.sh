@@ -77,7 +77,7 @@ check "--save-every auto says what it begins with" \
 check "log.jsonl has every field" grep -qE \
     '"step":1,"loss":[0-9.]+,"grad_norm":[0-9.]+,"lr":[0-9.e-]+,"tokens":96,"tokens_per_s":[0-9.]+,"mfu":(null|[0-9.]+),"gemm_share":[0-9.e-]+,"ms":[0-9.]+,"time":"20[0-9-]+T[0-9:.]+Z"' plain/log.jsonl
 check "and says how the run was started" grep -qE \
-    '^\{"step":0,"start":\{"time":"20[0-9-]+T[0-9:.]+Z","host":"[^"]+","device":"[^"]+","version":"train_gpt [^"]+","communication":"[^"]+","processes":1,"layout":\{"dp":1,"tp":1,"pp":1,"zero":[0-9]\},"from":null,"changes":\[\],"memory":\[\{"class":"parameters","bytes":[0-9]+,"host":false\},.*\]\}\}$' plain/log.jsonl
+    '^\{"step":0,"start":\{"time":"20[0-9-]+T[0-9:.]+Z","host":"[^"]+","device":"[^"]+","version":"train_gpt [^"]+","communication":"[^"]+","processes":1,"layout":\{"dp":1,"tp":1,"cp":1,"pp":1,"zero":[0-9]\},"from":null,"changes":\[\],"memory":\[\{"class":"parameters","bytes":[0-9]+,"host":false\},.*\]\}\}$' plain/log.jsonl
 
 run long "$cpu" --steps 60 --val-data 'data/text_val_*.bin' --val-every 30 --val-batches 8 --sample-every 60 --sample-tokens 40
 check "validation loss falls" awk 'NR == 1 { first = $1 } { last = $1 } END { exit !(NR == 3 && last < first - 1) }' <(field val_loss long)
@@ -115,7 +115,7 @@ ranks 2 "$cpu" "${tiny[@]}" --run-dir planned --steps 12 --tp 2 --kv-heads 2 --m
 check "a run compares its steps with the plan" grep -q '"step":11,"planned_ms":.*"measured_ms":' planned/log.jsonl
 
 ranks 2 "$cpu" "${tiny[@]}" --run-dir chosen --kv-heads 2 --tp auto --pp auto --global-batch 384 --machine machine.json >chosen.out 2>&1
-check "and takes the layout of a plan" grep -qE '"layout":\{("dp":2,"tp":1,"pp":1|"dp":1,"tp":2,"pp":1|"dp":1,"tp":1,"pp":2),' chosen/log.jsonl
+check "and takes the layout of a plan" grep -qE '"layout":\{("dp":2,"tp":1,"cp":1,"pp":1|"dp":1,"tp":2,"cp":1,"pp":1|"dp":1,"tp":1,"cp":1,"pp":2),' chosen/log.jsonl
 
 # output
 run wide "$cpu" --vocab-size 2000 --sample-every 6 --sample-tokens 40

@@ -24,7 +24,7 @@ check "every step has its phases" test "$(lines timings on)" = 22
 check "forward and backward have a rank that is slowest" \
     grep -qE '"timings":\{"ms":\{("data":[^]]*\],)?"forward":\[[0-9.]+,[0-9.]+,[0-9.]+,[0-3]\],"backward":\[' on/log.jsonl
 check "ranks.jsonl begins with the places of all ranks" \
-    grep -q '"places":\[\[0,0,0,0\],\[0,0,1,0\],\[0,0,0,1\],\[0,0,1,1\]\]' <(head -1 on/ranks.jsonl)
+    grep -q '"places":\[\[0,0,0,0,0\],\[0,0,0,1,0\],\[0,0,0,0,1\],\[0,0,0,1,1\]\]' <(head -1 on/ranks.jsonl)
 check "it has the means of every rank" grep -qE '"ms":\{("data":[^]]*\],)?"forward":\[[0-9.]+,[0-9.]+,[0-9.]+,[0-9.]+\]' on/ranks.jsonl
 check "and the pipeline beside the ideal one" grep -q '"pipeline":{"measured":\[{"stage":0,.*"ideal_idle":' on/ranks.jsonl
 check "what events cost is told" grep -qE '^timings +[0-9]+ events a step, [0-9.]+ us each' on.out
