@@ -16,29 +16,32 @@ struct ContextRows {
     int B, W;
 
     HOST_DEVICE size_t rows() const { return (size_t)B * cut.T; }
-    // Offset by rank of row `row` by position.
-    HOST_DEVICE size_t by_rank(size_t row) const {
-        int b = (int)(row / cut.T), at = (int)(row % cut.T);
+    // Offset by rank of the row at a position of sequence `b`, and its offset by position.
+    HOST_DEVICE size_t by_rank(int b, int at) const {
         return (((size_t)cut.owner(at) * B + b) * cut.own() + cut.index(at)) * W;
     }
+    HOST_DEVICE size_t by_position(int b, int at) const { return ((size_t)b * cut.T + at) * W; }
 };
 
 // ----------------------------------------------------------------------------
 // CPU
 
 inline void order_by_position_cpu(floatX* out, const floatX* inp, const ContextRows& s) {
-#pragma omp parallel for
-    for (size_t row = 0; row < s.rows(); row++) std::copy_n(inp + s.by_rank(row), s.W, out + row * s.W);
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < s.B; b++)
+        for (int at = 0; at < s.cut.T; at++)
+            std::copy_n(inp + s.by_rank(b, at), s.W, out + s.by_position(b, at));
 }
 
 inline void add_by_rank_cpu(float* out, const floatX* inp, const ContextRows& s, int end, bool overwrite) {
-#pragma omp parallel for
-    for (size_t row = 0; row < s.rows(); row++) {
-        bool has_value = (int)(row % s.cut.T) < end;
-        float* sums = out + s.by_rank(row);
-        for (int w = 0; w < s.W && (has_value || overwrite); w++)
-            sums[w] = (overwrite ? 0.0f : sums[w]) + (has_value ? (float)inp[row * s.W + w] : 0.0f);
-    }
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < s.B; b++)
+        for (int at = 0; at < (overwrite ? s.cut.T : end); at++) {
+            float* sums = out + s.by_rank(b, at);
+            const floatX* more = inp + s.by_position(b, at);
+            for (int w = 0; w < s.W; w++)
+                sums[w] = (overwrite ? 0.0f : sums[w]) + (at < end ? (float)more[w] : 0.0f);
+        }
 }
 
 // ----------------------------------------------------------------------------
@@ -46,28 +49,29 @@ inline void add_by_rank_cpu(float* out, const floatX* inp, const ContextRows& s,
 
 #ifndef DEVICE_CPU
 
-constexpr unsigned context_rows_block = 256;  // threads, of W elements of a row each
-
+// Grid (positions, B): a block copies one row, W neighboring elements per thread at a time.
 template <int W>
 __global__ void order_by_position_kernel(floatX* out, const floatX* inp, ContextRows s) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W, row = i / s.W;
-    if (row < s.rows()) store(out + i, load<W>(inp + s.by_rank(row) + i % s.W));
+    int b = blockIdx.y, at = blockIdx.x;
+    const floatX* from = inp + s.by_rank(b, at);
+    floatX* to = out + s.by_position(b, at);
+    for (int w = threadIdx.x * W; w < s.W; w += blockDim.x * W) store(to + w, load<W>(from + w));
 }
 
 template <int W>
 __global__ void add_by_rank_kernel(float* out, const floatX* inp, ContextRows s, int end, bool overwrite) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W, row = i / s.W;
-    if (row >= s.rows()) return;
-    bool has_value = (int)(row % s.cut.T) < end;
-    if (!has_value && !overwrite) return;
-    float* sums = out + s.by_rank(row) + i % s.W;
-    Vec<float, W> sum = {};
-    if (!overwrite) sum = load<W>(sums);
-    if (has_value) {
-        Vec<floatX, W> more = load<W>(inp + i);
-        for (int k = 0; k < W; k++) sum[k] += float(more[k]);
+    int b = blockIdx.y, at = blockIdx.x;
+    const floatX* more = inp + s.by_position(b, at);
+    float* sums = out + s.by_rank(b, at);
+    for (int w = threadIdx.x * W; w < s.W; w += blockDim.x * W) {
+        Vec<float, W> sum = {};
+        if (!overwrite) sum = load<W>(sums + w);
+        if (at < end) {
+            Vec<floatX, W> values = load<W>(more + w);
+            for (int k = 0; k < W; k++) sum[k] += float(values[k]);
+        }
+        store(sums + w, sum);
     }
-    store(sums, sum);
 }
 
 #endif
@@ -82,8 +86,8 @@ inline void order_by_position(floatX* out,        // (B, T, W)
         return {.read = array_bytes(inp, s.rows(), s.W), .written = array_bytes(out, s.rows(), s.W)};
     };
     ON_DEVICE(stream, cost(), order_by_position_cpu(out, inp, s), with_vec_width<floatX>(s.W, [&](auto W) {
-                  size_t blocks = ceil_div(s.rows() * s.W / W, context_rows_block);
-                  launch(order_by_position_kernel<W>, blocks, context_rows_block, 0, stream, out, inp, s);
+                  launch(order_by_position_kernel<W>, dim3(s.cut.T, s.B), row_threads(s.W / W, 256), 0,
+                         stream, out, inp, s);
               }));
 }
 
@@ -96,9 +100,9 @@ inline void add_by_rank(float* out,         // (ranks, B, own, W)
         if (overwrite) return {.read = read, .written = array_bytes(out, s.rows(), s.W)};
         return {.read = read + seen, .written = seen};
     };
-    ON_DEVICE(
-        stream, cost(), add_by_rank_cpu(out, inp, s, end, overwrite), with_vec_width<float>(s.W, [&](auto W) {
-            size_t blocks = ceil_div(s.rows() * s.W / W, context_rows_block);
-            launch(add_by_rank_kernel<W>, blocks, context_rows_block, 0, stream, out, inp, s, end, overwrite);
-        }));
+    ON_DEVICE(stream, cost(), add_by_rank_cpu(out, inp, s, end, overwrite),
+              with_vec_width<float>(s.W, [&](auto W) {
+                  launch(add_by_rank_kernel<W>, dim3(overwrite ? s.cut.T : end, s.B),
+                         row_threads(s.W / W, 256), 0, stream, out, inp, s, end, overwrite);
+              }));
 }

@@ -165,7 +165,7 @@ TEST_CASE("a rank whose passes are stretched is named, and a healthy run names n
                 std::vector<json> ranks = lines_of(folder.path + "/ranks.jsonl");
                 REQUIRE(ranks.size() >= 3);  // the ranks, the pipeline, the interval
                 CHECK(ranks[0]["start"]["hosts"].size() == 8);
-                CHECK(ranks[0]["start"]["places"][5] == json::array({0, 0, 1, 1}));
+                CHECK(ranks[0]["start"]["places"][5] == json::array({0, 0, 0, 1, 1}));
                 json report = report_json({RunHistory(folder.path)}, "")["runs"][0];
                 CHECK(report["heat"]["ranks"] == 8);
                 if (right && slow >= 0) {

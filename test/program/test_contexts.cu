@@ -255,14 +255,14 @@ TEST_CASE("losses and gradients are those of one process") {
 
 TEST_CASE("the order of messages is the same on ranks of any speed") {
     for (const Case& c : cases) {
-        if (c.mesh.ranks() != test_world().size() || c.mesh.pp == 1) continue;
+        // those with a pipeline; on 2 ranks there is none
+        if (c.mesh.ranks() != test_world().size() || (c.mesh.pp == 1 && c.mesh.ranks() > 2)) continue;
         CAPTURE(std::string(c.name));
         Mesh mesh(test_world(), mesh_of(c), test_stream());
         Result want = result_of(c, mesh), got = result_of(c, mesh, Planted::nothing, true);
         CHECK(got.loss == want.loss);
         CHECK((got.gradients == want.gradients));
     }
-    if (test_world().size() == 2) SKIP("no pipeline of context ranks with 2 ranks");
 }
 
 TEST_CASE("activations of a context rank are its part of those of one rank") {

@@ -128,7 +128,7 @@ nocard_runs() {
 1 --recompute none
 2 --recompute block --zero 3
 4 --recompute none --tp 2 --pp 2
-2 --recompute none --cp 2 --context 256 --global-batch 256 --micro-batch 1 --steps 1
+2 --recompute none --cp 2 --context 256 --global-batch 256 --micro-batch 1
 L
     check "saves" run_on "$nocard" 1 whole --save-every 2 --keep 0
     rm -rf "$work/whole/checkpoints/step_00000003"
