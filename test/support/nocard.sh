@@ -110,7 +110,7 @@ options_unit() {
         build/nocard/host/test_options --test-suite-exclude=long
 }
 
-nocard_checks=27
+nocard_checks=26
 # The runs of CI: one on the kernels of Hopper, captured in graphs, and others beside it.
 nocard_runs() {
     check "the interpreter of PTX, by hand-written kernels and Triton's" interpreter_units
@@ -128,7 +128,6 @@ nocard_runs() {
 1 --recompute none
 2 --recompute block --zero 3
 4 --recompute none --tp 2 --pp 2
-2 --recompute none --cp 2 --context 256 --global-batch 256 --micro-batch 1
 L
     check "saves" run_on "$nocard" 1 whole --save-every 2 --keep 0
     rm -rf "$work/whole/checkpoints/step_00000003"
