@@ -19,7 +19,7 @@ struct AttentionShape {
     int window = 0;                  // the most keys that a query sees, its own included; 0: no limit
     const int* doc_start = nullptr;  // (B, Tk) first position of each position's document, or null
     // Where heads lie in memory: query i of a sequence is in row q_first + i of its q_rows rows of queries,
-    // and row out_first + i of its out_rows rows of outputs. Head `keys_at` is the first of the keys.
+    // and row out_first + i of its out_rows rows of outputs. Keys begin at offset keys_at.
     int q_rows = 0, q_first = 0, q_row = 0, kv_row = 0, out_rows = 0, out_first = 0;
     size_t keys_at = 0;
 
@@ -33,10 +33,10 @@ struct AttentionShape {
     // `kv_row` apart. All are in one array (B, Tk, NH + 2*NKV, HS), or queries (B, q_rows, NH, HS) come
     // before keys and values (B, Tk, 2*NKV, HS).
     HOST_DEVICE size_t query(int b, int i, int h) const {
-        return ((size_t)b * q_rows + (q_first + i)) * q_row + (size_t)h * HS;
+        return ((size_t)b * q_rows + q_first + i) * q_row + (size_t)h * HS;
     }
     HOST_DEVICE size_t key(int b, int at, int h) const {
-        return ((size_t)b * Tk + at) * kv_row + (keys_at + h) * HS;
+        return keys_at + ((size_t)b * Tk + at) * kv_row + (size_t)h * HS;
     }
     HOST_DEVICE size_t value(int b, int at, int h) const { return key(b, at, NKV + h); }
 
@@ -44,7 +44,7 @@ struct AttentionShape {
     // offset into lse (B, NH, out_rows).
     HOST_DEVICE int out_row() const { return NH * HS; }
     HOST_DEVICE size_t output(int b, int i, int h) const {
-        return ((size_t)b * out_rows + (out_first + i)) * out_row() + (size_t)h * HS;
+        return ((size_t)b * out_rows + out_first + i) * out_row() + (size_t)h * HS;
     }
     HOST_DEVICE size_t lse(int b, int i, int h) const {
         return ((size_t)b * NH + h) * out_rows + out_first + i;
@@ -79,7 +79,7 @@ inline AttentionShape attention_shape(AttentionShape s) {
     }
     s.q_rows = s.Tk, s.q_first = s.q0, s.out_rows = s.Tq;
     s.q_row = s.kv_row = (s.NH + 2 * s.NKV) * s.HS;
-    s.keys_at = s.NH;
+    s.keys_at = (size_t)s.NH * s.HS;
     return s;
 }
 
@@ -92,7 +92,7 @@ inline AttentionShape attention_shape_apart(AttentionShape s, int rows, int firs
              first);
     s.q_rows = s.out_rows = rows, s.q_first = s.out_first = first;
     s.q_row = s.NH * s.HS, s.kv_row = 2 * s.NKV * s.HS;
-    s.keys_at = (size_t)s.B * rows * s.NH;
+    s.keys_at = (size_t)s.B * rows * s.q_row;
     return s;
 }
 
