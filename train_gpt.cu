@@ -408,13 +408,13 @@ struct Attention : Sublayer {
     }
 
     void backward(WeightGradients weights) const override {
-        if (is_cut) g.contexts.start_gather(a.keys, a.qkv + queries, d, l.kind.window);
+        if (is_cut) g.contexts.start_gather(a.keys_by_rank, a.qkv + queries, d, l.kind.window);
         row_parallel_backward(g.tp, attproj, a.dresidual, a.datt, side, weights, next_backward());
         attend_backward();
         finish_backward(is_cut ? of_queries : all_heads);
         qkv_backward(weights, [&] {
             if (!is_cut) return;
-            g.contexts.end_scatter(a.dqkv + queries, a.dkeys, d, l.kind.window);
+            g.contexts.end_scatter(a.dqkv + queries, a.dkeys_by_rank, d, l.kind.window);
             finish_backward(of_keys);
         });
     }
@@ -446,7 +446,7 @@ struct Attention : Sublayer {
         qkv_forward(g.config.qk_norm ? a.qkv_raw : a.qkv, [&] {
             if (!is_split) return;
             finish(of_keys);
-            if (is_cut) g.contexts.start_gather(a.keys, a.qkv + queries, d, l.kind.window);
+            if (is_cut) g.contexts.start_gather(a.keys_by_rank, a.qkv + queries, d, l.kind.window);
         });
         finish(is_split ? of_queries : all_heads);
         const Batch& batch = l.batch;
@@ -460,33 +460,41 @@ struct Attention : Sublayer {
         attend();
     }
 
-    // The shape of attention for one of the pieces that a context rank has of each sequence.
+    // A context rank has two pieces of each sequence, and attention is computed of one after the other. These
+    // are the first row of a piece, its shape, and where its heads lie, or their gradients.
+    size_t first(int piece) const { return (size_t)piece * cut.piece(); }
     AttentionShape shape(int piece) const {
         AttentionShape of_piece = attention_of(d, cut, piece, l.kind.window, l.batch.doc_start);
-        return is_split && !is_cut ? attention_shape_apart(of_piece, d.T, 0) : of_piece;
+        return is_split && !is_cut ? attention_shape_apart(of_piece, d.T) : of_piece;
+    }
+    template <typename T>
+    Qkv<T> heads(T* own, T* keys_of_all, int piece) const {
+        if (!is_split) return in_rows(own, shape(piece));
+        return {own + first(piece) * d.A, is_cut ? keys_of_all : own + queries};
     }
 
     // Computes att from qkv, and from the keys and values that other context ranks send.
     void attend() const {
-        if (!is_cut) return attention_forward(a.att, a.lse, a.qkv, shape(0), g.stream, att8.amax());
-        g.contexts.end_gather(a.heads, a.keys, a.qkv, d);
-        for (int piece : {0, 1}) attention_forward(a.att, a.lse, a.heads, shape(piece), g.stream);
-        if (att8.amax()) find_amax(att8.amax(), a.att, queries, g.stream);
+        if (is_cut) g.contexts.end_gather(a.keys, a.keys_by_rank, d);
+        for (int piece = 0; piece < pieces_of(cut); piece++)
+            attention_forward(a.att + first(piece) * d.A, a.lse + first(piece),
+                              heads<const floatX>(a.qkv, a.keys, piece), shape(piece), g.stream,
+                              is_cut ? nullptr : att8.amax());
+        if (is_cut && att8.amax()) find_amax(att8.amax(), a.att, queries, g.stream);
     }
 
     // Computes dqkv from datt; on several context ranks only the gradients of queries, and starts the sum of
-    // those of keys and values.
+    // those of keys and values. Queries of the second piece see all keys that those of the first see.
     void attend_backward() const {
-        if (!is_cut)
-            return attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, shape(0), g.stream,
-                                      dqkvb);
-        g.contexts.end_gather(a.heads, a.keys, a.qkv, d);
-        for (int piece : {1, 0}) {  // queries of the later piece see all keys that those of the other see
-            attention_backward(a.dheads, a.scratch, a.datt, a.heads, a.att, a.lse, shape(piece), g.stream);
-            g.contexts.add_gradients(a.dkeys, a.dheads, shape(piece), piece == 1, d);
+        if (is_cut) g.contexts.end_gather(a.keys, a.keys_by_rank, d);
+        for (int piece = pieces_of(cut) - 1; piece >= 0; piece--) {
+            size_t at = first(piece) * d.A;
+            attention_backward(heads(a.dqkv, a.dkeys, piece), a.scratch, a.datt + at,
+                               heads<const floatX>(a.qkv, a.keys, piece), a.att + at, a.lse + first(piece),
+                               shape(piece), g.stream, dqkvb);
+            if (is_cut) g.contexts.add_gradients(a.dkeys_by_rank, a.dkeys, shape(piece), piece == 1, d);
         }
-        g.contexts.start_scatter(a.dkeys, d, l.kind.window);
-        copy_async(a.dqkv, a.dheads, queries, g.stream);
+        if (is_cut) g.contexts.start_scatter(a.dkeys_by_rank, d, l.kind.window);
     }
 
     // Applies QK-norm to queries and keys if the model has it, and RoPE if positions are rotary.

@@ -221,11 +221,11 @@ private:
     X(char,   att_fp8,    in_fp8(N * A),    matmul_input(block),  fp8)                                       \
     X(float,  lse,        N * NH,           block,                true)  /* log of sums, (B, NH, T) */       \
     X(floatX, cache,      cache,            layer,                true)  /* of keys and values */            \
-    /* context parallelism: own queries, keys and values of all ranks; these rank by rank */                 \
-    X(floatX, heads,      N * A + all_keys, shared,               cp > 1)                                    \
+    /* context parallelism: keys and values of all ranks, by position and rank by rank */                    \
     X(floatX, keys,       all_keys,         shared,               cp > 1)                                    \
-    X(floatX, dheads,     N * A + all_keys, shared,               training && cp > 1)                        \
-    X(float,  dkeys,      all_keys,         shared,               training && cp > 1)                        \
+    X(floatX, keys_by_rank, all_keys,       shared,               cp > 1)                                    \
+    X(floatX, dkeys,      all_keys,         shared,               training && cp > 1)                        \
+    X(float,  dkeys_by_rank, all_keys,      shared,               training && cp > 1)                        \
     /* forward: local filter */                                                                              \
     X(floatX, taps,       N * 2 * C,        shared,               filter)  /* of both convolutions */        \
     X(floatX, filter1,    N * H,            fp8 ? shared : matmul_input(block), filter)  /* 1st output */    \

@@ -56,52 +56,50 @@ public:
         if (!sends_pieces(window)) return group_.all_gather(by_rank, part(d), kind, sends_);
         grouped({group_}, [&] {
             each_message(window, [&](int piece, int reader) {
-                send_piece(by_rank, piece, by_rank, piece, owner_of(piece), reader, d);
+                send_piece(by_rank, piece, piece, cut_.owner_of(piece), reader, d);
             });
         });
     }
-    // Writes the own queries, rows (own rows, NH*HS), and all keys and values to heads
-    // (attention_shape_apart).
-    void end_gather(floatX* heads, const floatX* by_rank, const floatX* queries, const Dims& d) const {
-        copy_async(heads, queries, (size_t)d.N * d.A, compute_);
+    // Writes all keys and values to `keys` (B, T, 2*NKV*HS).
+    void end_gather(floatX* keys, const floatX* by_rank, const Dims& d) const {
         await();
-        order_by_position(heads + (size_t)d.N * d.A, by_rank, rows(d), compute_);
+        order_by_position(keys, by_rank, rows(d), compute_);
     }
 
-    // Adds the gradients that the queries of a piece have for keys and values to dkeys (ranks, own rows,
-    // 2*NKV*HS). is_first: overwrites instead
-    void add_gradients(float* dkeys, const floatX* dheads, const AttentionShape& piece, bool is_first,
+    // Adds the gradients dkeys (B, T, 2*NKV*HS), which the queries of a piece have for keys and values before
+    // its end, to by_rank (ranks, own rows, 2*NKV*HS). is_first: overwrites instead
+    void add_gradients(float* by_rank, const floatX* dkeys, const AttentionShape& piece, bool is_first,
                        const Dims& d) const {
-        add_by_rank(dkeys, dheads + (size_t)d.N * d.A, rows(d), piece.keys_end(), is_first, compute_);
+        add_by_rank(by_rank, dkeys, rows(d), piece.keys_end(), is_first, compute_);
     }
     // Starts to sum the gradients over the ranks. Single pieces arrive in the places of pieces that this rank
     // has nothing to do with.
-    void start_scatter(float* dkeys, const Dims& d, int window) const {
+    void start_scatter(float* by_rank, const Dims& d, int window) const {
         order_.order(compute_, sends_);
-        if (!sends_pieces(window)) return group_.reduce_scatter(dkeys, part(d), kind, sends_);
+        if (!sends_pieces(window)) return group_.reduce_scatter(by_rank, part(d), kind, sends_);
         std::vector<int> places = unused_pieces(window);
         grouped({group_}, [&] {
             each_message(window, [&](int piece, int reader) {
-                int place = owner_of(piece) == cut_.rank ? places.back() : piece;
-                if (owner_of(piece) == cut_.rank) places.pop_back();
-                send_piece(dkeys, piece, dkeys, place, reader, owner_of(piece), d);
+                int place = cut_.owner_of(piece) == cut_.rank ? places.back() : piece;
+                if (cut_.owner_of(piece) == cut_.rank) places.pop_back();
+                send_piece(by_rank, piece, place, reader, cut_.owner_of(piece), d);
             });
         });
     }
     // Writes the sums for own rows to `own` (own rows, 2*NKV*HS).
-    void end_scatter(floatX* own, float* dkeys, const Dims& d, int window) const {
+    void end_scatter(floatX* own, float* by_rank, const Dims& d, int window) const {
         await();
         if (sends_pieces(window)) {
             std::vector<int> places = unused_pieces(window);
             each_message(window, [&](int piece, int) {
-                if (owner_of(piece) != cut_.rank) return;
+                if (cut_.owner_of(piece) != cut_.rank) return;
                 for (int b = 0; b < d.B; b++)
-                    accumulate(dkeys + at(piece, b, d), dkeys + at(places.back(), b, d), piece_size(d),
+                    accumulate(by_rank + at(piece, b, d), by_rank + at(places.back(), b, d), piece_size(d),
                                compute_);
                 places.pop_back();
             });
         }
-        convert(own, dkeys + cut_.rank * part(d), part(d), compute_);
+        convert(own, by_rank + cut_.rank * part(d), part(d), compute_);
     }
 
     // For a causal convolution whose rows are those of pieces: writes the first taps of the row before each
@@ -123,7 +121,6 @@ private:
     // Through a window, queries see only the keys of their own piece and of some before it. If these are at
     // most half of all, pieces are sent to those who read them, instead of all to all.
 
-    int owner_of(int piece) const { return cut_.owner(piece * cut_.piece()); }
     // The number of pieces before its own that a query sees. A window of 1 is the query's own key.
     int reach(int window) const { return ceil_div(window - 1, cut_.piece()); }
     bool sends_pieces(int window) const { return window > 0 && 2 * reach(window) <= ranks() - 1; }
@@ -131,12 +128,11 @@ private:
     // Calls visit(piece, reader) for each rank that reads a piece of another, in the same order on all ranks.
     template <typename Visit>
     void each_message(int window, Visit&& visit) const {
-        const int pieces = 2 * ranks();
-        for (int piece = 0; piece < pieces; piece++) {
+        for (int piece = 0; piece < cut_.pieces(); piece++) {
             std::vector<bool> has((size_t)ranks());
-            has[owner_of(piece)] = true;
-            for (int by = piece + 1; by <= std::min(piece + reach(window), pieces - 1); by++) {
-                int reader = owner_of(by);
+            has[cut_.owner_of(piece)] = true;
+            for (int by = piece + 1; by <= std::min(piece + reach(window), cut_.pieces() - 1); by++) {
+                int reader = cut_.owner_of(by);
                 if (!has[reader]) visit(piece, reader);
                 has[reader] = true;
             }
@@ -144,32 +140,31 @@ private:
     }
     // Returns the pieces that this rank neither has nor reads.
     std::vector<int> unused_pieces(int window) const {
-        std::vector<bool> used((size_t)(2 * ranks()));
-        for (int piece = 0; piece < 2 * ranks(); piece++) used[piece] = owner_of(piece) == cut_.rank;
+        std::vector<bool> used((size_t)cut_.pieces());
+        for (int piece = 0; piece < cut_.pieces(); piece++) used[piece] = cut_.owner_of(piece) == cut_.rank;
         each_message(window, [&](int piece, int reader) {
             if (reader == cut_.rank) used[piece] = true;
         });
         std::vector<int> unused;
-        for (int piece = 0; piece < 2 * ranks(); piece++)
+        for (int piece = 0; piece < cut_.pieces(); piece++)
             if (!used[piece]) unused.push_back(piece);
         return unused;
     }
     // Offset of a piece of sequence `b` in an array by rank, and its elements.
     size_t at(int piece, int b, const Dims& d) const {
-        return part(d) * owner_of(piece) +
+        return part(d) * cut_.owner_of(piece) +
                ((size_t)b * cut_.own() + cut_.index(piece * cut_.piece())) * (d.QKV - d.A);
     }
     size_t piece_size(const Dims& d) const { return (size_t)cut_.piece() * (d.QKV - d.A); }
 
-    // Sends a piece of all sequences, if this rank is one of the two.
+    // Sends a piece of all sequences to the place of another, if this rank is one of the two.
     template <typename T>
-    void send_piece(const T* from, int piece, T* to, int place, int sender, int receiver,
-                    const Dims& d) const {
+    void send_piece(T* by_rank, int piece, int place, int sender, int receiver, const Dims& d) const {
         for (int b = 0; b < d.B; b++) {
             if (sender == cut_.rank)
-                group_.send(from + at(piece, b, d), piece_size(d), receiver, kind, sends_);
+                group_.send(by_rank + at(piece, b, d), piece_size(d), receiver, kind, sends_);
             if (receiver == cut_.rank)
-                group_.receive(to + at(place, b, d), piece_size(d), sender, sends_, kind);
+                group_.receive(by_rank + at(place, b, d), piece_size(d), sender, sends_, kind);
         }
     }
 
@@ -185,10 +180,9 @@ private:
         group_.all_gather(all, part, kind, sends_);
         await();
         for (int piece : {0, 1}) {
-            int other = (piece ? 2 * ranks() - 1 - cut_.rank : cut_.rank) + direction,
-                at = other * cut_.piece();
-            if (at < 0 || at >= cut_.T) continue;  // the sequence begins or ends here
-            const floatX* from = all + cut_.owner(at) * part + (cut_.index(at) > 0 ? C : 0);
+            int other = cut_.number(cut_.rank, piece) + direction;
+            if (other < 0 || other == cut_.pieces()) continue;  // the sequence begins or ends here
+            const floatX* from = all + cut_.owner_of(other) * part + (other < ranks() ? 0 : C);
             copy_columns(halo + (size_t)piece * C, 2 * C, from, 2 * C, C, B, compute_);
         }
     }

@@ -53,17 +53,16 @@ struct Dims {
 inline AttentionShape attention_of(const Dims& d, const ContextCut& cut, int piece, int window,
                                    const int* doc_start) {
     if (cut.ranks == 1) return self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, window, doc_start);
-    int first = piece * cut.piece();
     return attention_shape_apart({.B = d.B,
                                   .Tq = cut.piece(),
                                   .Tk = cut.T,
-                                  .q0 = cut.position(first),
+                                  .q0 = cut.position(piece * cut.piece()),
                                   .NH = d.NH,
                                   .NKV = d.NKV,
                                   .HS = d.HS,
                                   .window = window,
                                   .doc_start = doc_start},
-                                 d.T, first);
+                                 d.T);
 }
 constexpr int pieces_of(const ContextCut& cut) {
     return cut.ranks == 1 ? 1 : 2;

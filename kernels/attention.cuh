@@ -60,7 +60,7 @@ inline bool has_wgmma_attention([[maybe_unused]] const AttentionShape& shape,
     return attention_kernels != AttentionKernels::mma && has_wgmma_attention(shape);
 }
 
-inline void launch_attention_forward(floatX* out, float* lse, float* amax, const floatX* qkv,
+inline void launch_attention_forward(floatX* out, float* lse, float* amax, Qkv<const floatX> qkv,
                                      const AttentionShape& shape, cudaStream_t stream) {
     begin_amax(amax, stream);
 #ifdef PRECISION_BF16
@@ -69,15 +69,15 @@ inline void launch_attention_forward(floatX* out, float* lse, float* amax, const
     attention_mma_forward(out, lse, amax, qkv, shape, stream);
 }
 
-inline void launch_attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv,
-                                      const floatX* out, const float* lse, const AttentionShape& shape,
-                                      cudaStream_t stream, float* dbias) {
+inline void launch_attention_backward(Qkv<floatX> dqkv, float* scratch, const floatX* dout,
+                                      Qkv<const floatX> qkv, const floatX* out, const float* lse,
+                                      const AttentionShape& shape, cudaStream_t stream, float* dbias) {
 #ifdef PRECISION_BF16
     if (takes_wgmma(shape))
         return attention_hopper_backward(dqkv, scratch, dout, qkv, out, lse, shape, stream, dbias);
 #endif
     attention_mma_backward(dqkv, scratch, dout, qkv, out, lse, shape, stream);
-    if (dbias) launch_backward_bias(dbias, scratch, dqkv, shape.B * shape.Tk, shape.q_row, stream);
+    if (dbias) launch_backward_bias(dbias, scratch, dqkv.queries, shape.B * shape.Tk, shape.q_row, stream);
 }
 
 #endif
@@ -157,12 +157,11 @@ inline std::vector<LaunchCost> attention_backward_costs(const floatX* dqkv, cons
 // null: 0). doc_start[t] <= t, and it never decreases along a sequence. Query head h reads key/value head h /
 // (NH / NKV). The queries of the call are those at the positions q0 ... q0 + Tq - 1. Other queries in qkv are
 // not read, and neither are keys and values after these positions. AttentionShape says where heads lie.
-inline void attention_forward(floatX* out,        // (B, out_rows, NH, HS)
-                              float* lse,         // (B, NH, out_rows)
-                              const floatX* qkv,  // queries, keys and values
-                              const AttentionShape& shape, cudaStream_t stream,
+inline void attention_forward(floatX* out,  // (B, out_rows, NH, HS), from the first query's on, as lse
+                              float* lse,   // (B, NH, out_rows)
+                              Qkv<const floatX> qkv, const AttentionShape& shape, cudaStream_t stream,
                               float* amax = nullptr) {  // (1) amax of out, or null
-    ON_DEVICE(stream, attention_forward_cost(out, lse, qkv, shape),
+    ON_DEVICE(stream, attention_forward_cost(out, lse, qkv.queries, shape),
               (attention_forward_cpu(out, lse, qkv, shape),
                keep_amax_cpu(amax, out, (size_t)shape.B * shape.Tq * shape.NH * shape.HS)),
               launch_attention_forward(out, lse, amax, qkv, shape, stream));
@@ -172,16 +171,28 @@ inline void attention_forward(floatX* out,        // (B, out_rows, NH, HS)
 // of keys and values at all Tk positions (zeros where no query sees them), and gradients of queries at q0 ...
 // q0 + Tq - 1 only; those of other queries are left as they are. Unless dbias is null, also adds the gradient
 // of the bias of the layer that made qkv, which requires a query at every position, in the same rows as keys.
-inline void attention_backward(floatX* dqkv,        // laid out like qkv
+inline void attention_backward(Qkv<floatX> dqkv,    // laid out like qkv
                                float* scratch,      // (attention_backward_scratch(shape, dbias))
                                const floatX* dout,  // (B, out_rows, NH, HS)
-                               const floatX* qkv,   // queries, keys and values
-                               const floatX* out,   // (B, out_rows, NH, HS)
-                               const float* lse,    // (B, NH, out_rows)
+                               Qkv<const floatX> qkv,
+                               const floatX* out,  // (B, out_rows, NH, HS)
+                               const float* lse,   // (B, NH, out_rows)
                                const AttentionShape& shape, cudaStream_t stream,
                                float* dbias = nullptr) {  // (NH + 2*NKV, HS) +=
     if (dbias && shape.Tq < shape.Tk) fail("attention: the gradient of a bias needs all queries");
-    ON_DEVICE(stream, attention_backward_costs(dqkv, scratch, dout, lse, shape, dbias),
-              attention_backward_cpu({dqkv, dout, qkv, out, lse, shape}, scratch, dbias),
+    ON_DEVICE(stream, attention_backward_costs(dqkv.queries, scratch, dout, lse, shape, dbias),
+              attention_backward_cpu({dqkv, dout, out, qkv, lse, shape}, scratch, dbias),
               launch_attention_backward(dqkv, scratch, dout, qkv, out, lse, shape, stream, dbias));
+}
+
+// The same with all heads in one array (B, Tk, NH + 2*NKV, HS).
+inline void attention_forward(floatX* out, float* lse, const floatX* qkv, const AttentionShape& shape,
+                              cudaStream_t stream, float* amax = nullptr) {
+    attention_forward(out, lse, in_rows(qkv, shape), shape, stream, amax);
+}
+inline void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv,
+                               const floatX* out, const float* lse, const AttentionShape& shape,
+                               cudaStream_t stream, float* dbias = nullptr) {
+    attention_backward(in_rows(dqkv, shape), scratch, dout, in_rows(qkv, shape), out, lse, shape, stream,
+                       dbias);
 }

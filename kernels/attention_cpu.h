@@ -71,11 +71,11 @@ struct KeyTile {
     int start;
     HeadTile k, v;
 
-    KeyTile(const AttentionShape& s, const floatX* qkv, int b, int kv_head, int number)
+    KeyTile(const AttentionShape& s, Qkv<const floatX> qkv, int b, int kv_head, int number)
         : start(number * tile_rows), k(s.HS), v(s.HS) {
         int count = std::min(tile_rows, s.keys_end() - start);
-        k.load(qkv + s.key(b, start, kv_head), s.kv_row, count, s.HS);
-        v.load(qkv + s.value(b, start, kv_head), s.kv_row, count, s.HS);
+        k.load(qkv.keys + s.key(b, start, kv_head), s.kv_row, count, s.HS);
+        v.load(qkv.keys + s.value(b, start, kv_head), s.kv_row, count, s.HS);
     }
 };
 
@@ -87,7 +87,7 @@ struct QueryTile {
     int first_key[tile_rows];
     HeadTile q, qT;  // multiplied by the scale of the scores
 
-    QueryTile(const AttentionShape& s, const floatX* qkv, int b, int h, int number)
+    QueryTile(const AttentionShape& s, Qkv<const floatX> qkv, int b, int h, int number)
         : start(number * tile_rows),
           count(std::min(tile_rows, s.Tq - start)),
           position(s.position(start)),
@@ -96,7 +96,7 @@ struct QueryTile {
         for (int i = 0; i < tile_rows; i++) first_key[i] = s.first_key(b, start + std::min(i, count - 1));
         first_key_tile = first_key[0] / tile_rows;
         last_key_tile = (position + count - 1) / tile_rows;
-        q.load(qkv + s.query(b, start, h), s.q_row, count, s.HS, s.scale());
+        q.load(qkv.queries + s.query(b, start, h), s.q_row, count, s.HS, s.scale());
         qT.transpose(q);
     }
 
@@ -119,8 +119,8 @@ struct QueryTile {
 // forward
 
 // Computes the output and lse of one tile of queries of head h.
-inline void attention_forward_tile_cpu(floatX* out, float* lse, const floatX* qkv, const AttentionShape& s,
-                                       int b, int h, int query_tile) {
+inline void attention_forward_tile_cpu(floatX* out, float* lse, Qkv<const floatX> qkv,
+                                       const AttentionShape& s, int b, int h, int query_tile) {
     QueryTile queries(s, qkv, b, h, query_tile);
     ScoreTile p;
     HeadTile sum(s.HS);
@@ -170,7 +170,7 @@ inline void attention_forward_tile_cpu(floatX* out, float* lse, const floatX* qk
 }
 
 // Late tiles see more keys: they go first, so that no thread is left with a long one at the end.
-inline void attention_forward_cpu(floatX* out, float* lse, const floatX* qkv, const AttentionShape& s) {
+inline void attention_forward_cpu(floatX* out, float* lse, Qkv<const floatX> qkv, const AttentionShape& s) {
     int tiles = ceil_div(s.Tq, tile_rows);
 #pragma omp parallel for collapse(3) schedule(dynamic)
     for (int i = 0; i < tiles; i++)
@@ -182,8 +182,9 @@ inline void attention_forward_cpu(floatX* out, float* lse, const floatX* qkv, co
 // backward
 
 struct AttentionBackward {
-    floatX* dqkv;
-    const floatX *dout, *qkv, *out;
+    Qkv<floatX> dqkv;
+    const floatX *dout, *out;
+    Qkv<const floatX> qkv;
     const float* lse;
     AttentionShape shape;
 };
@@ -251,7 +252,7 @@ inline void attention_backward_queries_cpu(const AttentionBackward& a, float* dk
             queries.add_dkv(dk, dk + tile_rows * dq.width, p, ds);
         }
     }
-    dq.store(a.dqkv + s.query(b, queries.start, h), s.q_row, queries.count, s.HS, s.scale());
+    dq.store(a.dqkv.queries + s.query(b, queries.start, h), s.q_row, queries.count, s.HS, s.scale());
 }
 
 // For a tile of keys and all queries that see it: writes dk and dv.
@@ -273,8 +274,8 @@ inline void attention_backward_keys_cpu(const AttentionBackward& a, int b, int k
         }
     }
     int count = std::min(tile_rows, s.Tk - keys.start);
-    dk.store(a.dqkv + s.key(b, keys.start, kv_head), s.kv_row, count, s.HS);
-    dv.store(a.dqkv + s.value(b, keys.start, kv_head), s.kv_row, count, s.HS);
+    dk.store(a.dqkv.keys + s.key(b, keys.start, kv_head), s.kv_row, count, s.HS);
+    dv.store(a.dqkv.keys + s.value(b, keys.start, kv_head), s.kv_row, count, s.HS);
 }
 
 // Computes all gradients of one key/value head and its query heads. Scratch: dkv (tiles of keys, 2, 64,
@@ -289,9 +290,9 @@ inline void attention_backward_head_cpu(const AttentionBackward& a, float* dkv, 
     for (int i = 0; i < key_tiles; i++) {
         int start = i * tile_rows, count = std::min(tile_rows, s.Tk - start);
         float* dk = dkv + (size_t)i * 2 * tile_rows * width;
-        store_rows(a.dqkv + s.key(b, start, kv_head), s.kv_row, dk, width, count, s.HS, 1.0f);
-        store_rows(a.dqkv + s.value(b, start, kv_head), s.kv_row, dk + tile_rows * width, width, count, s.HS,
-                   1.0f);
+        store_rows(a.dqkv.keys + s.key(b, start, kv_head), s.kv_row, dk, width, count, s.HS, 1.0f);
+        store_rows(a.dqkv.keys + s.value(b, start, kv_head), s.kv_row, dk + tile_rows * width, width, count,
+                   s.HS, 1.0f);
     }
 }
 
@@ -331,5 +332,6 @@ inline void attention_backward_products_cpu(const AttentionBackward& a, float* s
 
 inline void attention_backward_cpu(const AttentionBackward& a, float* scratch, float* dbias) {
     attention_backward_products_cpu(a, scratch);
-    if (dbias) matmul_backward_bias_cpu(dbias, scratch, a.dqkv, a.shape.B * a.shape.Tk, a.shape.q_row);
+    if (dbias)
+        matmul_backward_bias_cpu(dbias, scratch, a.dqkv.queries, a.shape.B * a.shape.Tk, a.shape.q_row);
 }

@@ -272,7 +272,7 @@ inline unsigned* ticket_counter(cudaStream_t stream) {
 }
 
 // For shapes that pass hopper_attention_fits(). The buffers are those of attention_forward.
-inline void attention_hopper_forward(floatX* out, float* lse, float* amax, const floatX* qkv,
+inline void attention_hopper_forward(floatX* out, float* lse, float* amax, Qkv<const floatX> qkv,
                                      const AttentionShape& shape, cudaStream_t stream) {
     ProfileRange profile_range(__func__);
     with_hopper_width(shape.HS, [&](auto HSP) {

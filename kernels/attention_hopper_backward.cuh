@@ -137,7 +137,7 @@ __device__ inline void hopper_backward_finish(float (&dq)[32], const Turn& turn,
 
 template <int HSP>
 __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& shared,
-                                        const HopperKeys<HSP>& work, floatX* dqkv,
+                                        const HopperKeys<HSP>& work, Qkv<floatX> dqkv,
                                         const BackwardScratch& scratch, const AttentionShape& s, int group) {
     using Sizes = HopperBackward<HSP>;
     using KeyTile = typename Sizes::KeyTile;
@@ -239,8 +239,8 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
             hopper_backward_finish(dq, scratch.turn(work.b, step.h, step.row(), work.turn(s, step)),
                                    scratch.data, part);
             int first = step.row() + Sizes::dq_query(group), column = Sizes::dq_column(group);
-            store_results(dqkv + s.query(work.b, first, step.h) + column, s.q_row, dq, {s.scale(), s.scale()},
-                          s.Tq - first, min(s.HS - column, Sizes::dq_columns(group)));
+            store_results(dqkv.queries + s.query(work.b, first, step.h) + column, s.q_row, dq,
+                          {s.scale(), s.scale()}, s.Tq - first, min(s.HS - column, Sizes::dq_columns(group)));
             if (scratch.columns)
                 store_column_sums(scratch.column_sums(work.b, first) + step.h * s.HS + column,
                                   scratch.columns, dq, s.scale(), s.Tq - first,
@@ -259,9 +259,10 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
         if (threadIdx.x % warp_size == 0) mbarrier_arrive(&shared.dq_full);
     }
     int rows = s.Tk - first_row;
-    store_results(dqkv + s.key(work.b, first_row, work.kv_head), s.kv_row, dk, {s.scale(), s.scale()}, rows,
+    store_results(dqkv.keys + s.key(work.b, first_row, work.kv_head), s.kv_row, dk, {s.scale(), s.scale()},
+                  rows, s.HS);
+    store_results(dqkv.keys + s.value(work.b, first_row, work.kv_head), s.kv_row, dv, {1.0f, 1.0f}, rows,
                   s.HS);
-    store_results(dqkv + s.value(work.b, first_row, work.kv_head), s.kv_row, dv, {1.0f, 1.0f}, rows, s.HS);
     if (!scratch.columns) return;
     float* sums = scratch.column_sums(work.b, first_row) + work.kv_head * s.HS;
     store_column_sums(sums + s.NH * s.HS, scratch.columns, dk, s.scale(), rows, s.HS);
@@ -269,9 +270,9 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
 }
 
 template <int HSP>
-__device__ void hopper_backward_block(floatX* dqkv, const CUtensorMap& key_map, const CUtensorMap& query_map,
-                                      const CUtensorMap& dout_map, const BackwardScratch& scratch,
-                                      const AttentionShape& s, int section) {
+__device__ void hopper_backward_block(Qkv<floatX> dqkv, const CUtensorMap& key_map,
+                                      const CUtensorMap& query_map, const CUtensorMap& dout_map,
+                                      const BackwardScratch& scratch, const AttentionShape& s, int section) {
     auto& shared = *swizzled_shared<typename HopperBackward<HSP>::Shared>();
     if (threadIdx.x == 0) {
         shared.ticket = atomicAdd(scratch.ticket(), 1);
@@ -300,7 +301,7 @@ __device__ void hopper_backward_block(floatX* dqkv, const CUtensorMap& key_map, 
 // One block per tile of keys of each of the (B, NKV) heads.
 template <int HSP>
 __global__ void __launch_bounds__(hopper_threads, 1)
-    attention_hopper_backward_kernel(floatX* dqkv, const __grid_constant__ CUtensorMap key_map,
+    attention_hopper_backward_kernel(Qkv<floatX> dqkv, const __grid_constant__ CUtensorMap key_map,
                                      const __grid_constant__ CUtensorMap query_map,
                                      const __grid_constant__ CUtensorMap dout_map, BackwardScratch scratch,
                                      AttentionShape s, int section) {
@@ -314,8 +315,8 @@ __global__ void __launch_bounds__(hopper_threads, 1)
 // launchers
 
 // For shapes that pass hopper_attention_fits(). The buffers are those of attention_backward.
-inline void attention_hopper_backward(floatX* dqkv, float* scratch_data, const floatX* dout,
-                                      const floatX* qkv, const floatX* out, const float* lse,
+inline void attention_hopper_backward(Qkv<floatX> dqkv, float* scratch_data, const floatX* dout,
+                                      Qkv<const floatX> qkv, const floatX* out, const float* lse,
                                       const AttentionShape& s, cudaStream_t stream, float* dbias) {
     ProfileRange profile_range(__func__);
     with_hopper_width(s.HS, [&](auto HSP) {

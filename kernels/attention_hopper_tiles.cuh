@@ -67,15 +67,15 @@ struct SwizzledTile {
             from,
             {{s.HS, heads, count, s.B}, {(size_t)s.HS, row, rows_of_sequence * row}, {columns, 1, rows, 1}});
     }
-    // Tensor maps of the heads in qkv: the call's queries, and all keys and values that these may see.
-    static CUtensorMap query_map(const floatX* qkv, const AttentionShape& s) {
-        return map(qkv + s.query(0, 0, 0), s, s.NH, s.q_row, s.Tq, s.q_rows);
+    // Tensor maps of the call's queries, and of all keys and values that these may see.
+    static CUtensorMap query_map(Qkv<const floatX> qkv, const AttentionShape& s) {
+        return map(qkv.queries, s, s.NH, s.q_row, s.Tq, s.q_rows);
     }
-    static CUtensorMap key_map(const floatX* qkv, const AttentionShape& s) {
-        return map(qkv + s.key(0, 0, 0), s, 2 * s.NKV, s.kv_row, s.keys_end(), s.Tk);
+    static CUtensorMap key_map(Qkv<const floatX> qkv, const AttentionShape& s) {
+        return map(qkv.keys, s, 2 * s.NKV, s.kv_row, s.keys_end(), s.Tk);
     }
     static CUtensorMap output_map(const floatX* out, const AttentionShape& s) {
-        return map(out + s.output(0, 0, 0), s, s.NH, s.out_row(), s.Tq, s.out_rows);
+        return map(out, s, s.NH, s.out_row(), s.Tq, s.out_rows);
     }
 };
 

@@ -90,7 +90,7 @@ __device__ inline size_t dq_offset(int row, int column, int width) {
 // query sees a tile of keys, its dk and dv are left as they are.
 template <typename Tiles>
 __global__ void __launch_bounds__(Tiles::threads, 1)
-    attention_backward_kernel(floatX* dqkv, BackwardScratch scratch, const floatX* dout, const floatX* qkv,
+    attention_backward_kernel(floatX* dkv, BackwardScratch scratch, const floatX* dout, Qkv<const floatX> qkv,
                               AttentionShape s, float scale, int section) {
     constexpr int HSP = Tiles::HSP, keys = Tiles::keys, queries = Tiles::queries, parts = Tiles::parts;
     constexpr int stages = Tiles::stages, threads = Tiles::threads;
@@ -118,10 +118,12 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     int dq_column = warp % Tiles::dq_parts * Tiles::dq_columns;
 
     if (work.seeing.none()) return;
+    // Registers are scarce: the addresses of queries are recomputed for each tile.
     auto load_queries = [&](auto step, int stage) {
         int h = step.h, start = step.row(), count = s.Tq - start;
         floatX* q = staged + stage * 2 * queries * HSP;
-        load_tile<queries, threads, HSP>({q}, qkv + s.query(b, start, h), s.q_row, count, s.HS);
+        load_tile<queries, threads, HSP>({q}, qkv.queries + s.query(b, start, h), s.q_row, count, s.HS,
+                                         pinned(threadIdx.x));
         load_tile<queries, threads, HSP>({q + queries * HSP}, dout + s.output(b, start, h), s.out_row(),
                                          count, s.HS);
         const float* from_stats = scratch.stats(b, h, start);
@@ -135,8 +137,8 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
 
     Fragment<16, Tiles::head_columns> dk, dv;
     int seen_keys = s.keys_end() - k_start;
-    load_tile<keys, threads>(k, qkv + s.key(b, k_start, work.kv_head), s.kv_row, seen_keys, s.HS);
-    load_tile<keys, threads>(v, qkv + s.value(b, k_start, work.kv_head), s.kv_row, seen_keys, s.HS);
+    load_tile<keys, threads>(k, qkv.keys + s.key(b, k_start, work.kv_head), s.kv_row, seen_keys, s.HS);
+    load_tile<keys, threads>(v, qkv.keys + s.value(b, k_start, work.kv_head), s.kv_row, seen_keys, s.HS);
     auto step = work.first_step(s);
     load_queries(step, 0);
     int stage = 0;
@@ -237,15 +239,15 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     __syncthreads();
     // Registers are scarce: the addresses of these keys are recomputed rather than kept from the loads.
     int count = s.Tk - k_start;
-    store_tile<keys, threads>(dqkv + s.key(b, k_start, work.kv_head), k, 0, pinned(threadIdx.x), s.kv_row,
+    store_tile<keys, threads>(dkv + s.key(b, k_start, work.kv_head), k, 0, pinned(threadIdx.x), s.kv_row,
                               count, s.HS);
-    store_tile<keys, threads>(dqkv + s.value(b, k_start, work.kv_head), v, 0, threadIdx.x, s.kv_row, count,
+    store_tile<keys, threads>(dkv + s.value(b, k_start, work.kv_head), v, 0, threadIdx.x, s.kv_row, count,
                               s.HS);
 }
 
 // Converts the sums of a head (blockIdx.y) of a sequence (blockIdx.z) to dq: eight columns of a query per
 // thread. A warp handles eight queries by 32 columns, whose sums fill whole cache lines.
-__global__ void attention_dq_kernel(floatX* dqkv, BackwardScratch scratch, AttentionShape s) {
+__global__ void attention_dq_kernel(floatX* dqueries, BackwardScratch scratch, AttentionShape s) {
     int warp = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, parts = scratch.width / 32;
     int query = warp / parts * 8 + lane_id() / 4, column = warp % parts * 32 + lane_id() % 4 * 8;
     int h = blockIdx.y, b = blockIdx.z;
@@ -255,7 +257,7 @@ __global__ void attention_dq_kernel(floatX* dqkv, BackwardScratch scratch, Atten
     Vec<float, 4> even = load<4>(sums), odd = load<4>(sums + 32);
     Vec<floatX, 8> dq;
     for (int c = 0; c < 8; c++) dq[c] = floatX((c % 2 ? odd[c / 2] : even[c / 2]) * s.scale());
-    floatX* to = dqkv + s.query(b, query, h) + column;
+    floatX* to = dqueries + s.query(b, query, h) + column;
     constexpr int W = vec_width<floatX>;
     if (s.HS % 8 == 0) {
         for (int c = 0; c < 8; c += W) store(to + c, load<W>(&dq[c]));
@@ -267,27 +269,28 @@ __global__ void attention_dq_kernel(floatX* dqkv, BackwardScratch scratch, Atten
 // ----------------------------------------------------------------------------
 // launching
 
-inline void attention_mma_backward(floatX* dqkv, float* scratch_data, const floatX* dout, const floatX* qkv,
-                                   const floatX* out, const float* lse, const AttentionShape& s,
-                                   cudaStream_t stream, const AttentionCard& card = attention_card()) {
+inline void attention_mma_backward(Qkv<floatX> dqkv, float* scratch_data, const floatX* dout,
+                                   Qkv<const floatX> qkv, const floatX* out, const float* lse,
+                                   const AttentionShape& s, cudaStream_t stream,
+                                   const AttentionCard& card = attention_card()) {
     with_head_width(s.HS, [&](auto HSP) {
         BackwardScratch scratch(scratch_data, s, HSP);
         prepare_backward_scratch(scratch, dout, out, lse, s, stream);
         if (s.Tq < s.Tk) {
-            cudaCheck(cudaMemset2DAsync(dqkv + s.key(0, 0, 0), s.kv_row * sizeof(floatX), 0,
+            cudaCheck(cudaMemset2DAsync(dqkv.keys, s.kv_row * sizeof(floatX), 0,
                                         2 * s.NKV * s.HS * sizeof(floatX), (size_t)s.B * s.Tk, stream));
         }
         auto with = [&](auto tiles) {
             using Tiles = decltype(tiles);
             launch(attention_backward_kernel<Tiles>, KeyTileWork<Tiles::keys, Tiles::queries>::tickets(s),
-                   Tiles::threads, Tiles::shared_bytes, stream, dqkv, scratch, dout, qkv, s,
+                   Tiles::threads, Tiles::shared_bytes, stream, dqkv.keys, scratch, dout, qkv, s,
                    s.scale() * log2_e, backward_section(s, card.multiprocessors));
         };
         constexpr int width = HSP;
         card.with_shared_bytes([&](auto bytes) { with(BackwardTilesFor<width, decltype(bytes)::value>{}); });
         constexpr int block = 256, part = 8;  // part: floats per thread
         launch(attention_dq_kernel, dim3(scratch.rows * HSP / part / block, s.NH, s.B), block, 0, stream,
-               dqkv, scratch, s);
+               dqkv.queries, scratch, s);
     });
 }
 

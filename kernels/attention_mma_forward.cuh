@@ -43,7 +43,7 @@ constexpr auto forward_tiles() {
 // with the values of the tile before, and values during the product with the keys.
 template <typename Tiles>
 __global__ void __launch_bounds__(Tiles::threads, 2)
-    attention_forward_kernel(floatX* out, float* lse, float* amax, const floatX* qkv, AttentionShape s,
+    attention_forward_kernel(floatX* out, float* lse, float* amax, Qkv<const floatX> qkv, AttentionShape s,
                              float scale) {
     constexpr int HSP = Tiles::HSP, queries = Tiles::queries, keys = Tiles::keys, threads = Tiles::threads;
     Tile<HSP> q{dynamic_shared<floatX>()};  // (queries, HSP)
@@ -57,7 +57,8 @@ __global__ void __launch_bounds__(Tiles::threads, 2)
     int warp_row = threadIdx.x / warp_size * Tiles::warp_queries;
     // Registers are scarce: the addresses of keys are recomputed for each tile.
     auto load_keys = [&](Tile<HSP> to, size_t from) {
-        load_tile<keys, threads>(to, qkv + from, s.kv_row, s.keys_end() - k_start, s.HS, pinned(threadIdx.x));
+        load_tile<keys, threads>(to, qkv.keys + from, s.kv_row, s.keys_end() - k_start, s.HS,
+                                 pinned(threadIdx.x));
         cp_async_commit();
     };
     auto arrived = [] {
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(Tiles::threads, 2)
         total[m][i] = 0;
     });
     Fragment<Tiles::warp_queries, HSP> sum;
-    load_tile<queries, threads>(q, qkv + s.query(b, q_start, h), s.q_row, s.Tq - q_start, s.HS);
+    load_tile<queries, threads>(q, qkv.queries + s.query(b, q_start, h), s.q_row, s.Tq - q_start, s.HS);
     load_keys(k, s.key(b, k_start, pinned(kv_head)));
     while (true) {
         arrived();  // k; and v is no longer in use
@@ -144,7 +145,7 @@ __global__ void __launch_bounds__(Tiles::threads, 2)
         .keep(amax);
 }
 
-inline void attention_mma_forward(floatX* out, float* lse, float* amax, const floatX* qkv,
+inline void attention_mma_forward(floatX* out, float* lse, float* amax, Qkv<const floatX> qkv,
                                   const AttentionShape& s, cudaStream_t stream,
                                   const AttentionCard& card = attention_card()) {
     with_head_width(s.HS, [&](auto HSP) {

@@ -111,13 +111,13 @@ template <int W>
 __global__ void causal_conv_backward_kernel(floatX* dinp, const floatX* dout, ConvRows rows, int first,
                                             int C) {
     int row = first + blockIdx.x;
-    const floatX* after_last = row > 0 ? rows.gradient_after(dout, row - 1, C) : nullptr;
-    const floatX* after = row == rows.N - 1 ? rows.gradient_after(dout, row, C) : nullptr;
-    floatX* taps = dinp + (size_t)row * 2 * C;
-    for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) {
-        store(taps + C + c, load<W>(dout + (size_t)row * C + c));
-        if (row > 0) store(taps - 2 * C + c, after_last ? load<W>(after_last + c) : Vec<floatX, W>{});
-        if (row == rows.N - 1) store(taps + c, after ? load<W>(after + c) : Vec<floatX, W>{});
+    for (int c = threadIdx.x * W; c < C; c += blockDim.x * W)
+        store(dinp + ((size_t)row * 2 + 1) * C + c, load<W>(dout + (size_t)row * C + c));
+#pragma unroll 1
+    for (int r = max(row - 1, 0); r < (row == rows.N - 1 ? rows.N : row); r++) {
+        const floatX* dy = rows.gradient_after(dout, r, C);
+        for (int c = threadIdx.x * W; c < C; c += blockDim.x * W)
+            store(dinp + (size_t)r * 2 * C + c, dy ? load<W>(dy + c) : Vec<floatX, W>{});
     }
 }
 

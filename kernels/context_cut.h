@@ -16,18 +16,21 @@ struct ContextCut {
     int ranks = 1, rank = 0;
     int T = 0;  // tokens of the whole sequence: a multiple of 2 * ranks, or any number for one rank
 
-    HOST_DEVICE int own() const { return T / ranks; }  // tokens of a rank
-    HOST_DEVICE int piece() const { return T / (2 * ranks); }
+    HOST_DEVICE int own() const { return T / ranks; }       // tokens of a rank
+    HOST_DEVICE int piece() const { return T / pieces(); }  // tokens of a piece
+    HOST_DEVICE int pieces() const { return 2 * ranks; }
+    // The number of the first or the second piece of a rank, and the rank that has a piece.
+    HOST_DEVICE int number(int of_rank, bool second) const {
+        return second ? pieces() - 1 - of_rank : of_rank;
+    }
+    HOST_DEVICE int owner_of(int number) const { return number < ranks ? number : pieces() - 1 - number; }
     // The position in the sequence of token t of a rank.
     HOST_DEVICE int position(int of_rank, int t) const {
-        int begin = t < piece() ? of_rank : 2 * ranks - 1 - of_rank;
-        return begin * piece() + (t < piece() ? t : t - piece());
+        bool second = t >= piece();
+        return number(of_rank, second) * piece() + (second ? t - piece() : t);
     }
     HOST_DEVICE int position(int t) const { return position(rank, t); }
     // The rank that has the token at a position, and the token's number there.
-    HOST_DEVICE int owner(int at) const {
-        int number = at / piece();
-        return number < ranks ? number : 2 * ranks - 1 - number;
-    }
+    HOST_DEVICE int owner(int at) const { return owner_of(at / piece()); }
     HOST_DEVICE int index(int at) const { return at % piece() + (at / piece() < ranks ? 0 : piece()); }
 };

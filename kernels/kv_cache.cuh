@@ -65,7 +65,8 @@ inline void kv_cache_append_cpu(floatX* cache, const floatX* qkv, const KvCacheS
     for (int b = 0; b < a.B; b++)
         for (int t = 0; t < a.Tk; t++) {
             if (s.before(b) >= 0)
-                std::copy_n(qkv + a.key(b, t, 0), s.row(), cache + s.position(b, s.before(b) + t));
+                std::copy_n(in_rows(qkv, a).keys + a.key(b, t, 0), s.row(),
+                            cache + s.position(b, s.before(b) + t));
         }
 }
 
@@ -152,7 +153,7 @@ template <int W>
 __global__ void kv_cache_append_kernel(floatX* cache, const floatX* qkv, KvCacheShape s) {
     const AttentionShape& a = s.attention;
     int b = blockIdx.x / a.Tk, t = blockIdx.x % a.Tk;
-    const floatX* from = qkv + a.key(b, t, 0);
+    const floatX* from = in_rows(qkv, a).keys + a.key(b, t, 0);
     int past = s.before(b);
     if (past < 0) return;
     floatX* to = cache + s.position(b, past + t);

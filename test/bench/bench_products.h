@@ -31,13 +31,19 @@ struct AttentionReference {
     const AttentionShape shape;  // has a query at every position
     const Numbers<floatX>&qkv, &dout;
 
+    // Offsets into qkv of the key and the value that head h reads.
+    size_t key(int b, int j, int h) const {
+        return (size_t)shape.NH * shape.HS + shape.key(b, j, h / shape.group());
+    }
+    size_t value(int b, int j, int h) const { return key(b, j, h) + (size_t)shape.NKV * shape.HS; }
+
     double dot(size_t a, const Numbers<floatX>& of_a, size_t b, const Numbers<floatX>& of_b) const {
         double sum = 0;
         for (int c = 0; c < shape.HS; c++) sum += of_a.at(a + c) * of_b.at(b + c);
         return sum;
     }
     double score(int b, int i, int j, int h) const {
-        return shape.scale() * dot(shape.query(b, i, h), qkv, shape.key(b, j, h / shape.group()), qkv);
+        return shape.scale() * dot(shape.query(b, i, h), qkv, key(b, j, h), qkv);
     }
     // Returns lse, and element c of out.
     std::pair<double, double> forward(int b, int i, int h, int c) const {
@@ -50,7 +56,7 @@ struct AttentionReference {
         }
         for (int j = first; j <= i; j++) {
             double p = std::exp(scores[j - first] - largest);
-            total += p, out += p * qkv.at(shape.value(b, j, h / shape.group()) + c);
+            total += p, out += p * qkv.at(value(b, j, h) + c);
         }
         return {largest + std::log(total), out / total};
     }
@@ -67,7 +73,7 @@ struct AttentionGradients : AttentionReference {
     // The gradient of the score of query i and key j, before scaling.
     double dscore(int b, int i, int j, int h) const {
         size_t at = shape.output(b, i, h);
-        double mean = 0, dp = dot(at, dout, shape.value(b, j, h / shape.group()), qkv);
+        double mean = 0, dp = dot(at, dout, value(b, j, h), qkv);
         for (int c = 0; c < shape.HS; c++) mean += dout.at(at + c) * float(out[at + c]);
         return probability(b, i, j, h) * (dp - mean);
     }
@@ -80,7 +86,7 @@ struct AttentionGradients : AttentionReference {
         double sum = 0;
         if (head < shape.NH) {
             for (int j = shape.first_key(b, t); j <= t; j++)
-                sum += dscore(b, t, j, head) * qkv.at(shape.key(b, j, head / shape.group()) + c);
+                sum += dscore(b, t, j, head) * qkv.at(key(b, j, head) + c);
             return sum * shape.scale();
         }
         int kv_head = (head - shape.NH) % shape.NKV;

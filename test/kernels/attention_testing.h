@@ -213,30 +213,34 @@ inline void check_cut(const Case& c, std::vector<int> cuts) {
         queries.insert(queries.end(), at, at + of_queries);
         keys.insert(keys.end(), at + of_queries, at + row);
     }
-    const size_t all_queries = queries.size();
-    queries.insert(queries.end(), keys.begin(), keys.end());
-    Buffer<floatX> heads(queries), out(whole.out.size()), dheads(heads.size());
+    Buffer<floatX> q(queries), kv(keys), out(whole.out.size()), dq(queries.size()), dkv(keys.size());
     Buffer<float> lse(whole.lse.size());
-    std::vector<AttentionShape> pieces;
-    cuts.push_back(c.T);
-    for (int from = 0; int to : cuts)
-        pieces.push_back(
-            attention_shape_apart(c.part(std::exchange(from, to), to - from).shape(whole.doc_start), c.T,
-                                  pieces.empty() ? 0 : pieces.back().keys_end()));
-    for (const AttentionShape& piece : pieces) attention_forward(out, lse, heads, piece, test_stream());
+    std::vector<double> want = whole.dqkv.doubles(), got(want.size());
+    cuts.insert(cuts.begin(), 0);
+    auto each_piece = [&](auto&& visit) {
+        for (size_t i = 0; i < cuts.size(); i++) {
+            int from = cuts[i], to = i + 1 < cuts.size() ? cuts[i + 1] : c.T;
+            AttentionShape piece = attention_shape_apart(c.part(from, to - from).shape(whole.doc_start), c.T);
+            visit(piece, from * of_queries);
+        }
+    };
+    auto heads_from = [&](size_t first) { return Qkv<const floatX>{q + first, kv}; };
+    each_piece([&](const AttentionShape& piece, size_t first) {
+        attention_forward(out + first, lse + piece.q0, heads_from(first), piece, test_stream());
+    });
     CHECK(same_bits(out.host(), whole.out.host()));
     CHECK(same_bits(lse.host(), whole.lse.host()));
-    std::vector<double> want = whole.dqkv.doubles(), got(want.size());
-    for (const AttentionShape& piece : pieces) {
+    each_piece([&](const AttentionShape& piece, size_t first) {
         Buffer<float> scratch(attention_backward_scratch(piece));
-        attention_backward(dheads, scratch, whole.dout, heads, out, lse, piece, test_stream());
-        std::vector<double> made = dheads.doubles();
-        for (size_t i = 0; i < got.size(); i++) {
-            size_t at = i % row, number = i / row;
-            if (at >= of_queries) got[i] += made[all_queries + number * of_keys + at - of_queries];
-            if (at < of_queries && piece.keys_end() == c.T) got[i] = made[number * of_queries + at];
-        }
-    }
+        attention_backward({dq + first, dkv}, scratch, whole.dout + first, heads_from(first), out + first,
+                           lse + piece.q0, piece, test_stream());
+        std::vector<double> of_keys_made = dkv.doubles();
+        for (size_t i = 0; i < got.size(); i++)
+            if (i % row >= of_queries) got[i] += of_keys_made[i / row * of_keys + i % row - of_queries];
+    });
+    std::vector<double> of_queries_made = dq.doubles();
+    for (size_t i = 0; i < got.size(); i++)
+        if (i % row < of_queries) got[i] = of_queries_made[i / row * of_queries + i % row];
     CHECK(relative_error(got, want) < tolerance<floatX>);
 }
 

@@ -94,8 +94,10 @@ static void check_on_card(const Case& c, const AttentionCard& card) {
     Buffer<floatX> out(run.out.size()), dqkv(qkv.size());
     Buffer<float> lse(run.lse.size()), scratch(run.scratch.size());
     AttentionShape shape = c.shape(run.doc_start);
-    attention_mma_forward(out, lse, nullptr, run.qkv, shape, test_stream(), card);
-    attention_mma_backward(dqkv, scratch, run.dout, run.qkv, out, lse, shape, test_stream(), card);
+    Qkv<const floatX> heads = in_rows<const floatX>(run.qkv, shape);
+    attention_mma_forward(out, lse, nullptr, heads, shape, test_stream(), card);
+    attention_mma_backward(in_rows<floatX>(dqkv, shape), scratch, run.dout, heads, out, lse, shape,
+                           test_stream(), card);
     Reference want(c, to_doubles(qkv), to_doubles(dout));
     CHECK_CLOSE(out, want.out, tolerance<floatX>);
     CHECK_CLOSE(lse, want.lse, tolerance<float>);

@@ -54,8 +54,9 @@ TEST_CASE_FIXTURE(Hopper, "heads in sections of any size, on any number of block
     Run whole(c, qkv, dout);
     AttentionShape shape = c.shape();
     using Shared = HopperForwardShared<64>;
-    CUtensorMap query_map = Shared::Tile::query_map(whole.qkv, shape);
-    CUtensorMap key_map = Shared::Tile::key_map(whole.qkv, shape);
+    Qkv<const floatX> heads = in_rows<const floatX>(whole.qkv, shape);
+    CUtensorMap query_map = Shared::Tile::query_map(heads, shape);
+    CUtensorMap key_map = Shared::Tile::key_map(heads, shape);
     int tiles = HopperQueries::tickets(shape);
     for (auto [section, blocks] : {std::pair{1, 3}, {4, 1}, {5, tiles}}) {
         CAPTURE(section);
