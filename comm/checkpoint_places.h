@@ -135,6 +135,11 @@ public:
         : shape_(shape), index_(index), held_(index.tensors.size()) {
         for (const CheckpointTensor& tensor : index.tensors)
             numbers_.emplace(tensor.name, (uint32_t)numbers_.size());
+        for (int shard = 0; shard < shape.shards(); shard++) {
+            MeshPosition at = moved_along(shard_axes, shard, {}, shape);
+            for (int replica = 0; replica < shape.replicas(); replica++)
+                after_first_.push_back(rank_of(moved_along(replica_axes, replica, at, shape), shape));
+        }
         for (int pipeline = 0; pipeline < shape.pp; pipeline++) {
             for (int tensor = 0; tensor < shape.tp; tensor++)
                 add(tensor, pipeline, layout_at(first_of_stage(pipeline).with(Axis::tensor, tensor)));
@@ -174,7 +179,7 @@ private:
     // The part of a tensor that a unit has on one tensor rank of one stage, before the unit is cut into
     // shards.
     struct Held {
-        int tensor, pipeline, unit;
+        int first_rank, pipeline, unit;  // the rank has the first slice of the unit
         bool counted;
         size_t part;  // elements of the unit in each shard
         size_t at;    // in the unit
@@ -187,16 +192,14 @@ private:
         return at / held.part * (size_t)replicas + (size_t)replica_at(held.part, replicas, at % held.part);
     }
     int rank_of_slice(const Held& held, size_t number) const {
-        int replicas = shape_.replicas();
-        MeshPosition at = first_of_stage(held.pipeline).with(Axis::tensor, held.tensor);
-        at = moved_along(shard_axes, (int)number / replicas, at, shape_);
-        return rank_of(moved_along(replica_axes, (int)number % replicas, at, shape_), shape_);
+        return held.first_rank + after_first_[number];
     }
 
     void add(int tensor, int pipeline, const ParameterLayout& layout) {
+        int first_rank = rank_of(first_of_stage(pipeline).with(Axis::tensor, tensor), shape_);
         for (int unit : layout.held()) {
             for (const TensorPart& part : layout.parts(unit, 0, layout.unit_size(unit))) {
-                held_[numbers_.at(part.name)].push_back({tensor, pipeline, unit, part.counts,
+                held_[numbers_.at(part.name)].push_back({first_rank, pipeline, unit, part.counts,
                                                          layout.unit_size(unit) / shape_.shards(), part.at,
                                                          part});
             }
@@ -222,6 +225,7 @@ private:
     const MeshShape shape_;
     const CheckpointIndex& index_;
     TensorNumbers numbers_;
+    std::vector<int> after_first_;         // by slice: its rank, counted from that of the first slice
     std::vector<std::vector<Held>> held_;  // one entry for each tensor
 };
 
