@@ -423,7 +423,7 @@ public:
         wait_for(slot.copied, mesh_);  // its memory is free once the last copy from it is done
         const HostBatch* batch = read(first, count, next, error_);
         if (!batch) return copy(empty_.data, device);
-        if (source_->shape().contexts > 1) {
+        if (source_->shape().contexts > 1 && mesh_.world().rank() == 0) {
             std::vector<double> seen = keys_seen(*batch, source_->shape());
             seen_.resize(seen.size());
             for (size_t rank = 0; rank < seen.size(); rank++) seen_[rank] += seen[rank];
@@ -462,7 +462,7 @@ public:
     }
 
     // Returns how many keys the queries of the busiest context rank saw since the last call, relative to the
-    // mean. NaN: there are no context ranks, or no batch was loaded.
+    // mean. NaN: there are no context ranks, no batch was loaded, or this is not the first rank of all.
     float take_imbalance() {
         std::vector<double> seen = std::exchange(seen_, {});
         if (seen.empty()) return NAN;

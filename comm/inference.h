@@ -430,11 +430,10 @@ inline void evaluate_run(const OpenedRun& run, const EvalOptions& command, const
                          LoadModel* load, EvaluationResults& results) {
     const Options& o = run.model->options;
     auto shape = [](const Options& o) -> Workload {
-        const int own = o.sequence_length / o.cp;
         return {.B = o.micro_batch,
-                .T = own,
+                .T = o.own_tokens(),
                 .training = false,
-                .loss_chunk = chosen_loss_chunk(o, o.micro_batch * own),
+                .loss_chunk = chosen_loss_chunk(o, o.micro_batch * o.own_tokens()),
                 .contexts = o.cp};
     };
     CutModel cut(*run.model, command, world, shape, load, command.cp);

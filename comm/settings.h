@@ -134,11 +134,11 @@ inline int chosen_loss_chunk(const ModelConfig& config, int tokens, size_t eleme
 // element_bytes: of the program that will run, which may be built for another precision than this one
 inline Workload training_workload(const Options& o, Recompute recompute,
                                   size_t element_bytes = sizeof(floatX)) {
-    int own = o.sequence_length / o.cp, tokens = o.micro_batch * own;
+    int tokens = o.micro_batch * o.own_tokens();
     int chunk =
         o.loss_chunk > 0 ? std::min(o.loss_chunk, tokens) : chosen_loss_chunk(o, tokens, element_bytes);
     return {.B = o.micro_batch,
-            .T = own,
+            .T = o.own_tokens(),
             .training = true,
             .recompute = recompute,
             .loss_chunk = chunk,
@@ -265,7 +265,7 @@ inline std::string fp8_refusal(const Options& o) {
             "%s has %zu inputs and %zu outputs on a rank, not both multiples of 16; choose other sizes",
             product.name, product.inputs, product.outputs);
     }
-    int tokens = o.micro_batch * o.sequence_length / o.cp / (o.tp > 1 ? o.tp * std::max(o.tp_overlap, 1) : 1);
+    int tokens = o.micro_batch * o.own_tokens() / (o.tp > 1 ? o.tp * std::max(o.tp_overlap, 1) : 1);
     if (multiplies(tokens)) return "";
     return text("%d tokens of a micro-batch at once on a rank, not a multiple of 16; choose other sizes",
                 tokens);

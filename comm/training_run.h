@@ -210,7 +210,7 @@ struct TrainingRun {
     // in the files of this host's ranks and, if these are in the run directory, in two checkpoints, because a
     // new one is written before the old one is removed.
     std::string tables_note() const {
-        TableSizes sizes(o, o.micro_batch, o.sequence_length / o.cp, model.stage);
+        TableSizes sizes(o, o.micro_batch, o.own_tokens(), model.stage);
         if (sizes.tables() == 0 || o.ngram_place != TablePlace::disk) return "";
         const uint64_t reached =
             std::min<uint64_t>(sizes.own_rows(), sizes.asked() * (size_t)(o.steps - at.step));

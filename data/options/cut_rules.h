@@ -233,7 +233,7 @@ inline void complete_tensor_overlap(Options& options) {
         options.tp_overlap = 1;  // nothing is sent
         return;
     }
-    int own = options.sequence_length / options.cp, rows = options.micro_batch * own / options.tp;
+    int own = options.own_tokens(), rows = options.micro_batch * own / options.tp;
     if (options.tp_overlap == 0) {
         options.tp_overlap = 4;
         while (rows % options.tp_overlap) options.tp_overlap--;

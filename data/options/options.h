@@ -139,6 +139,7 @@ struct Cut {
     // Processes of one data rank, and of the whole layout; if dp is 0, any multiple of these works.
     long long ranks_of_data() const { return (long long)std::max(tp, 1) * cp * std::max(pp, 1); }
     long long ranks() const { return ranks_of_data() * std::max(dp, 1); }
+    int own_tokens() const { return sequence_length / cp; }  // those of a sequence that a rank has
 };
 
 // The optimizer of a step, and the number formats that it computes in.

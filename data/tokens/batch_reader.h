@@ -129,31 +129,28 @@ inline void cut_batch(const BatchShape& shape, int context, const HostBatch& who
 // Targets and documents are those of whole rows, which are cut over context ranks last.
 template <typename Load>
 void write_batch(const BatchShape& shape, const BatchRequest& request, int* memory, Load&& load) {
-    if (shape.contexts > 1) {
-        const BatchShape all = {shape.B, shape.T, shape.document_end, shape.reset_positions};
-        std::vector<int> whole(all.ints());
-        write_batch(all, request, whole.data(), load);
-        return cut_batch(shape, request.context, batch_at((const int*)whole.data(), shape.B, shape.T),
-                         memory);
-    }
-    auto [tokens, targets, doc_start, positions, by_token, by_position, all_tokens] =
-        batch_at(memory, shape.B, shape.T);
+    std::vector<int> whole(shape.contexts > 1 ? batch_ints(shape.B, shape.T) : 0);
+    BatchArrays<int> batch = batch_at(whole.empty() ? memory : whole.data(), shape.B, shape.T);
     for (int row = 0; row < shape.B; row++) {
         size_t at = (size_t)row * (size_t)shape.T;
         if (row < request.count) {
-            load(row, tokens + at, targets + at);
+            load(row, batch.tokens + at, batch.targets + at);
         } else {
-            std::fill_n(tokens + at, shape.T, 0);
-            std::fill_n(targets + at, shape.T, -1);
+            std::fill_n(batch.tokens + at, shape.T, 0);
+            std::fill_n(batch.targets + at, shape.T, -1);
         }
         for (int t = 0, start = 0; t < shape.T; t++) {
-            doc_start[at + (size_t)t] = start;
-            positions[at + (size_t)t] = shape.reset_positions ? t - start : t;
-            if (tokens[at + (size_t)t] == shape.document_end) start = t + 1;
+            batch.doc_start[at + (size_t)t] = start;
+            batch.positions[at + (size_t)t] = shape.reset_positions ? t - start : t;
+            if (batch.tokens[at + (size_t)t] == shape.document_end) start = t + 1;
         }
     }
-    sort_by_token(by_token, tokens, shape.B * shape.T);
-    sort_by_position(by_position, positions, shape.B * shape.T);
+    if (!whole.empty()) {
+        const int* data = whole.data();
+        return cut_batch(shape, request.context, batch_at(data, shape.B, shape.T), memory);
+    }
+    sort_by_token(batch.by_token, batch.tokens, shape.B * shape.T);
+    sort_by_position(batch.by_position, batch.positions, shape.B * shape.T);
 }
 
 inline void read_batch(const TokenLoader& loader, const BatchShape& shape, BatchRequest request,
@@ -170,8 +167,9 @@ inline std::vector<double> keys_seen(const HostBatch& batch, const BatchShape& s
     const ContextCut cut = shape.cut(0);
     for (int row = 0; row < shape.B; row++) {
         const int* doc_start = batch.doc_start ? batch.doc_start + (size_t)row * (size_t)shape.T : nullptr;
-        for (int t = 0; t < shape.T; t++)
-            seen[(size_t)cut.owner(t)] += t + 1 - (doc_start ? doc_start[t] : 0);
+        for (int piece = 0; piece < cut.pieces(); piece++)
+            for (int t = piece * cut.piece(); t < (piece + 1) * cut.piece(); t++)
+                seen[(size_t)cut.owner_of(piece)] += t + 1 - (doc_start ? doc_start[t] : 0);
     }
     return seen;
 }
