@@ -158,7 +158,8 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
     if (ledger) return;  // no kernel will read the angles
     // keys that no query sees are multiplied by zero, so they must be numbers, even if they never arrive
     const Dims d(config, rows.ranks(), workload.B, workload.T);
-    if (acts[0].keys) zero_async(acts[0].keys, (size_t)d.N * contexts.ranks() * (d.QKV - d.A), stream);
+    if (floatX* all = acts[0].keys_by_rank)
+        zero_async(all, (size_t)d.N * contexts.ranks() * (d.QKV - d.A), stream);
     std::vector<float> angles = rope_angles(config, workload);
     if (!angles.empty()) copy_to_device(rope, angles.data(), angles.size(), stream);
     synchronize(stream);
@@ -414,7 +415,7 @@ struct Attention : Sublayer {
         finish_backward(is_cut ? of_queries : all_heads);
         qkv_backward(weights, [&] {
             if (!is_cut) return;
-            g.contexts.end_scatter(a.dqkv + queries, a.dkeys_by_rank, d, l.kind.window);
+            g.contexts.end_scatter(a.dqkv + queries, a.dkeys_by_rank, a.keys_by_rank, d, l.kind.window);
             finish_backward(of_keys);
         });
     }
@@ -460,41 +461,59 @@ struct Attention : Sublayer {
         attend();
     }
 
-    // A context rank has two pieces of each sequence, and attention is computed of one after the other. These
-    // are the first row of a piece, its shape, and where its heads lie, or their gradients.
-    size_t first(int piece) const { return (size_t)piece * cut.piece(); }
-    AttentionShape shape(int piece) const {
-        AttentionShape of_piece = attention_of(d, cut, piece, l.kind.window, l.batch.doc_start);
-        return is_split && !is_cut ? attention_shape_apart(of_piece, d.T) : of_piece;
+    // A context rank has two pieces of each sequence. Attention is computed of one after the other, for one
+    // part of the heads after the other.
+    struct Piece {
+        int piece, part, parts;
+    };
+    AttentionShape shape(const Piece& at) const {
+        AttentionShape of_piece = attention_of(d, cut, at.piece, l.kind.window, l.batch.doc_start);
+        return is_split && !is_cut ? attention_shape_apart(of_piece, d.T, d.NH) : of_piece;
+    }
+    // Where a piece begins in rows of heads and in lse, and where its heads lie, or their gradients.
+    size_t first(const Piece& at) const {
+        return (size_t)at.piece * cut.piece() * d.A + at.part * d.A / at.parts;
+    }
+    size_t first_lse(const Piece& at) const {
+        return (size_t)at.piece * cut.piece() + (size_t)at.part * d.NH / at.parts * d.T;
     }
     template <typename T>
-    Qkv<T> heads(T* own, T* keys_of_all, int piece) const {
-        if (!is_split) return in_rows(own, shape(piece));
-        return {own + first(piece) * d.A, is_cut ? keys_of_all : own + queries};
+    Qkv<T> heads(T* own, T* keys_of_all, const Piece& at) const {
+        if (!is_split) return in_rows(own, shape(at));
+        return {own + first(at), is_cut ? keys_of_all : own + queries};
     }
 
     // Computes att from qkv, and from the keys and values that other context ranks send.
     void attend() const {
-        if (is_cut) g.contexts.end_gather(a.keys, a.keys_by_rank, d);
-        for (int piece = 0; piece < pieces_of(cut); piece++)
-            attention_forward(a.att + first(piece) * d.A, a.lse + first(piece),
-                              heads<const floatX>(a.qkv, a.keys, piece), shape(piece), g.stream,
-                              is_cut ? nullptr : att8.amax());
+        const int parts = head_parts(d, cut);
+        for (int part = 0; part < parts; part++) {
+            if (is_cut) g.contexts.end_gather(a.keys, a.keys_by_rank, part, d);
+            for (int piece = 0; piece < pieces_of(cut); piece++) {
+                Piece at = {piece, part, parts};
+                attention_forward(a.att + first(at), a.lse + first_lse(at),
+                                  heads<const floatX>(a.qkv, a.keys, at), shape(at), g.stream,
+                                  is_cut ? nullptr : att8.amax());
+            }
+        }
         if (is_cut && att8.amax()) find_amax(att8.amax(), a.att, queries, g.stream);
     }
 
     // Computes dqkv from datt; on several context ranks only the gradients of queries, and starts the sum of
     // those of keys and values. Queries of the second piece see all keys that those of the first see.
     void attend_backward() const {
-        if (is_cut) g.contexts.end_gather(a.keys, a.keys_by_rank, d);
-        for (int piece = pieces_of(cut) - 1; piece >= 0; piece--) {
-            size_t at = first(piece) * d.A;
-            attention_backward(heads(a.dqkv, a.dkeys, piece), a.scratch, a.datt + at,
-                               heads<const floatX>(a.qkv, a.keys, piece), a.att + at, a.lse + first(piece),
-                               shape(piece), g.stream, dqkvb);
-            if (is_cut) g.contexts.add_gradients(a.dkeys_by_rank, a.dkeys, shape(piece), piece == 1, d);
+        const int parts = head_parts(d, cut);
+        for (int part = 0; part < parts; part++) {
+            if (is_cut) g.contexts.end_gather(a.keys, a.keys_by_rank, part, d);
+            for (int piece = pieces_of(cut) - 1; piece >= 0; piece--) {
+                Piece at = {piece, part, parts};
+                attention_backward(heads(a.dqkv, a.dkeys, at), a.scratch, a.datt + first(at),
+                                   heads<const floatX>(a.qkv, a.keys, at), a.att + first(at),
+                                   a.lse + first_lse(at), shape(at), g.stream, dqkvb);
+                if (is_cut)
+                    g.contexts.add_gradients(a.dkeys_by_rank, a.dkeys, shape(at), piece == 1, part, d);
+            }
+            if (is_cut) g.contexts.start_scatter(a.dkeys_by_rank, part, d, l.kind.window);
         }
-        if (is_cut) g.contexts.start_scatter(a.dkeys_by_rank, d, l.kind.window);
     }
 
     // Applies QK-norm to queries and keys if the model has it, and RoPE if positions are rotary.

@@ -221,10 +221,10 @@ private:
     X(char,   att_fp8,    in_fp8(N * A),    matmul_input(block),  fp8)                                       \
     X(float,  lse,        N * NH,           block,                true)  /* log of sums, (B, NH, T) */       \
     X(floatX, cache,      cache,            layer,                true)  /* of keys and values */            \
-    /* context parallelism: keys and values of all ranks, by position and rank by rank */                    \
-    X(floatX, keys,       all_keys,         shared,               cp > 1)                                    \
+    /* context parallelism: keys and values of all ranks, a part by position and all rank by rank */         \
+    X(floatX, keys,       all_keys / parts, shared,               cp > 1)                                    \
     X(floatX, keys_by_rank, all_keys,       shared,               cp > 1)                                    \
-    X(floatX, dkeys,      all_keys,         shared,               training && cp > 1)                        \
+    X(floatX, dkeys,      all_keys / parts, shared,               training && cp > 1)                        \
     X(float,  dkeys_by_rank, all_keys,      shared,               training && cp > 1)                        \
     /* forward: local filter */                                                                              \
     X(floatX, taps,       N * 2 * C,        shared,               filter)  /* of both convolutions */        \
@@ -381,7 +381,7 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
     size_t cache = cache_row_size(local_part(c, tp), w.cache_length) * w.cache_rows;
     size_t logits = std::max(chunk, tp);  // sampling gathers a row's logits from all tensor ranks
     const ContextCut cut = {w.contexts, 0, w.sequence()};
-    size_t cp = w.contexts, all_keys = cp * N * (QKV - A);
+    size_t cp = w.contexts, all_keys = cp * N * (QKV - A), parts = head_parts(d, cut);
     size_t widest = std::ranges::max(local_products(c, (int)tp), {}, &LocalProduct::outputs).outputs;
     size_t scratch =
         std::max({attention_backward_scratch(attention_of(d, cut, 0, 0, nullptr),

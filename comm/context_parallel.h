@@ -10,6 +10,9 @@ again.
                  gradients of all keys and values, in float  ->  of own    reduce-scatter, during the backward
                  pass of the product that makes queries
 
+If sequences are long, heads are sent in parts. Attention to a part needs no other, so all but the first part
+are gathered, and the gradients of all but the last are summed, while attention is computed.
+
 Through a sliding window, ranks send each other only the pieces that are seen, if that is less.
 
 A query sees the same keys in the same tiles as without context ranks, so the outputs are the same bits. All
@@ -47,59 +50,70 @@ public:
     int ranks() const { return cut_.ranks; }
     const ContextCut& cut() const { return cut_; }
 
-    // Starts to gather keys and values into by_rank (ranks, own rows, 2*NKV*HS): those that queries see
-    // through the window, at least. own: those of own rows. The compute stream may do other work until
+    // W: keys and values of a row in one part of the heads, which are `parts`.
+    int parts(const Dims& d) const { return head_parts(d, cut_); }
+    size_t W(const Dims& d) const { return (size_t)(d.QKV - d.A) / parts(d); }
+
+    // Starts to gather keys and values into by_rank (parts, ranks, own rows, W): those that queries see
+    // through the window, at least. own (own rows, 2*NKV*HS). The compute stream may do other work until
     // end_gather(), but may not write by_rank.
     void start_gather(floatX* by_rank, const floatX* own, const Dims& d, int window) const {
-        copy_async(by_rank + cut_.rank * part(d), own, part(d), compute_);
+        for (int part = 0; part < parts(d); part++)
+            copy_columns(by_rank + own_rows(part, d), W(d) / 2, own + part * W(d) / 2, d.NKV * d.HS, W(d) / 2,
+                         2 * d.N, compute_);
         order_.order(compute_, sends_);
-        if (!sends_pieces(window)) return group_.all_gather(by_rank, part(d), kind, sends_);
-        grouped({group_}, [&] {
-            each_message(window, [&](int piece, int reader) {
-                send_piece(by_rank, piece, piece, cut_.owner_of(piece), reader, d);
-            });
-        });
+        for (int part = 0; part < parts(d); part++) {
+            floatX* all = by_rank + of_part(part, d);
+            if (sends_pieces(window)) {
+                grouped({group_}, [&] {
+                    each_message(window, [&](int piece, int reader) {
+                        send_piece(all, piece, piece, cut_.owner_of(piece), reader, d);
+                    });
+                });
+            } else {
+                group_.all_gather(all, own_size(d), kind, sends_);
+            }
+            arrived_[part].record(sends_);
+        }
     }
-    // Writes all keys and values to `keys` (B, T, 2*NKV*HS).
-    void end_gather(floatX* keys, const floatX* by_rank, const Dims& d) const {
-        await();
-        order_by_position(keys, by_rank, rows(d), compute_);
+    // Writes a part of all keys and values to `keys` (B, T, W).
+    void end_gather(floatX* keys, const floatX* by_rank, int part, const Dims& d) const {
+        if (sends_ != compute_) {
+            TraceSpan wait(kind, compute_);
+            arrived_[part].hold(compute_);
+        }
+        order_by_position(keys, by_rank + of_part(part, d), rows(d), compute_);
     }
 
-    // Adds the gradients dkeys (B, T, 2*NKV*HS), which the queries of a piece have for keys and values before
-    // its end, to by_rank (ranks, own rows, 2*NKV*HS). is_first: overwrites instead
+    // Adds the gradients dkeys (B, T, W), which the queries of a piece have for a part of the keys and values
+    // before its end, to by_rank (parts, ranks, own rows, W). is_first: overwrites instead
     void add_gradients(float* by_rank, const floatX* dkeys, const AttentionShape& piece, bool is_first,
-                       const Dims& d) const {
-        add_by_rank(by_rank, dkeys, rows(d), piece.keys_end(), is_first, compute_);
+                       int part, const Dims& d) const {
+        add_by_rank(by_rank + of_part(part, d), dkeys, rows(d), piece.keys_end(), is_first, compute_);
     }
-    // Starts to sum the gradients over the ranks. Single pieces arrive in the places of pieces that this rank
-    // has nothing to do with.
-    void start_scatter(float* by_rank, const Dims& d, int window) const {
+    // Starts to sum the gradients of a part over the ranks. Single pieces arrive in the places of pieces that
+    // this rank has nothing to do with.
+    void start_scatter(float* by_rank, int part, const Dims& d, int window) const {
         order_.order(compute_, sends_);
-        if (!sends_pieces(window)) return group_.reduce_scatter(by_rank, part(d), kind, sends_);
+        float* all = by_rank + of_part(part, d);
+        if (!sends_pieces(window)) return group_.reduce_scatter(all, own_size(d), kind, sends_);
         std::vector<int> places = unused_pieces(window);
         grouped({group_}, [&] {
             each_message(window, [&](int piece, int reader) {
                 int place = cut_.owner_of(piece) == cut_.rank ? places.back() : piece;
                 if (cut_.owner_of(piece) == cut_.rank) places.pop_back();
-                send_piece(by_rank, piece, place, reader, cut_.owner_of(piece), d);
+                send_piece(all, piece, place, reader, cut_.owner_of(piece), d);
             });
         });
     }
-    // Writes the sums for own rows to `own` (own rows, 2*NKV*HS).
-    void end_scatter(floatX* own, float* by_rank, const Dims& d, int window) const {
+    // Writes the sums for own rows to `own` (own rows, 2*NKV*HS). room (own rows, W) is overwritten.
+    void end_scatter(floatX* own, float* by_rank, floatX* room, const Dims& d, int window) const {
         await();
-        if (sends_pieces(window)) {
-            std::vector<int> places = unused_pieces(window);
-            each_message(window, [&](int piece, int) {
-                if (cut_.owner_of(piece) != cut_.rank) return;
-                for (int b = 0; b < d.B; b++)
-                    accumulate(by_rank + at(piece, b, d), by_rank + at(places.back(), b, d), piece_size(d),
-                               compute_);
-                places.pop_back();
-            });
+        for (int part = 0; part < parts(d); part++) {
+            if (sends_pieces(window)) add_received(by_rank + of_part(part, d), d, window);
+            convert(room, by_rank + own_rows(part, d), own_size(d), compute_);
+            copy_columns(own + part * W(d) / 2, d.NKV * d.HS, room, W(d) / 2, W(d) / 2, 2 * d.N, compute_);
         }
-        convert(own, by_rank + cut_.rank * part(d), part(d), compute_);
     }
 
     // For a causal convolution whose rows are those of pieces: writes the first taps of the row before each
@@ -152,10 +166,10 @@ private:
     }
     // Offset of a piece of sequence `b` in an array by rank, and its elements.
     size_t at(int piece, int b, const Dims& d) const {
-        return part(d) * cut_.owner_of(piece) +
-               ((size_t)b * cut_.own() + cut_.index(piece * cut_.piece())) * (d.QKV - d.A);
+        return own_size(d) * cut_.owner_of(piece) +
+               ((size_t)b * cut_.own() + cut_.index(piece * cut_.piece())) * W(d);
     }
-    size_t piece_size(const Dims& d) const { return (size_t)cut_.piece() * (d.QKV - d.A); }
+    size_t piece_size(const Dims& d) const { return cut_.piece() * W(d); }
 
     // Sends a piece of all sequences to the place of another, if this rank is one of the two.
     template <typename T>
@@ -166,6 +180,18 @@ private:
             if (receiver == cut_.rank)
                 group_.receive(by_rank + at(place, b, d), piece_size(d), sender, sends_, kind);
         }
+    }
+
+    // Adds the gradients that arrived for own pieces, in the order of start_scatter(), to those of this rank.
+    void add_received(float* by_rank, const Dims& d, int window) const {
+        std::vector<int> places = unused_pieces(window);
+        each_message(window, [&](int piece, int) {
+            if (cut_.owner_of(piece) != cut_.rank) return;
+            for (int b = 0; b < d.B; b++)
+                accumulate(by_rank + at(piece, b, d), by_rank + at(places.back(), b, d), piece_size(d),
+                           compute_);
+            places.pop_back();
+        });
     }
 
     // ---- rows next to pieces
@@ -187,8 +213,11 @@ private:
         }
     }
 
-    static size_t part(const Dims& d) { return (size_t)d.N * (d.QKV - d.A); }  // keys and values of own rows
-    ContextRows rows(const Dims& d) const { return {cut_, d.B, d.QKV - d.A}; }
+    // Elements of own rows in a part, and offsets of a part and of its own rows in an array by rank.
+    size_t own_size(const Dims& d) const { return d.N * W(d); }
+    size_t of_part(int part, const Dims& d) const { return (size_t)part * ranks() * own_size(d); }
+    size_t own_rows(int part, const Dims& d) const { return of_part(part, d) + cut_.rank * own_size(d); }
+    ContextRows rows(const Dims& d) const { return {cut_, d.B, (int)W(d)}; }
     // Makes the compute stream wait for the last message.
     void await() const {
         if (sends_ == compute_) return;
@@ -199,5 +228,5 @@ private:
     const ContextCut cut_;
     const Communicator group_;
     cudaStream_t compute_, sends_;  // one stream without overlap
-    Event order_;
+    Event order_, arrived_[most_head_parts];
 };

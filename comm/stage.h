@@ -48,24 +48,40 @@ struct Dims {
     }
 };
 
-// Returns the shape of attention for one of the pieces of the sequences that a context rank has; without
-// context ranks, there is only one.
+constexpr int pieces_of(const ContextCut& cut) {
+    return cut.ranks == 1 ? 1 : 2;
+}
+
+// The fewest queries, in all heads, of a call to attention for some of the heads. With fewer, many
+// multiprocessors would wait for the last of its tiles. Tests lower it.
+inline size_t least_queries_of_part = 1 << 16;
+
+// Returns the number of parts in which context ranks send heads of keys and values: the next part is on its
+// way during attention to the one before.
+constexpr int most_head_parts = 8;
+inline int head_parts(const Dims& d, const ContextCut& cut) {
+    int parts = 1;
+    for (int n = 2; cut.ranks > 1 && n <= most_head_parts; n++)
+        if (d.NKV % n == 0 && (size_t)d.B * cut.piece() * (d.NH / n) >= least_queries_of_part) parts = n;
+    return parts;
+}
+
+// Returns the shape of attention for one of the pieces of the sequences that a context rank has, in one part
+// of the heads; without context ranks, there is only one piece with all heads.
 inline AttentionShape attention_of(const Dims& d, const ContextCut& cut, int piece, int window,
                                    const int* doc_start) {
     if (cut.ranks == 1) return self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, window, doc_start);
+    const int parts = head_parts(d, cut);
     return attention_shape_apart({.B = d.B,
                                   .Tq = cut.piece(),
                                   .Tk = cut.T,
                                   .q0 = cut.position(piece * cut.piece()),
-                                  .NH = d.NH,
-                                  .NKV = d.NKV,
+                                  .NH = d.NH / parts,
+                                  .NKV = d.NKV / parts,
                                   .HS = d.HS,
                                   .window = window,
                                   .doc_start = doc_start},
-                                 d.T);
-}
-constexpr int pieces_of(const ContextCut& cut) {
-    return cut.ranks == 1 ? 1 : 2;
+                                 d.T, d.NH);
 }
 
 // Returns whether attention's backward pass computes the gradient of the bias of queries, keys and values:

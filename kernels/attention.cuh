@@ -109,14 +109,14 @@ inline size_t attention_backward_scratch(const AttentionShape& shape, bool dbias
 
 // Returns the work of `products` matrix products, each as large as the one that computes the scores.
 inline AttentionWork attention_work(const AttentionShape& s, int products, bool forward) {
-    return {2.0 * products * s.mean_keys() * s.B * s.Tq * s.out_row(), s.mean_keys(), s.HS, forward};
+    return {2.0 * products * s.mean_keys() * s.B * s.Tq * s.A(), s.mean_keys(), s.HS, forward};
 }
 
 inline LaunchCost attention_forward_cost(const floatX* out, const float* lse, const floatX* qkv,
                                          const AttentionShape& s) {
-    return {.read = array_bytes(qkv, s.B, s.Tq, s.out_row()) +
-                    array_bytes(qkv, s.B, s.keys_end(), 2 * s.NKV * s.HS),
-            .written = array_bytes(out, s.B, s.Tq, s.out_row()) + array_bytes(lse, s.B, s.NH, s.Tq),
+    return {.read =
+                array_bytes(qkv, s.B, s.Tq, s.A()) + array_bytes(qkv, s.B, s.keys_end(), 2 * s.NKV * s.HS),
+            .written = array_bytes(out, s.B, s.Tq, s.A()) + array_bytes(lse, s.B, s.NH, s.Tq),
             .attention = attention_work(s, 2, true)};
 }
 
@@ -134,7 +134,7 @@ inline std::vector<LaunchCost> attention_backward_costs(const floatX* dqkv, cons
     int width = 0;
     auto take = [&](int of_tiles) { width = of_tiles; };
     wgmma ? with_hopper_width(s.HS, take) : with_head_width(s.HS, take);
-    double summed = round_up(s.Tq, queries), out = array_bytes(dout, s.B, s.Tq, s.out_row()),
+    double summed = round_up(s.Tq, queries), out = array_bytes(dout, s.B, s.Tq, s.A()),
            whole = out + array_bytes(dqkv, s.B, s.Tk, 2 * s.NKV * s.HS),
            statistics =
                array_bytes(scratch, s.B, 2.0 * s.NH + 1, round_up(s.Tq, BackwardScratchSize::padding)),
@@ -146,7 +146,7 @@ inline std::vector<LaunchCost> attention_backward_costs(const floatX* dqkv, cons
         {.read = whole + out + statistics + sums,
          .written = mma ? whole - out + summed * sums_of_row : whole + sums + partials,
          .attention = attention_work(s, 5, false)}};
-    if (mma) costs.push_back({.read = array_bytes(scratch, s.B, s.Tq, s.out_row()), .written = out});
+    if (mma) costs.push_back({.read = array_bytes(scratch, s.B, s.Tq, s.A()), .written = out});
     double bias = array_bytes(dbias, s.q_row);
     if (dbias && !mma) costs.push_back({.read = partials + bias, .written = bias});
     if (dbias && mma) costs.push_back(column_sums_cost(dbias, scratch, dqkv, s.B * s.Tk, s.q_row));
@@ -163,7 +163,7 @@ inline void attention_forward(floatX* out,  // (B, out_rows, NH, HS), from the f
                               float* amax = nullptr) {  // (1) amax of out, or null
     ON_DEVICE(stream, attention_forward_cost(out, lse, qkv.queries, shape),
               (attention_forward_cpu(out, lse, qkv, shape),
-               keep_amax_cpu(amax, out, (size_t)shape.B * shape.Tq * shape.NH * shape.HS)),
+               keep_amax_cpu(amax, out, (size_t)shape.B * shape.Tq * shape.A())),
               launch_attention_forward(out, lse, amax, qkv, shape, stream));
 }
 

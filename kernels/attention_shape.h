@@ -25,10 +25,11 @@ struct AttentionShape {
     int window = 0;                  // the most keys that a query sees, its own included; 0: no limit
     const int* doc_start = nullptr;  // (B, Tk) first position of each position's document, or null
     // Rows of queries and rows of outputs in memory from a sequence to the next, and elements from a row of
-    // queries, and of keys and values, to the next.
-    int q_rows = 0, out_rows = 0, q_row = 0, kv_row = 0;
+    // queries, and of keys and values, to the next. Outputs and lse have room for out_heads heads.
+    int q_rows = 0, out_rows = 0, q_row = 0, kv_row = 0, out_heads = 0;
 
     HOST_DEVICE int group() const { return NH / NKV; }  // query heads that share a key/value head
+    HOST_DEVICE int A() const { return NH * HS; }       // elements of a row's queries
     HOST_DEVICE float scale() const { return 1 / sqrtf((float)HS); }
 
     HOST_DEVICE int position(int i) const { return q0 + i; }   // query i is at this position
@@ -43,13 +44,13 @@ struct AttentionShape {
     }
     HOST_DEVICE size_t value(int b, int at, int h) const { return key(b, at, NKV + h); }
 
-    // Offset of a head's output for a query from that of the first query, in rows `out_row` apart; and in lse
-    // (B, NH, out_rows).
-    HOST_DEVICE int out_row() const { return NH * HS; }
+    // Offset of a head's output for a query from that of the first head and query, in rows `out_row` apart;
+    // and in lse (B, out_heads, out_rows).
+    HOST_DEVICE int out_row() const { return out_heads * HS; }
     HOST_DEVICE size_t output(int b, int i, int h) const {
         return ((size_t)b * out_rows + i) * out_row() + (size_t)h * HS;
     }
-    HOST_DEVICE size_t lse(int b, int i, int h) const { return ((size_t)b * NH + h) * out_rows + i; }
+    HOST_DEVICE size_t lse(int b, int i, int h) const { return ((size_t)b * out_heads + h) * out_rows + i; }
 
     // Mean number of keys that a query sees, if a sequence is one document.
     double mean_keys() const {
@@ -78,7 +79,7 @@ inline AttentionShape attention_shape(AttentionShape s) {
         fail("attention: %d queries from position %d of %d on do not fit; each needs one of the positions",
              s.Tq, s.q0, s.Tk);
     }
-    s.q_rows = s.Tk, s.out_rows = s.Tq;
+    s.q_rows = s.Tk, s.out_rows = s.Tq, s.out_heads = s.NH;
     s.q_row = s.kv_row = (s.NH + 2 * s.NKV) * s.HS;
     return s;
 }
@@ -89,13 +90,15 @@ HOST_DEVICE Qkv<T> in_rows(T* qkv, const AttentionShape& s) {
     return {qkv + (size_t)s.q0 * s.q_row, qkv + (size_t)s.NH * s.HS};
 }
 
-// Returns the shape with queries and outputs in consecutive rows of arrays (B, rows, NH, HS), and keys and
-// values in another array (B, Tk, 2*NKV, HS).
-inline AttentionShape attention_shape_apart(AttentionShape s, int rows) {
+// Returns the shape with queries and outputs in consecutive rows of arrays (B, rows, heads, HS), of which the
+// call is for NH consecutive heads, and with the keys and values of these in another array (B, Tk, 2*NKV,
+// HS).
+inline AttentionShape attention_shape_apart(AttentionShape s, int rows, int heads) {
     s = attention_shape(s);
-    if (s.Tq > rows) fail("attention: %d queries do not fit into %d rows; raise the rows", s.Tq, rows);
-    s.q_rows = s.out_rows = rows;
-    s.q_row = s.NH * s.HS, s.kv_row = 2 * s.NKV * s.HS;
+    if (s.Tq > rows || s.NH > heads)
+        fail("attention: %d queries of %d heads do not fit into %d rows of %d", s.Tq, s.NH, rows, heads);
+    s.q_rows = s.out_rows = rows, s.out_heads = heads;
+    s.q_row = heads * s.HS, s.kv_row = 2 * s.NKV * s.HS;
     return s;
 }
 

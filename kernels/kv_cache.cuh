@@ -275,9 +275,9 @@ inline void kv_cache_attention(floatX* att,          // (B, T, NH, HS)
                                const KvCacheShape& shape, cudaStream_t stream) {
     const AttentionShape& a = shape.attention;
     ON_DEVICE(stream,
-              (LaunchCost{.read = array_bytes(qkv, a.B, a.Tq, a.out_row()) +
+              (LaunchCost{.read = array_bytes(qkv, a.B, a.Tq, a.A()) +
                                   array_bytes(cache, a.B, shape.past + a.Tk, shape.row()),
-                          .written = array_bytes(att, a.B, a.Tq, a.out_row())}),
+                          .written = array_bytes(att, a.B, a.Tq, a.A())}),
               kv_cache_attention_cpu(att, qkv, cache, shape), {
                   int lanes = (int)std::bit_ceil((unsigned)ceil_div(a.HS, lane_elements));
                   with_vec_width<floatX>(a.HS, [&](auto width) {

@@ -4,6 +4,7 @@ For tests of attention: the textbook formula in double precision, and a layer to
 #pragma once
 
 #include <bit>
+#include <deque>
 
 #include "kernels/attention.cuh"
 #include "test/support/testing.h"
@@ -202,42 +203,60 @@ inline void check_parts(int HS) {
     check(Case{1, 200, 2, 1, HS, 45, {1, 63, 110, 111}}.part(101, 31));
 }
 
-// Checks that calls for pieces of the queries, which begin at 0 and at these positions, with queries apart
-// from keys and values, make the same bits forward as the call for all, and gradients with the same sum.
+// Checks that calls for pieces of the queries, which begin at 0 and at these positions, and for the heads of
+// one key/value head after the other, with queries apart from keys and values, make the same bits forward as
+// the call for all, and gradients with the same sum.
 inline void check_cut(const Case& c, std::vector<int> cuts) {
     CAPTURE(c.name());
-    std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c), queries, keys;
+    std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c), queries;
+    std::vector<std::vector<floatX>> keys((size_t)c.NKV);  // of each head, (B, T, 2, HS)
+    std::deque<Buffer<floatX>> kv;
     Run whole(c, qkv, dout);
-    const size_t row = c.qkv_row(), of_queries = (size_t)c.NH * c.HS, of_keys = row - of_queries;
+    const size_t row = c.qkv_row(), of_queries = (size_t)c.NH * c.HS, of_head = c.HS,
+                 of_values = c.NKV * of_head, group = c.NH / c.NKV * of_head;
     for (auto at = qkv.begin(); at != qkv.end(); at += row) {
         queries.insert(queries.end(), at, at + of_queries);
-        keys.insert(keys.end(), at + of_queries, at + row);
+        for (size_t head = 0; head < keys.size(); head++) {
+            auto key = at + of_queries + head * of_head;
+            keys[head].insert(keys[head].end(), key, key + of_head);
+            keys[head].insert(keys[head].end(), key + of_values, key + of_values + of_head);
+        }
     }
-    Buffer<floatX> q(queries), kv(keys), out(whole.out.size()), dq(queries.size()), dkv(keys.size());
+    for (const std::vector<floatX>& head : keys) kv.emplace_back(head);
+    Buffer<floatX> q(queries), out(whole.out.size()), dq(queries.size()), dkv(keys[0].size());
     Buffer<float> lse(whole.lse.size());
     std::vector<double> want = whole.dqkv.doubles(), got(want.size());
     cuts.insert(cuts.begin(), 0);
-    auto each_piece = [&](auto&& visit) {
-        for (size_t i = 0; i < cuts.size(); i++) {
-            int from = cuts[i], to = i + 1 < cuts.size() ? cuts[i + 1] : c.T;
-            AttentionShape piece = attention_shape_apart(c.part(from, to - from).shape(whole.doc_start), c.T);
-            visit(piece, from * of_queries);
+    // visit(shape, keys, offset of its queries and of its lse, number of the key/value head)
+    auto each_call = [&](auto&& visit) {
+        for (size_t head = 0; head < keys.size(); head++) {
+            for (size_t i = 0; i < cuts.size(); i++) {
+                int from = cuts[i], to = i + 1 < cuts.size() ? cuts[i + 1] : c.T;
+                Case of_head = c.part(from, to - from);
+                of_head.NH /= c.NKV, of_head.NKV = 1;
+                AttentionShape piece = attention_shape_apart(of_head.shape(whole.doc_start), c.T, c.NH);
+                visit(piece, kv[head], from * of_queries + head * group,
+                      from + head * (size_t)piece.NH * (size_t)c.T, head);
+            }
         }
     };
-    auto heads_from = [&](size_t first) { return Qkv<const floatX>{q + first, kv}; };
-    each_piece([&](const AttentionShape& piece, size_t first) {
-        attention_forward(out + first, lse + piece.q0, heads_from(first), piece, test_stream());
+    each_call([&](const AttentionShape& piece, const floatX* keys, size_t first, size_t first_lse, size_t) {
+        attention_forward(out + first, lse + first_lse, {q + first, keys}, piece, test_stream());
     });
     CHECK(same_bits(out.host(), whole.out.host()));
     CHECK(same_bits(lse.host(), whole.lse.host()));
-    each_piece([&](const AttentionShape& piece, size_t first) {
-        Buffer<float> scratch(attention_backward_scratch(piece));
-        attention_backward({dq + first, dkv}, scratch, whole.dout + first, heads_from(first), out + first,
-                           lse + piece.q0, piece, test_stream());
-        std::vector<double> of_keys_made = dkv.doubles();
-        for (size_t i = 0; i < got.size(); i++)
-            if (i % row >= of_queries) got[i] += of_keys_made[i / row * of_keys + i % row - of_queries];
-    });
+    each_call(
+        [&](const AttentionShape& piece, const floatX* keys, size_t first, size_t first_lse, size_t head) {
+            Buffer<float> scratch(attention_backward_scratch(piece));
+            attention_backward({dq + first, dkv}, scratch, whole.dout + first, {q + first, keys}, out + first,
+                               lse + first_lse, piece, test_stream());
+            std::vector<double> made = dkv.doubles();
+            for (size_t i = 0; i < made.size(); i++) {
+                size_t of_row = i % (2 * of_head);
+                got[i / (2 * of_head) * row + of_queries + head * of_head + of_row % of_head +
+                    (of_row < of_head ? 0 : of_values)] += made[i];
+            }
+        });
     std::vector<double> of_queries_made = dq.doubles();
     for (size_t i = 0; i < got.size(); i++)
         if (i % row < of_queries) got[i] = of_queries_made[i / row * of_queries + i % row];
