@@ -626,6 +626,26 @@ TEST_CASE("what is hidden of the messages of each kind can be told") {
     CHECK(seconds("--exposed none") == hidden);
 }
 
+TEST_CASE("keys and values travel during attention to other heads") {
+    TemporaryFolder folder;
+    Machine machine = find_machine("h100");
+    machine.node_bandwidth = 28e9;  // a gather takes half as long as attention forward
+    write_file(folder / "slow.json", machine_to_json(machine).dump());
+    std::string line = "--model llama3-8B --layers 2 --context 131072 --gpus 8 --cp 8 --micro-batch 1 "
+                       "--global-batch 128k --recompute none --explain --machine " +
+                       (folder / "slow.json");
+    auto hidden = [&] {
+        auto waits = [&](const char* options) -> double {
+            return planned(line + options)["layouts"][0]["seconds_of"]["tensor"];
+        };
+        return 1 - waits("") / waits(" --exposed tensor");
+    };
+    CHECK(hidden() > 0.8);
+    size_t before = std::exchange(least_queries_of_part, SIZE_MAX);
+    CHECK(hidden() < 0.4);
+    least_queries_of_part = before;
+}
+
 TEST_CASE("messages are told with the numbers that travel") {
     nlohmann::json layout =
         planned("--model gpt3-6.7B --machine h100 --gpus 32 --global-batch 512k --explain "
