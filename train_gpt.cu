@@ -470,7 +470,8 @@ struct Attention : Sublayer {
         AttentionShape of_piece = attention_of(d, cut, at.piece, l.kind.window, l.batch.doc_start);
         return is_split && !is_cut ? attention_shape_apart(of_piece, d.T, d.NH) : of_piece;
     }
-    // Where a piece begins in rows of heads and in lse, and where its heads lie, or their gradients.
+    // A piece begins at first() in rows of heads and at first_lse() in lse; heads() are its heads, or their
+    // gradients.
     size_t first(const Piece& at) const {
         return (size_t)at.piece * cut.piece() * d.A + at.part * d.A / at.parts;
     }

@@ -57,7 +57,7 @@ inline size_t library_memory() {
 inline size_t available_memory(int ranks = 1) {
     size_t available, total;
     cudaCheck(cudaMemGetInfo(&available, &total));
-    available /= ranks;
+    available = has_own_memory ? available / ranks : host_available_memory(ranks);
     return available - std::min(available, library_memory());
 }
 
@@ -65,7 +65,7 @@ inline size_t available_memory(int ranks = 1) {
 // libraries, and files that are being read.
 inline size_t available_host_memory(int ranks) {
     constexpr size_t kept = (size_t)1 << 30;
-    size_t available = host_available_memory() / ranks;
+    size_t available = host_available_memory(ranks);
     return available - std::min(available, kept);
 }
 

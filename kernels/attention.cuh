@@ -185,7 +185,7 @@ inline void attention_backward(Qkv<floatX> dqkv,    // laid out like qkv
               launch_attention_backward(dqkv, scratch, dout, qkv, out, lse, shape, stream, dbias));
 }
 
-// The same with all heads in one array (B, Tk, NH + 2*NKV, HS).
+// These calls have all heads in one array (B, Tk, NH + 2*NKV, HS).
 inline void attention_forward(floatX* out, float* lse, const floatX* qkv, const AttentionShape& shape,
                               cudaStream_t stream, float* amax = nullptr) {
     attention_forward(out, lse, in_rows(qkv, shape), shape, stream, amax);

@@ -28,10 +28,11 @@ struct GroupFiles {
     const char *folder, *limit, *used, *unused_pages;
 };
 
-// Returns the bytes that this process could still allocate: MemAvailable, or what is left of a limit, either
-// of a control group around this process or of its address space (ulimit -v). Unused page cache counts as
-// free, because the kernel drops it before a group is out of memory. root: a prefix of all paths, for tests.
-inline size_t host_available_memory(const std::string& root = "") {
+// Returns the bytes that each of some processes of this host could still allocate: its share of MemAvailable,
+// or of what is left of a limit of a control group around it, and at most what is left of its address space
+// (ulimit -v), which it shares with none. Unused page cache counts as free, because the kernel drops it
+// before a group is out of memory. root: a prefix of all paths, for tests.
+inline size_t host_available_memory(int processes = 1, const std::string& root = "") {
     constexpr GroupFiles versions[] = {
         {"memory/", "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file"},
         {"", "/memory.max", "/memory.current", "inactive_file"}};
@@ -59,6 +60,7 @@ inline size_t host_available_memory(const std::string& root = "") {
             if (group.find('/') == group.npos) break;
         }
     }
+    available /= processes;
     rlimit space;
     if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
         size_t used = number_in_file(root + "/proc/self/status", "VmSize:");  // kB

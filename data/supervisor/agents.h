@@ -35,7 +35,7 @@ public:
         for (const HostRanks& place : places) {
             std::vector<HostRanks> one = {{place.name, 0, 1}};
             Words words = on_this_machine ? command : launcher.start(one, scratch.hosts_file(one), command);
-            agents_.push_back({words, std::make_unique<PipedChild>(words), "", seconds_now()});
+            agents_.push_back({place.name, words, std::make_unique<PipedChild>(words, true), seconds_now()});
         }
     }
     void stop() { agents_.clear(); }
@@ -49,21 +49,28 @@ public:
         poll(files.data(), (nfds_t)files.size(), (int)(seconds * 1e3));
     }
 
-    void read() {
+    // Returns notes for the user about agents that failed: one for each.
+    std::vector<std::string> read() {
         constexpr double patience = 10;  // before an agent that ended is restarted
         constexpr size_t longest = 16 << 20;
+        std::vector<std::string> notes;
         for (Agent& agent : agents_) {
             agent.text += agent.child->read();
             if (agent.text.size() > longest) agent.text.clear();
             std::string_view rest = agent.text;
-            while (rest.find('\n') != rest.npos) take(next_line(rest));
+            while (rest.find('\n') != rest.npos) take(next_line(rest), agent);
             agent.text = std::string(rest);
         }
         for (Agent& agent : agents_) {
-            if (agent.child->code() < 0 || seconds_now() < agent.started + patience) continue;
-            agent.child = std::make_unique<PipedChild>(agent.words);
+            const int code = agent.child->code();
+            if (code > 0 && !std::exchange(agent.is_told, true))
+                notes.push_back(text("the agent on %s, which watches its ranks, ended with exit code %d: %s",
+                                     agent.host.c_str(), code, last_words(agent.said + agent.text).c_str()));
+            if (code < 0 || seconds_now() < agent.started + patience) continue;
+            agent.child = std::make_unique<PipedChild>(agent.words, true);
             agent.started = seconds_now();
         }
+        return notes;
     }
 
     int64_t last_step() const {
@@ -88,13 +95,19 @@ public:
 
 private:
     struct Agent {
+        std::string host;
         Words words;
         std::unique_ptr<PipedChild> child;
-        std::string text;  // the beginning of a line whose end has not arrived
         double started;
+        std::string text = {};  // the beginning of a line whose end has not arrived
+        std::string said = {};  // lines that are no states, such as those of its launcher
+        bool is_told = false;   // the user knows that it failed
     };
 
-    void take(std::string_view line) {
+    void take(std::string_view line, Agent& agent) {
+        constexpr size_t most_said = 4096;
+        if (agent.said.size() > most_said) agent.said.clear();
+        if (!line.starts_with('{')) agent.said += std::string(line) + "\n";
         for (RankState& state : states_in_line(line)) {
             // Processes of an earlier start may have left records; these do not count.
             if (!state.alive && state.quiet_seconds > seconds_now() - started_) continue;

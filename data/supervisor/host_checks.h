@@ -72,6 +72,7 @@ public:
         std::string apart;
         for (size_t i = 0; i < hosts.size(); i++) {
             hosts[i].aside = problem_of(answers[i]);
+            hosts[i].is_refused = !hosts[i].aside.empty() && is_refusal(answers[i]);
             hosts[i].has_own_folder = probed_ && hosts[i].aside.empty() && says(answers[i], has_its_own);
             if (hosts[i].has_own_folder && !before[i].has_own_folder) append_item(apart, hosts[i].name);
         }
@@ -100,6 +101,13 @@ private:
     }
     static bool is_answer(const CommandResult& result) {
         return says(result, shares_it) || says(result, has_its_own);
+    }
+
+    // Returns whether the launcher ended by itself, as when it does not know an option. ssh, and mpirun after
+    // it, end with 255 if they cannot reach a host.
+    static bool is_refusal(const CommandResult& result) {
+        constexpr int unreachable = 255, first_signal = 129;
+        return result.code > 0 && result.code != unreachable && result.code < first_signal;
     }
 
     // A launcher may fail for reasons of its own, as when an ssh server gets too many connections at once, so

@@ -193,10 +193,7 @@ private:
     bool start() {
         if (checks_hosts_) check_hosts();
         places_ = place_ranks(line_.hosts, line_.ranks, line_.unit);
-        if (places_.empty()) {
-            end_with("given up: no host is left for " + counted(line_.unit, "rank"), exit_failed_part);
-            return false;
-        }
+        if (places_.empty()) return give_up_without_hosts();
         if (int ranks = ranks_of(places_); ranks < line_.ranks)
             tell(text("continues with %d of %d ranks, on %s; the batch stays the same", ranks, line_.ranks,
                       names_text(places_).c_str()));
@@ -220,6 +217,18 @@ private:
         job_.emplace(line_.run_dir, state_.number, command);
         begin_following();
         return true;
+    }
+
+    // A launcher that refuses all hosts before the first start was given wrongly.
+    bool give_up_without_hosts() {
+        attempt_ = {.begun = unix_seconds(), .why = "no host is left for " + counted(line_.unit, "rank")};
+        auto aside = std::ranges::find_if(line_.hosts, [](const Host& host) { return !host.aside.empty(); });
+        if (aside != line_.hosts.end()) attempt_.why += "; " + aside->name + ": " + aside->aside;
+        bool is_input = state_.number == 0 && std::ranges::all_of(line_.hosts, &Host::is_refused);
+        open_incident({Restart::give_up, 0, is_input ? "its input has to be changed" : "no host is left"});
+        close_incident();
+        end_with("given up: " + attempt_.why, is_input ? exit_bad_input : exit_failed_part);
+        return false;
     }
 
     // A single process needs no launcher.
@@ -274,7 +283,7 @@ private:
     JobEnd follow() {
         while (true) {
             agents_.wait(0.1);
-            agents_.read();
+            for (const std::string& note : agents_.read()) tell(note);
             show_output();
             look_at_steps();
             pass_stops_on();

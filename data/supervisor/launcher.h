@@ -56,7 +56,8 @@ public:
         // At most one rank per slot: with these options, each host in turn gets as many ranks as it has
         // slots, and the trainer chooses the cores itself.
         if (is_mpirun(words_[0])) {
-            bool as_root = geteuid() == 0 && !getenv("OMPI_ALLOW_RUN_AS_ROOT");
+            bool is_allowed = getenv("OMPI_ALLOW_RUN_AS_ROOT") && getenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM");
+            bool as_root = geteuid() == 0 && !is_allowed;
             if (as_root && !has_word("--allow-run-as-root")) {
                 if (!in_container())
                     fail("--launcher %s: Open MPI refuses to run as root; run as another user, or give "

@@ -151,9 +151,6 @@ int main(int, char**) try {
         printf("%-18s %-18s %8.2f s %8.2f s %+7.1f%%\n", c.all.publications[run.publication].name.c_str(),
                run.name.c_str(), run.seconds, seconds, 100 * (seconds / run.seconds - 1));
     }
-    for (const Publication& publication : c.all.publications)
-        for (const std::string& row : publication.left_out)
-            printf("%-18s left out: %s\n", publication.name.c_str(), row.c_str());
     printf("\nmedian %.1f%%, largest %.1f%%, beyond what the reading of plots explains\n\n", median(off),
            *std::max_element(off.begin(), off.end()));
 

@@ -38,7 +38,6 @@ struct PublishedRun {
 struct Publication {
     std::string name, machine;
     bool scores_in_memory;
-    std::vector<std::string> left_out;  // rows that cannot be planned, and why
 };
 
 struct PublishedRuns {
@@ -50,9 +49,8 @@ inline PublishedRuns published_runs(const std::string& path = "test/golden/publi
     PublishedRuns all;
     nlohmann::json file = parse_json(read_whole(path, 1 << 20, "larger than this file; restore it"), path);
     for (auto& publication : file) {
-        all.publications.push_back({publication["name"], publication["machine"],
-                                    publication["scores_in_memory"],
-                                    publication.value("left_out", std::vector<std::string>())});
+        all.publications.push_back(
+            {publication["name"], publication["machine"], publication["scores_in_memory"]});
         for (auto& row : publication["rows"]) {
             std::istringstream line("plan " + publication["options"].get<std::string>() + " " +
                                     row["options"].get<std::string>());

@@ -304,6 +304,8 @@ TEST_CASE("bad options") {
         {"--batch_size=8", "--batch_size: no such option, it is --micro-batch here, the sequences "},
         {"--dtype bf16", "--dtype: no such option, it is --matmul-dtype here, and make PRECISION=bf16|fp32 "},
         {"--dropout 0.1", "--dropout: no such option, there is no dropout; "},
+        {"--wandb on", "--wandb: no such option, a run writes log.jsonl, and train_gpt report makes "},
+        {"--rope-base 1", "--rope-base: no such option, it is --rope-theta here; "},
         {"--top-k 1", "--top-k: not an option of train_gpt train; "},
         {"--evil\n\x1b[31m", "no such option"},
         // steps or a time

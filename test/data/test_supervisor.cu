@@ -623,6 +623,22 @@ TEST_CASE("what agents say makes the newest state of each rank, and the one that
     agents.stop();
 }
 
+TEST_CASE("an agent that ends is told once, with its last words") {
+    Agents agents;
+    Scratch scratch;
+    agents.start(Launcher("mpirun", false), true, {{"here", 0, 2}}, scratch,
+                 {"/bin/sh", "-c", "echo '{\"ranks\":[]}'; echo no such library >&2; exit 3"});
+    std::vector<std::string> notes;
+    for (int i = 0; i < 200 && notes.empty(); i++) {
+        agents.wait(0.05);
+        notes = agents.read();
+    }
+    CHECK(notes ==
+          std::vector<std::string>{"the agent on here, which watches its ranks, ended with exit code 3: "
+                                   "no such library"});
+    CHECK(agents.read().empty());
+}
+
 TEST_CASE("a host whose selftest names a suspect is put aside, with the reason, until it passes") {
     TemporaryFolder folder;
     std::string script = folder / "rsh";

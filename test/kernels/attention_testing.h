@@ -209,7 +209,7 @@ inline void check_parts(int HS) {
 inline void check_cut(const Case& c, std::vector<int> cuts) {
     CAPTURE(c.name());
     std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c), queries;
-    std::vector<std::vector<floatX>> keys((size_t)c.NKV);  // of each head, (B, T, 2, HS)
+    std::vector<std::vector<floatX>> keys((size_t)c.NKV);  // one array (B, T, 2, HS) a head
     std::deque<Buffer<floatX>> kv;
     Run whole(c, qkv, dout);
     const size_t row = c.qkv_row(), of_queries = (size_t)c.NH * c.HS, of_head = c.HS,

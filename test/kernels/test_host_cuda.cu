@@ -725,7 +725,8 @@ TEST_CASE("memory is what the machine and each limit around the process leave") 
             fs::create_directories(fs::path(root / name).parent_path());
             write_file(root / name, content);
         }
-        CHECK(host_available_memory(root.path) == machine.available);
+        CHECK(host_available_memory(1, root.path) == machine.available);
+        CHECK(host_available_memory(3, root.path) == machine.available / 3);
     }
     const size_t here = host_available_memory(), used = number_in_file("/proc/self/status", "VmSize:") * 1024;
     CHECK(here > 0);
@@ -733,7 +734,9 @@ TEST_CASE("memory is what the machine and each limit around the process leave") 
     REQUIRE(getrlimit(RLIMIT_AS, &before) == 0);
     lowered = before, lowered.rlim_cur = used + (10 << 20);
     REQUIRE(setrlimit(RLIMIT_AS, &lowered) == 0);
-    const size_t limited = host_available_memory();
+    const size_t limited = host_available_memory(), of_each = host_available_memory(2);
     REQUIRE(setrlimit(RLIMIT_AS, &before) == 0);
     CHECK(limited <= 10 << 20);
+    CHECK(limited > 5 << 20);
+    CHECK(of_each > 5 << 20);  // a process has its address space for itself
 }

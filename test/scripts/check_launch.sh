@@ -10,9 +10,9 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/text.sh
 . test/support/jobs.sh
 . test/support/launches.sh
-plan 43
+plan 44
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs faults=$PWD/build/cpu-fp32/fault_injection.so
-command -v mpirun >/dev/null || { skip "no mpirun here" 43; exit; }
+command -v mpirun >/dev/null || { skip "no mpirun here" 44; exit; }
 at_end() {
     local out
     for out in "$work"/*.out; do
@@ -71,6 +71,9 @@ launch wrong "${restart[@]}" -- "${job[@]/text_train_*.bin/nothing_*.bin}"
 check "a user's error is not tried again" eval 'launched wrong 240 && [ $code = 1 ] && [ "$(starts_of wrong)" = 1 ] && grep -q "given up: its input has to be changed: .*nothing_" wrong.out'
 launch refusing --ranks 2 --launcher "$on_one_machine --no-such-option" "${restart[@]}" -- "${job[@]}"
 check "nor a launcher that starts no rank, whose words are told" eval 'launched refusing 240 && [ $code = 1 ] && [ "$(starts_of refusing)" = 1 ] && grep -q "ended with exit code .*no-such-option" refusing.out && grep -q "no-such-option" refusing/incidents.jsonl'
+printf 'here slots=1\nthere slots=1\n' >unheard.hosts
+launch unheard --hosts unheard.hosts --launcher "$on_one_machine --no-such-option" "${restart[@]}" -- "${job[@]}"
+check "nor one that starts nothing on any host" eval 'launched unheard 240 && [ $code = 1 ] && [ "$(starts_of unheard)" = 0 ] && grep -q "given up: no host is left for 1 rank; here: .*no-such-option" unheard.out && grep -q "no-such-option" unheard/incidents.jsonl'
 if [ "$(id -u)" = 0 ]; then
     (unset OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM && export container=test &&
         exec "$cpu" launch --ranks 2 --launcher mpirun\ --oversubscribe "${restart[@]}" -- "${job[@]}" --steps 3 --run-dir "$work/root" >root.out 2>&1)

@@ -7,12 +7,13 @@
 # needs: cpu-fp32/train_gpt cpu-fp32/compare_runs simt-fp32/train_gpt
 # seconds: 120
 # soak: EVERY=yes
-# limit: 3600
+# limit: 7200
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/layouts.sh
+. test/support/text.sh
 checks=81
-[ -z "$EVERY" ] || checks=140
+[ -z "$EVERY" ] || checks=141
 plan $checks
 cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
 # one that does not change: with some texts differences grow ten times as large within the steps
@@ -70,6 +71,18 @@ while read -r shape n options; do
         echo "FAILED to run $shape on $n $options"
     fi
 done <<<"$layouts${EVERY:+$more_layouts}"
+
+# ----------------------------------------------------------------------------------------------------------
+# one long sequence
+
+if [ -n "$EVERY" ] && wanted 131072; then
+    mkdir pages && cat seeded/*.txt | split -b 1500 -a 4 --additional-suffix=.txt - pages/
+    "$cpu" tokenize pages --output long --val-fraction 0 >long.out || echo "FAILED tokenize"
+    long=(train --model tiny --context 131072 --micro-batch 1 --global-batch 131072 --steps 20 --train-data 'long_train_*.bin')
+    OMP_NUM_THREADS=2 "$cpu" "${long[@]}" --run-dir long1 >long1.out 2>&1 || tail -3 long1.out
+    RANKS_TIMEOUT=3000 ranks 8 "$cpu" "${long[@]}" --cp 8 --run-dir long8 >long8.out 2>&1 || tail -3 long8.out
+    agree "131072 tokens on 8 --cp 8" long8 long1 --losses 1e-5
+fi
 
 # ----------------------------------------------------------------------------------------------------------
 # a batch that rises, also where a run goes on in the middle of that on other ranks

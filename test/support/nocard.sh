@@ -141,7 +141,7 @@ L
     checked_defect 'fence.proxy.async.shared::cta;' '' 'no fence.proxy.async since'
 }
 
-nocard_soak_checks=149
+nocard_soak_checks=151
 # The others: a card of Ampere, every recomputation and optimizer, shapes of other models, schedules. The program's own test of
 # a card is for cards: its products and its memory are too large here.
 nocard_soak() {
@@ -203,6 +203,7 @@ nocard_soak() {
 L
     done
     unset NOCARD
+    checked_run h100-contexts-fp8 2 h100-long 5e-3 --context 256 --micro-batch 1 --cp 2 --zero 1 --matmul-dtype fp8
     checked_defect 'wgmma.fence.sync.aligned;' '' 'no wgmma.fence since'
     checked_defect 'fence.acq_rel.gpu;' '' 'race'
     checked_defect 'st.release.gpu.global.u32' 'st.relaxed.gpu.global.u32' 'race'
