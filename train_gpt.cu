@@ -461,8 +461,8 @@ struct Attention : Sublayer {
         attend();
     }
 
-    // A context rank has two pieces of each sequence. Attention is computed of one after the other, for one
-    // part of the heads after the other.
+    // A context rank has two pieces of each sequence. Their attention is computed in turn, for one part of
+    // the heads after the other.
     struct Piece {
         int piece, part, parts;
     };
@@ -500,7 +500,8 @@ struct Attention : Sublayer {
     }
 
     // Computes dqkv from datt; on several context ranks only the gradients of queries, and starts the sum of
-    // those of keys and values. Queries of the second piece see all keys that those of the first see.
+    // those of keys and values. The keys of the second piece end later, so it goes first and overwrites all
+    // sums.
     void attend_backward() const {
         const int parts = head_parts(d, cut);
         for (int part = 0; part < parts; part++) {

@@ -50,13 +50,13 @@ public:
     int ranks() const { return cut_.ranks; }
     const ContextCut& cut() const { return cut_; }
 
-    // W: keys and values of a row in one part of the heads, which are `parts`.
+    // parts: the number of parts of the heads. W: elements of a row's keys and values in one of them
     int parts(const Dims& d) const { return head_parts(d, cut_); }
     size_t W(const Dims& d) const { return (size_t)(d.QKV - d.A) / parts(d); }
 
     // Starts to gather keys and values into by_rank (parts, ranks, own rows, W): those that queries see
     // through the window, at least. own (own rows, 2*NKV*HS). The compute stream may do other work until
-    // end_gather(), but may not write by_rank.
+    // the last end_gather(), but may not write by_rank.
     void start_gather(floatX* by_rank, const floatX* own, const Dims& d, int window) const {
         for (int part = 0; part < parts(d); part++)
             copy_columns(by_rank + own_rows(part, d), W(d) / 2, own + part * W(d) / 2, d.NKV * d.HS, W(d) / 2,
@@ -111,7 +111,8 @@ public:
         await();
         for (int part = 0; part < parts(d); part++) {
             if (sends_pieces(window)) add_received(by_rank + of_part(part, d), d, window);
-            convert(room, by_rank + own_rows(part, d), own_size(d), compute_);
+            convert(parts(d) > 1 ? room : own, by_rank + own_rows(part, d), own_size(d), compute_);
+            if (parts(d) == 1) return;
             copy_columns(own + part * W(d) / 2, d.NKV * d.HS, room, W(d) / 2, W(d) / 2, 2 * d.N, compute_);
         }
     }

@@ -56,9 +56,10 @@ constexpr int pieces_of(const ContextCut& cut) {
 // multiprocessors would wait for the last of its tiles. Tests lower it.
 inline size_t least_queries_of_part = 1 << 16;
 
+constexpr int most_head_parts = 8;
+
 // Returns the number of parts in which context ranks send heads of keys and values: the next part is on its
 // way during attention to the one before.
-constexpr int most_head_parts = 8;
 inline int head_parts(const Dims& d, const ContextCut& cut) {
     int parts = 1;
     for (int n = 2; cut.ranks > 1 && n <= most_head_parts; n++)

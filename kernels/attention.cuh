@@ -157,8 +157,8 @@ inline std::vector<LaunchCost> attention_backward_costs(const floatX* dqkv, cons
 // null: 0). doc_start[t] <= t, and it never decreases along a sequence. Query head h reads key/value head h /
 // (NH / NKV). The queries of the call are those at the positions q0 ... q0 + Tq - 1. Other queries in qkv are
 // not read, and neither are keys and values after these positions. AttentionShape says where heads lie.
-inline void attention_forward(floatX* out,  // (B, out_rows, NH, HS), from the first query's on, as lse
-                              float* lse,   // (B, NH, out_rows)
+inline void attention_forward(floatX* out,  // (B, out_rows, out_heads, HS), from the first query's on, as lse
+                              float* lse,   // (B, out_heads, out_rows)
                               Qkv<const floatX> qkv, const AttentionShape& shape, cudaStream_t stream,
                               float* amax = nullptr) {  // (1) amax of out, or null
     ON_DEVICE(stream, attention_forward_cost(out, lse, qkv.queries, shape),
@@ -173,10 +173,10 @@ inline void attention_forward(floatX* out,  // (B, out_rows, NH, HS), from the f
 // of the bias of the layer that made qkv, which requires a query at every position, in the same rows as keys.
 inline void attention_backward(Qkv<floatX> dqkv,    // laid out like qkv
                                float* scratch,      // (attention_backward_scratch(shape, dbias))
-                               const floatX* dout,  // (B, out_rows, NH, HS)
+                               const floatX* dout,  // (B, out_rows, out_heads, HS)
                                Qkv<const floatX> qkv,
-                               const floatX* out,  // (B, out_rows, NH, HS)
-                               const float* lse,   // (B, NH, out_rows)
+                               const floatX* out,  // (B, out_rows, out_heads, HS)
+                               const float* lse,   // (B, out_heads, out_rows)
                                const AttentionShape& shape, cudaStream_t stream,
                                float* dbias = nullptr) {  // (NH + 2*NKV, HS) +=
     if (dbias && shape.Tq < shape.Tk) fail("attention: the gradient of a bias needs all queries");

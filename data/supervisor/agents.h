@@ -55,6 +55,8 @@ public:
         constexpr size_t longest = 16 << 20;
         std::vector<std::string> notes;
         for (Agent& agent : agents_) {
+            agent.child
+                ->code();  // before its last words are read, so that an agent which ended has said them
             agent.text += agent.child->read();
             if (agent.text.size() > longest) agent.text.clear();
             std::string_view rest = agent.text;
@@ -69,6 +71,7 @@ public:
             if (code < 0 || seconds_now() < agent.started + patience) continue;
             agent.child = std::make_unique<PipedChild>(agent.words, true);
             agent.started = seconds_now();
+            agent.text.clear();
         }
         return notes;
     }

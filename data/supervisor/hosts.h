@@ -26,7 +26,7 @@ struct Host {
     int slots = 1;                // ranks that it can run
     std::string aside = {};       // why it is put aside; empty: it is not
     bool has_own_folder = false;  // it does not share the run's directory
-    bool is_refused = false;      // the launcher did not even try to reach it
+    bool is_refused = false;      // the launcher ended by itself, with a code of its own
 };
 
 // The ranks of a job on one host, from `first` on.

@@ -192,8 +192,9 @@ private:
     // Starts the job on the hosts that answer. Returns false if that is impossible; state_.result says why.
     bool start() {
         if (checks_hosts_) check_hosts();
-        places_ = place_ranks(line_.hosts, line_.ranks, line_.unit);
-        if (places_.empty()) return give_up_without_hosts();
+        std::vector<HostRanks> places = place_ranks(line_.hosts, line_.ranks, line_.unit);
+        if (places.empty()) return give_up_without_hosts();
+        places_ = std::move(places);
         if (int ranks = ranks_of(places_); ranks < line_.ranks)
             tell(text("continues with %d of %d ranks, on %s; the batch stays the same", ranks, line_.ranks,
                       names_text(places_).c_str()));
@@ -494,7 +495,8 @@ private:
     void close_incident() {
         Incident incident = *state_.incident;
         incident.seconds = unix_seconds() - incident.since;
-        if (stepped_) incident.lost_steps = std::max<int64_t>(incident.step - progress_.started_after(), 0);
+        if (job_ && stepped_)
+            incident.lost_steps = std::max<int64_t>(incident.step - progress_.started_after(), 0);
         state_.incident.reset();
         if (std::string note = files_.add(incident); !note.empty()) tell(note);
         state_.trained = progress_.trained_since(state_.first_step);

@@ -11,6 +11,7 @@ would find them.
 #include <thread>
 
 #include "test/program/collected.h"
+#include "test/support/head_parts.h"
 
 namespace {
 
@@ -44,6 +45,7 @@ const Case cases[] = {
     {"parallel block", {.cp = 2}, "parallel bias", {.level = 1}, {}, elementwise},
     {"tables", {.cp = 2}, "documents tables rope"},
     {"4 ranks", {.cp = 4}, "documents rope window", {.level = 3}},
+    {"4 ranks, pairs of heads", {.cp = 4}, "documents rope pairs"},
     {"4 ranks, local filter", {.cp = 4}, "documents filter"},
     {"tensor ranks", {.tp = 2, .cp = 2}, "documents rope qk shared", {}, {gpipe, 1, 2}, block},
     {"tensor ranks, local filter", {.tp = 2, .cp = 2}, "documents filter bias", {.level = 1}},
@@ -72,7 +74,10 @@ bool has(const Case& c, const char* word) {
 
 ModelConfig config_of(const Case& c) {
     ModelConfig config;
-    config.layers = 4, config.channels = 32, config.heads = 4, config.kv_heads = has(c, "shared") ? 1 : 4;
+    config.layers = 4, config.channels = 32, config.heads = 4,
+    config.kv_heads = has(c, "shared")  ? 1
+                      : has(c, "pairs") ? 2
+                                        : 4;
     config.mlp_width = 48, config.vocab_size = V, config.context = T;
     config.bias = has(c, "bias"), config.qk_norm = has(c, "qk"), config.local_filter = has(c, "filter");
     config.block = has(c, "parallel") ? BlockKind::parallel : BlockKind::sequential;
@@ -239,16 +244,10 @@ MeshShape mesh_of(const Case& c) {
     return mesh;
 }
 
-// While it lives, as many parts of the heads are sent as there can be, though sequences are short.
-struct HeadParts {
-    size_t before = std::exchange(least_queries_of_part, 1);
-    ~HeadParts() { least_queries_of_part = before; }
-};
-
 }  // namespace
 
 TEST_CASE("losses and gradients are those of one process") {
-    HeadParts parts;
+    HeadParts parts(1);
     for (const Case& c : cases) {
         if (c.mesh.ranks() != test_world().size()) continue;
         CAPTURE(std::string(c.name));
@@ -266,7 +265,7 @@ TEST_CASE("heads that are sent in parts make the same bits") {
         CAPTURE(std::string(c.name));
         Mesh mesh(test_world(), mesh_of(c), test_stream());
         Result want = result_of(c, mesh);
-        HeadParts parts;
+        HeadParts parts(1);
         Result got = result_of(c, mesh);
         CHECK(got.loss == want.loss);
         CHECK((got.gradients == want.gradients));
@@ -274,7 +273,7 @@ TEST_CASE("heads that are sent in parts make the same bits") {
 }
 
 TEST_CASE("the order of messages is the same on ranks of any speed") {
-    HeadParts parts;
+    HeadParts parts(1);
     for (const Case& c : cases) {
         // those with a pipeline; on 2 ranks there is none
         if (c.mesh.ranks() != test_world().size() || (c.mesh.pp == 1 && c.mesh.ranks() > 2)) continue;

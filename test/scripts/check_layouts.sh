@@ -78,7 +78,7 @@ done <<<"$layouts${EVERY:+$more_layouts}"
 if [ -n "$EVERY" ] && wanted 131072; then
     mkdir pages && cat seeded/*.txt | split -b 1500 -a 4 --additional-suffix=.txt - pages/
     "$cpu" tokenize pages --output long --val-fraction 0 >long.out || echo "FAILED tokenize"
-    long=(train --model tiny --context 131072 --micro-batch 1 --global-batch 131072 --steps 20 --train-data 'long_train_*.bin')
+    long=(train --model tiny --heads 16 --kv-heads 4 --context 131072 --micro-batch 1 --global-batch 131072 --steps 20 --train-data 'long_train_*.bin')
     OMP_NUM_THREADS=2 "$cpu" "${long[@]}" --run-dir long1 >long1.out 2>&1 || tail -3 long1.out
     RANKS_TIMEOUT=3000 ranks 8 "$cpu" "${long[@]}" --cp 8 --run-dir long8 >long8.out 2>&1 || tail -3 long8.out
     agree "131072 tokens on 8 --cp 8" long8 long1 --losses 1e-5
