@@ -104,16 +104,16 @@ check "prompts line by line, on two ranks" eval 'cmp <(head -c "$(stat -c %s lin
 
 "$program" train "${common[@]}" --layers 8 --channels 512 --heads 8 --kv-heads 8 --mlp-width 2048 --steps 1 --micro-batch 1 --global-batch 24 \
     --val-every 0 --sample-every 0 --warmup-steps 0 --run-dir large >large.out 2>&1 || tail -3 large.out
-# within KB COMMAND...    on two ranks whose memory is limited so
+# within KB COMMAND...    on two ranks, each of which has an address space of this size for itself
 within() { (ulimit -v "$1" && shift && MALLOC_ARENA_MAX=1 ranks 2 "$@"); }
-for low in {600..1500..80}000; do
+for low in {300..1500..40}000; do
     within $low "$program" sample large --tokens 4 >low.out 2>low.err
     # MiB that each of two ranks needs of the model, and those that were free
     read -r needs free < <(sed -nE 's/.*needs ([0-9]+)\.[0-9]+ MiB of memory, but only ([0-9]+)\.[0-9]+ .*/\1 \2/p' low.err)
     [ "${free:-0}" = 0 ] || break
 done
 check "refused under a limit on memory, in one line" eval '[ "$(grep -c "^train_gpt: " low.err)" = 1 ] && [ -n "$needs" ]'
-within $((low + 2048 * (needs * 3 / 2 - free))) "$program" sample large --tokens 4 >fits.out 2>fits.err
+within $((low + 1024 * (needs * 3 / 2 - free))) "$program" sample large --tokens 4 >fits.out 2>fits.err
 check "where half of it fits, each rank takes half" grep -q '^cut over 2 ranks: --tp 2 ' fits.err
 
 # ----------------------------------------------------------------------------------------------------------
