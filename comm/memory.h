@@ -56,8 +56,10 @@ inline size_t library_memory() {
 // reserve for the libraries.
 inline size_t available_memory(int ranks = 1) {
     size_t available, total;
-    cudaCheck(cudaMemGetInfo(&available, &total));
-    available = has_own_memory ? available / ranks : host_available_memory(ranks);
+    if (has_own_memory)
+        cudaCheck(cudaMemGetInfo(&available, &total)), available /= ranks;
+    else
+        available = host_available_memory(ranks);
     return available - std::min(available, library_memory());
 }
 
