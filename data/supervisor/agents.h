@@ -55,16 +55,12 @@ public:
         constexpr size_t longest = 16 << 20;
         std::vector<std::string> notes;
         for (Agent& agent : agents_) {
-            agent.child
-                ->code();  // before its last words are read, so that an agent which ended has said them
+            const int code = agent.child->code();  // before its output is read: that includes its last words
             agent.text += agent.child->read();
             if (agent.text.size() > longest) agent.text.clear();
             std::string_view rest = agent.text;
             while (rest.find('\n') != rest.npos) take(next_line(rest), agent);
             agent.text = std::string(rest);
-        }
-        for (Agent& agent : agents_) {
-            const int code = agent.child->code();
             if (code > 0 && !std::exchange(agent.is_told, true))
                 notes.push_back(text("the agent on %s, which watches its ranks, ended with exit code %d: %s",
                                      agent.host.c_str(), code, last_words(agent.said + agent.text).c_str()));
