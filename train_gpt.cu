@@ -156,10 +156,8 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
       rope(memory.of("activations").take<float>(rope_floats(config, workload))) {
     if (workload.training && tables.here()) state.count_squares(tables.squares());
     if (ledger) return;  // no kernel will read the angles
-    // keys that no query sees are multiplied by zero, so they must be numbers, even if they never arrive
-    const Dims d(config, rows.ranks(), workload.B, workload.T);
-    if (floatX* all = acts[0].keys_by_rank)
-        zero_async(all, (size_t)d.N * contexts.ranks() * (d.QKV - d.A), stream);
+    if (floatX* keys = acts[0].keys_by_rank)
+        contexts.clear(keys, Dims(config, rows.ranks(), workload.B, workload.T));
     std::vector<float> angles = rope_angles(config, workload);
     if (!angles.empty()) copy_to_device(rope, angles.data(), angles.size(), stream);
     synchronize(stream);
@@ -374,6 +372,7 @@ struct Attention : Sublayer {
     const bool is_split = g.contexts.ranks() > 1;    // keys and values are not in the rows of queries
     const bool is_cut = is_split && !l.batch.whole;  // and other ranks have some of them
     const ContextCut cut = is_cut ? g.contexts.cut() : ContextCut();
+    const int parts = head_parts(d, cut);      // of the heads, which are sent one after the other
     const size_t queries = (size_t)d.N * d.A;  // elements
     // parts of qkv, which make its outputs separately if these are split
     Linear q = qkv.outputs(0, d.A, inp, a.dqkv), kv = qkv.outputs(d.A, d.QKV - d.A, inp, a.dqkv + queries);
@@ -464,7 +463,7 @@ struct Attention : Sublayer {
     // A context rank has two pieces of each sequence. Their attention is computed in turn, for one part of
     // the heads after the other.
     struct Piece {
-        int piece, part, parts;
+        int piece, part;
     };
     AttentionShape shape(const Piece& at) const {
         AttentionShape of_piece = attention_of(d, cut, at.piece, l.kind.window, l.batch.doc_start);
@@ -473,10 +472,10 @@ struct Attention : Sublayer {
     // A piece begins at first() in rows of heads and at first_lse() in lse; heads() are its heads, or their
     // gradients.
     size_t first(const Piece& at) const {
-        return (size_t)at.piece * cut.piece() * d.A + at.part * d.A / at.parts;
+        return (size_t)at.piece * cut.piece() * d.A + at.part * d.A / parts;
     }
     size_t first_lse(const Piece& at) const {
-        return (size_t)at.piece * cut.piece() + (size_t)at.part * d.NH / at.parts * d.T;
+        return (size_t)at.piece * cut.piece() + (size_t)at.part * d.NH / parts * d.T;
     }
     template <typename T>
     Qkv<T> heads(T* own, T* keys_of_all, const Piece& at) const {
@@ -486,11 +485,10 @@ struct Attention : Sublayer {
 
     // Computes att from qkv, and from the keys and values that other context ranks send.
     void attend() const {
-        const int parts = head_parts(d, cut);
         for (int part = 0; part < parts; part++) {
             if (is_cut) g.contexts.end_gather(a.keys, a.keys_by_rank, part, d);
             for (int piece = 0; piece < pieces_of(cut); piece++) {
-                Piece at = {piece, part, parts};
+                Piece at = {piece, part};
                 attention_forward(a.att + first(at), a.lse + first_lse(at),
                                   heads<const floatX>(a.qkv, a.keys, at), shape(at), g.stream,
                                   is_cut ? nullptr : att8.amax());
@@ -503,11 +501,10 @@ struct Attention : Sublayer {
     // those of keys and values. The keys of the second piece end later, so it goes first and overwrites all
     // sums.
     void attend_backward() const {
-        const int parts = head_parts(d, cut);
         for (int part = 0; part < parts; part++) {
             if (is_cut) g.contexts.end_gather(a.keys, a.keys_by_rank, part, d);
             for (int piece = pieces_of(cut) - 1; piece >= 0; piece--) {
-                Piece at = {piece, part, parts};
+                Piece at = {piece, part};
                 attention_backward(heads(a.dqkv, a.dkeys, at), a.scratch, a.datt + first(at),
                                    heads<const floatX>(a.qkv, a.keys, at), a.att + first(at),
                                    a.lse + first_lse(at), shape(at), g.stream, dqkvb);

@@ -54,6 +54,9 @@ public:
     int parts(const Dims& d) const { return head_parts(d, cut_); }
     size_t W(const Dims& d) const { return (size_t)(d.QKV - d.A) / parts(d); }
 
+    // Keys that no query sees are multiplied by zero, so they must be numbers, even if they never arrive.
+    void clear(floatX* by_rank, const Dims& d) const { zero_async(by_rank, of_part(parts(d), d), compute_); }
+
     // Starts to gather keys and values into by_rank (parts, ranks, own rows, W): those that queries see
     // through the window, at least. own (own rows, 2*NKV*HS). The compute stream may do other work until
     // the last end_gather(), but may not write by_rank.
@@ -78,10 +81,7 @@ public:
     }
     // Writes a part of all keys and values to `keys` (B, T, W).
     void end_gather(floatX* keys, const floatX* by_rank, int part, const Dims& d) const {
-        if (sends_ != compute_) {
-            TraceSpan wait(kind, compute_);
-            arrived_[part].hold(compute_);
-        }
+        await(arrived_[part]);
         order_by_position(keys, by_rank + of_part(part, d), rows(d), compute_);
     }
 
@@ -219,11 +219,15 @@ private:
     size_t of_part(int part, const Dims& d) const { return (size_t)part * ranks() * own_size(d); }
     size_t own_rows(int part, const Dims& d) const { return of_part(part, d) + cut_.rank * own_size(d); }
     ContextRows rows(const Dims& d) const { return {cut_, d.B, (int)W(d)}; }
-    // Makes the compute stream wait for the last message.
-    void await() const {
+    // Makes the compute stream wait for an event between messages, or for the last message.
+    void await(const Event& arrived) const {
         if (sends_ == compute_) return;
         TraceSpan wait(kind, compute_);
-        order_.order(sends_, compute_);
+        arrived.hold(compute_);
+    }
+    void await() const {
+        order_.record(sends_);
+        await(order_);
     }
 
     const ContextCut cut_;
