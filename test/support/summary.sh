@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The end of test/run.sh: what failed, what was skipped and why, where the time went, and the sums.
+# The end of test/run.sh: what failed and how, what was skipped and why, where the time went, and the sums.
 #
 #   summary.sh RESULTS SECONDS
 cd "$1" || exit 1
@@ -9,7 +9,13 @@ missing=0
 while read -r name; do
     [ -e "${name//\//.}.result" ] || { echo "FAILED $name: could not be run"; missing=$((missing + 1)); }
 done <planned
-cat -- *.result 2>/dev/null | awk '$6 > 0 { print "FAILED " $2 ": " $6 " of " $5 + $6 }'
+# Of what failed, the lines that say how: often only the end of the output is kept.
+while read -r name bad all; do
+    echo "FAILED $name: $bad of $all"
+    log=${name//\//.}.log
+    said=$(grep -aE '^TEST CASE:|ERROR|^ *(values|logged):|^FAILED|exit code|: stuck:|: no case|checks were made' "$log" | uniq | head -n 12)
+    printf '%s\n' "${said:-$(tail -n 5 "$log")}" | cut -c1-300 | sed 's/^/    /'
+done < <(cat -- *.result 2>/dev/null | awk '$6 > 0 { print $2, $6, $5 + $6 }')
 
 for log in *.failed.log; do [ ! -e "$log" ] || echo "run a second time: ${log%.failed.log}"; done
 
