@@ -6,6 +6,7 @@ Errors of code that reads and writes files; kernels/error.h defines how all erro
 #include <exception>
 #include <new>
 #include <string>
+#include <system_error>
 
 #include "kernels/error.h"  // Error, fail, text, note_error
 
@@ -20,8 +21,13 @@ struct DiskFull : Error {
 
 // Returns the message to print for an exception.
 inline std::string message_of(const std::exception& error) {
-    bool memory = dynamic_cast<const std::bad_alloc*>(&error);
-    return memory ? "out of memory; free some or choose smaller sizes" : error.what();
+    if (dynamic_cast<const std::bad_alloc*>(&error))
+        return "out of memory; free some or choose smaller sizes";
+    auto* system = dynamic_cast<const std::system_error*>(&error);
+    if (system && system->code() == std::errc::resource_unavailable_try_again)
+        return "the system cannot create another thread; raise the limit of processes (ulimit -u) or of the "
+               "address space (ulimit -v)";
+    return error.what();
 }
 
 // Returns the exit code of the program for an exception.

@@ -188,7 +188,8 @@ inline const std::vector<OptionRow>& option_table() {
          "hour."},
         {FIELD(on_event), "Failures", alike, any_text,
          "Command line for /bin/sh, run at each incident and at the end, with the incident as JSON on its "
-         "standard input and in the variable TRAIN_GPT_INCIDENT. launch does not wait for it."},
+         "standard input and in the variable TRAIN_GPT_INCIDENT. launch does not wait for it, except for 2 "
+         "seconds at the end, and says so if it fails."},
         {FIELD(seconds), "Selftest", alike, range(0, 3600),
          "Approximate duration: half of it multiplies matrices, a fifth writes patterns to memory. 0: the "
          "usual duration, 60 with GPUs and 2 without."},

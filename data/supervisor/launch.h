@@ -112,6 +112,8 @@ public:
         }
         write_state();
         tell(text("%s; %s", state_.result.c_str(), effective_text().c_str()));
+        for (double until = seconds_now() + 2; !events_.empty() && seconds_now() < until; usleep(20000))
+            look_at_events();
         return state_.code;
     }
 
@@ -287,6 +289,7 @@ private:
             for (const std::string& note : agents_.read()) tell(note);
             show_output();
             look_at_steps();
+            look_at_events();
             pass_stops_on();
             if (int code = job_->code(); code >= 0) {
                 show_output();
@@ -515,12 +518,26 @@ private:
         notify("end", last);
     }
 
-    void notify(const char* event, const Incident& incident) const {
+    void notify(const char* event, const Incident& incident) {
         if (o_.on_event.empty()) return;
         nlohmann::ordered_json json = incident.json();
         json["event"] = event;
         json["run_dir"] = line_.run_dir;
-        run_detached(o_.on_event, "TRAIN_GPT_INCIDENT", json_line(json));
+        std::string error;
+        note_error(error, [&] { events_.emplace_back(o_.on_event, "TRAIN_GPT_INCIDENT", json_line(json)); });
+        if (!error.empty()) tell("--on-event: " + error);
+    }
+
+    // Says which commands of --on-event have failed, also in the incident if it is open.
+    void look_at_events() {
+        std::erase_if(events_, [&](DetachedCommand& command) {
+            if (command.code() <= 0) return command.code() == 0;
+            std::string failed = text("--on-event ended with exit code %d: %s", command.code(),
+                                      last_words(command.errors()).c_str());
+            tell(failed);
+            if (state_.incident) state_.incident->what += "; " + failed;
+            return true;
+        });
     }
 
     // ------------------------------------------------------------------------
@@ -567,6 +584,7 @@ private:
     std::vector<HostRanks> places_;
     Agents agents_;
     JobWords words_;
+    std::vector<DetachedCommand> events_;  // commands of --on-event that run
     Attempt attempt_;
     HangDiagnosis diagnosis_;
     double last_sign_ = 0;       // seconds_now()

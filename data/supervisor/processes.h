@@ -1,11 +1,13 @@
 /*
 Processes as a supervisor needs them: one that can be distinguished from another with the same number, so that
-it can be found again; a child whose output is read through a pipe; a command that must end in time.
+it can be found again; a child whose output is read through a pipe; a command that must end in time; one that
+may run on without the supervisor.
 */
 #pragma once
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -13,6 +15,7 @@ it can be found again; a child whose output is read through a pipe; a command th
 #include <fcntl.h>
 #include <poll.h>
 #include <string>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <utility>
@@ -166,22 +169,49 @@ inline std::vector<CommandResult> run_commands(const std::vector<Words>& command
     return results;
 }
 
-// Runs a command for /bin/sh without waiting for its end; `input` is its standard input and the value of a
-// variable.
-inline void run_detached(const std::string& command, const char* variable, const std::string& input) {
-    int in[2];
-    if (pipe2(in, O_CLOEXEC) != 0) return;
-    FileHandle from(in[0]), to(in[1]);
-    fcntl(to.get(), F_SETFL, O_NONBLOCK);
-    [[maybe_unused]] ssize_t written = write(to.get(), input.data(), input.size());  // a pipe holds 64 KiB
-    pid_t child = fork();
-    if (child == 0) {
-        if (fork() != 0) _exit(0);  // leaves the grandchild to init, which reaps it
-        setsid();
-        usual_signals();
-        dup2(from.get(), STDIN_FILENO);
-        setenv(variable, input.c_str(), 1);
-        become({"/bin/sh", "-c", command});
+// A command for /bin/sh that may outlive this object, and this process. `input` is its standard input and the
+// value of a variable. Its standard error is memory without a name, which it can still write to when this
+// process has ended.
+class DetachedCommand {
+public:
+    DetachedCommand(const std::string& command, const char* variable, const std::string& input)
+        : errors_(memfd_create("errors", MFD_CLOEXEC)) {
+        int in[2];
+        if (!errors_ || pipe2(in, O_CLOEXEC) != 0) fail_with_errno(command, "make a pipe for it");
+        FileHandle from(in[0]), to(in[1]);
+        fcntl(to.get(), F_SETFL, O_NONBLOCK);
+        [[maybe_unused]] ssize_t sent = write(to.get(), input.data(), input.size());  // a pipe holds 64 KiB
+        id_ = fork();
+        if (id_ < 0) fail_with_errno(command, "start it");
+        if (id_ == 0) {
+            setsid();
+            usual_signals();
+            dup2(from.get(), STDIN_FILENO);
+            dup2(errors_.get(), STDERR_FILENO);
+            setenv(variable, input.c_str(), 1);
+            become({"/bin/sh", "-c", command});
+        }
     }
-    if (child > 0) waitpid(child, nullptr, 0);
-}
+
+    // Returns its exit code, as a shell reports it; -1: it is running.
+    int code() {
+        int status = 0;
+        if (code_ < 0 && waitpid(id_, &status, WNOHANG) == id_) code_ = shell_code(status);
+        return code_;
+    }
+
+    // Returns the end of what it has written to its standard error.
+    std::string errors() const {
+        constexpr off_t most = 4096;
+        off_t size = lseek(errors_.get(), 0, SEEK_END), begin = std::max<off_t>(size - most, 0);
+        std::string text((size_t)(size - begin), '\0');
+        ssize_t got = pread(errors_.get(), text.data(), text.size(), begin);
+        text.resize((size_t)std::max<ssize_t>(got, 0));
+        return text;
+    }
+
+private:
+    pid_t id_ = 0;
+    int code_ = -1;
+    FileHandle errors_;
+};

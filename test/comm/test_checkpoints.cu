@@ -323,7 +323,8 @@ TEST_CASE("a step on the host goes on from what was loaded") {
     CHECK(wrong_bytes(fresh.state, {Slot::weight}) == 0);
 }
 
-// A step is taken while copies of the state are held back for so long. Returns the seconds that it measured of it.
+// Takes a step while copies of the state are held back for some time. Returns how long it waited for them, as
+// the state measured it.
 static double stall_of_step(ToyState& toy, std::chrono::milliseconds held_back) {
     ZeroState& state = toy.state;
     fill(state);

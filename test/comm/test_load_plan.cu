@@ -11,7 +11,6 @@
 #include "comm/checkpoint_places.h"
 #include "comm/stage.h"
 #include "test/comm/checkpoint_testing.h"
-#include "data/base/figures.h"
 #include "data/options/presets.h"
 
 namespace {
@@ -64,6 +63,14 @@ struct PaperRun {
     }
 };
 
+// Of this process, whatever else runs. A processor that other work shares is up to four times as slow.
+template <typename Work>
+double seconds_of(Work&& work) {
+    clock_t start = clock();
+    work();
+    return (double)(clock() - start) / CLOCKS_PER_SEC;
+}
+
 struct LoadPlan {
     double seconds;
     uint64_t elements = 0;
@@ -71,9 +78,8 @@ struct LoadPlan {
     std::vector<PieceBatch> batches;
 
     LoadPlan(const PaperRun& run, const CheckpointIndex& index, int rank) {
-        clock_t start = clock();  // of this process, whatever else runs
-        batches = pieces_to_read(run.places(index), index, rank, [](Slot) { return true; });
-        seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+        seconds = seconds_of(
+            [&] { batches = pieces_to_read(run.places(index), index, rank, [](Slot) { return true; }); });
         for (const PieceBatch& batch : batches) elements += batch.elements, pieces += batch.pieces.size();
     }
 };
@@ -93,7 +99,7 @@ double imbalance(const PaperRun& run, const CheckpointIndex& index) {
 
 }  // namespace
 
-TEST_CASE("on paper: 12,288 ranks plan to load gpt3-175B, each in less than a second") {
+TEST_CASE("on paper: 12,288 ranks plan to load gpt3-175B, each in about a tenth of a second") {
     const MeshShape shape = {.tp = 8, .pp = 8, .dp = 192, .shard = 192};
     PaperRun written(shape);
     CheckpointIndex index = written.index();
@@ -102,9 +108,7 @@ TEST_CASE("on paper: 12,288 ranks plan to load gpt3-175B, each in less than a se
     std::string bytes = checkpoint_index_bytes(index);
     CHECK(bytes.size() > 40.2e6);
     CHECK(bytes.size() < 40.4e6);
-    double start = seconds_now();
-    index = parse_checkpoint_index(bytes, "index.bin");
-    double parsed = seconds_now() - start, slowest = 0;
+    double parsed = seconds_of([&] { index = parse_checkpoint_index(bytes, "index.bin"); }), slowest = 0;
     CHECK(parsed < 3);  // 0.3 s on an idle machine
 
     for (int rank : {0, 6149, 12287}) {
@@ -132,5 +136,5 @@ TEST_CASE("on paper: 12,288 ranks plan to load gpt3-175B, each in less than a se
         }
     }
     printf("index.bin is parsed in %.2f s; a rank plans in %.2f s at most\n", parsed, slowest);
-    CHECK(slowest < 1);
+    CHECK(slowest < 1);  // 0.15 s on an idle machine
 }

@@ -118,10 +118,12 @@ struct State {
           v(std::vector<float>(weights.size())),
           has_master(has_master) {}
 
-    void update(const std::vector<float>& grads, float scale, const AdamW& with, uint64_t name = 77) {
+    void update(const std::vector<float>& grads, float scale, const AdamW& with,
+                OptimizerPart part = {.at = 0, .count = 0, .first = 0, .name = 77, .decays = true}) {
         Buffer<float> device_grads(grads), device_scale(std::vector<float>{scale});
-        adamw_update(params, has_master ? (float*)master : nullptr, m, v, device_grads, device_scale,
-                     {{0, grads.size(), 0, name, true}}, with);
+        part.count = grads.size();
+        adamw_update(params, has_master ? (float*)master : nullptr, m, v, device_grads, device_scale, {part},
+                     with);
         cudaCheck(cudaStreamSynchronize(test_stream()));
     }
 
@@ -129,44 +131,53 @@ struct State {
 };
 
 // Against the published formulas in double.
+static void check_ten_steps(size_t n, double beta2, const OptimizerPart& part, bool has_master) {
+    auto rounded = random_values<floatX>("weights", n, 0.02f);
+    std::vector<float> weights(rounded.begin(), rounded.end());
+    State state(weights, has_master);
+    std::vector<double> w(weights.begin(), weights.end()), m(n), v(n);
+    const float scale = 0.7f;
+    const double learning_rate = 3e-3 * part.learning_rate,
+                 weight_decay = part.decays ? 0.1 * part.weight_decay : 0;
+    for (int step = 1; step <= 10; step++) {
+        auto grads = random_values<float>(("grads" + std::to_string(step)).c_str(), n, 0.01f);
+        AdamW at = hyper;
+        at.step = step;
+        at.beta2 = beta2;
+        state.update(grads, scale, at, part);
+        for (size_t i = 0; i < n; i++) {
+            double g = (double)grads[i] * scale;
+            w[i] *= 1 - learning_rate * weight_decay;
+            m[i] = 0.9 * m[i] + (1 - 0.9) * g;
+            v[i] = beta2 * v[i] + (1 - beta2) * g * g;
+            double m_hat = m[i] / (1 - std::pow(0.9, step)), v_hat = v[i] / (1 - std::pow(beta2, step));
+            w[i] -= learning_rate * m_hat / (std::sqrt(v_hat) + 1e-8);
+        }
+    }
+    CHECK_CLOSE(state.m, m, 1e-6);
+    CHECK_CLOSE(state.v, v, 1e-6);
+    auto got = has_master ? to_doubles(state.master.host()) : state.params.doubles();
+    for (size_t i = 0; i < n; i++) w[i] -= weights[i], got[i] -= weights[i];
+    CHECK(relative_error(got, w) < 5e-5);  // relative to the change
+    if (!has_master) return;
+    auto master = state.master.host();
+    CHECK(state.params.doubles() == to_doubles(std::vector<floatX>(master.begin(), master.end())));
+}
+
 TEST_CASE("ten steps of AdamW") {
+    const OptimizerPart matrix = {.at = 0, .count = 0, .first = 0, .name = 77, .decays = true};
+    OptimizerPart bias = matrix, scaled = matrix;
+    bias.decays = false, scaled.learning_rate = 2, scaled.weight_decay = 3;
     for (size_t n : {1, 77, 1032}) {
         for (double beta2 : {0.95, 0.999}) {
-            for (bool has_master : {true, false}) {
-                bool rounds = !std::is_same_v<floatX, float> && !has_master;
-                if (rounds) continue;  // has bf16 rounding errors, which a test below measures
+            for (const OptimizerPart& part : {matrix, bias, scaled}) {
                 CAPTURE(n);
                 CAPTURE(beta2);
-                auto rounded = random_values<floatX>("weights", n, 0.02f);
-                std::vector<float> weights(rounded.begin(), rounded.end());
-                State state(weights, has_master);
-                std::vector<double> w(weights.begin(), weights.end()), m(n), v(n);
-                const float scale = 0.7f;
-                for (int step = 1; step <= 10; step++) {
-                    auto grads = random_values<float>(("grads" + std::to_string(step)).c_str(), n, 0.01f);
-                    AdamW at = hyper;
-                    at.step = step;
-                    at.beta2 = beta2;
-                    state.update(grads, scale, at);
-                    for (size_t i = 0; i < n; i++) {
-                        double g = (double)grads[i] * scale;
-                        w[i] *= 1 - 3e-3 * 0.1;
-                        m[i] = 0.9 * m[i] + (1 - 0.9) * g;
-                        v[i] = beta2 * v[i] + (1 - beta2) * g * g;
-                        double m_hat = m[i] / (1 - std::pow(0.9, step)),
-                               v_hat = v[i] / (1 - std::pow(beta2, step));
-                        w[i] -= 3e-3 * m_hat / (std::sqrt(v_hat) + 1e-8);
-                    }
-                }
-                CHECK_CLOSE(state.m, m, 1e-6);
-                CHECK_CLOSE(state.v, v, 1e-6);
-                auto got = has_master ? to_doubles(state.master.host()) : state.params.doubles();
-                for (size_t i = 0; i < n; i++) w[i] -= weights[i], got[i] -= weights[i];
-                CHECK(relative_error(got, w) < 5e-5);  // relative to the change
-                if (!has_master) continue;
-                auto master = state.master.host();
-                CHECK(state.params.doubles() ==
-                      to_doubles(std::vector<floatX>(master.begin(), master.end())));
+                CAPTURE(part.decays);
+                CAPTURE(part.learning_rate);
+                check_ten_steps(n, beta2, part, true);
+                // bf16 without a master copy has rounding errors, which a test below measures
+                if (std::is_same_v<floatX, float>) check_ten_steps(n, beta2, part, false);
             }
         }
     }
@@ -414,7 +425,8 @@ TEST_CASE("stochastic rounding is exact in the mean") {
     for (float weight : {1.5f, -1.5f}) {
         auto moved = [&](bool stochastic, int at, uint64_t name) {
             State state(std::vector<float>(n, weight), false);
-            state.update(grads, 1.0f, {step, 0, 0, 0, 0, at, stochastic}, name);
+            state.update(grads, 1.0f, {step, 0, 0, 0, 0, at, stochastic},
+                         {.at = 0, .count = n, .first = 0, .name = name, .decays = true});
             std::vector<double> moves;
             for (double w : state.params.doubles()) moves.push_back((weight - w) / digit);
             return moves;

@@ -1,7 +1,7 @@
 /*
 Context ranks against one process: losses, and the gradients of all tensors, on every kind of layout and of
 model, packed documents included. And mistakes that others made are planted, to show that these comparisons
-would find them.
+would find them: those of the data here, those of the program by test/scripts/check_mutations.sh.
 */
 // devices: cpu
 // ranks: 2 4 8

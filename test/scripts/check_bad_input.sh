@@ -8,7 +8,7 @@
 # seconds: 5
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 80
+plan 82
 program=${PROGRAM:-$PWD/build/cpu-fp32/train_gpt} golden=$PWD/test/golden/tokenizers
 at_end() { umount "$work/full" 2>/dev/null; }
 cd "$work" || exit 1
@@ -210,3 +210,24 @@ if mount -t tmpfs -o size=64k tmpfs full 2>/dev/null; then
 else
     skip "a small tmpfs cannot be mounted here" 4
 fi
+
+# ----------------------------------------------------------------------------------------------------------
+# a limit on the address space (ulimit -v)
+
+# under_limits ARGUMENTS...    the limit grows until the command succeeds; before, it must have ended with one line each time
+under_limits() {
+    local kb=60000 rc
+    while [ $kb -lt 16000000 ]; do
+        (ulimit -v $kb && OMP_NUM_THREADS=2 exec timeout 60 "$program" "$@") >/dev/null 2>message </dev/null
+        rc=$?
+        [ $rc != 0 ] || { echo "$kb KB are enough"; return 0; }
+        # the program itself, with its libraries, may not have fitted
+        grep -q '^train_gpt: .*; ' message && [ "$(wc -l <message)" = 1 ] && [ $rc = 1 ] ||
+            grep -q 'loading shared libraries' message || { echo "$kb KB: exit code $rc"; cat message; return 1; }
+        kb=$((kb * 5 / 4))
+    done
+    return 1
+}
+check "a plan under any limit of memory" under_limits plan --model gpt2-124M --gpus 8 --machine h100
+# shellcheck disable=SC2086  # options are words
+check "a run under any limit of memory" under_limits $train --run-dir small

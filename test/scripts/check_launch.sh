@@ -10,7 +10,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/text.sh
 . test/support/jobs.sh
 . test/support/launches.sh
-plan 44
+plan 45
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs faults=$PWD/build/cpu-fp32/fault_injection.so
 command -v mpirun >/dev/null || { skip "no mpirun here" 44; exit; }
 at_end() {
@@ -53,7 +53,7 @@ check "help teaches" eval "'$cpu' launch --help | grep -q 'a host that fails its
 # ----------------------------------------------------------------------------------------------------------
 # how a job ends, and what is done
 
-launch killed "${two[@]}" --on-event 'cat >>killed.events' -- "${job[@]}" "${slow[@]}" --max-time 1h
+launch killed "${two[@]}" --on-event 'cat >>killed.events; echo no mail here >&2; exit 3' -- "${job[@]}" "${slow[@]}" --max-time 1h
 wait_for 60 is_past killed 50
 kill -9 "$(ranks_of killed | tail -1)"
 check "a job of which a rank is killed is started again" eval 'launched killed 60 && [ $code = 0 ] && [ "$(starts_of killed)" = 2 ]'
@@ -61,6 +61,7 @@ check "and ends with the bits of a run without failures" agrees killed plain
 check "and has the time that is left" grep -qE '^launch  *start 2: .* --max-time 3[45][0-9][0-9]( |$)' killed.out
 check "the incident is told" grep -qE '^\{"time":"[^"]*","what":".*","who":".*","then":"started again","step":[0-9]+,"lost_steps":[0-9]+,"since":[0-9.e+]+,"seconds":[0-9.]+\}$' killed/incidents.jsonl
 check "once, and to --on-event with the end" eval '[ "$(wc -l <killed/incidents.jsonl)" = 1 ] && wait_for 5 eval "[ \$(grep -c event killed.events) = 2 ]" && grep -q "\"event\":\"failure\"" killed.events && grep -q "\"what\":\"done\"" killed.events'
+check "a command of --on-event that fails is told, with its words" eval 'grep -q "^launch  *--on-event ended with exit code 3: no mail here$" killed.out && grep -q "; --on-event ended with exit code 3: no mail here\"" killed/incidents.jsonl'
 check "the share of the time that trained is told" eval "grep -qE '^launch  *done; [0-9.]+% of .* in training' killed.out && grep -qE '\"effective_training_time\": 0\.[0-9]' killed/supervisor.json"
 check "a report has the incident, and the share" eval "'$cpu' report killed --output killed.html && grep -q '\"started again\"' killed.html && grep -qE '\"effective training time\",\"[0-9.]+% of ' killed.html"
 
