@@ -1,16 +1,21 @@
 /*
-The expected time of a run's steps, before it has made one, and layouts chosen by it: what the plan command
-reports (comm/plan_search.h), on the machine of --machine or the cards that are here.
+The door to the planner (comm/plan_search.h): the expected time of a run's steps, before it has made one, and
+layouts chosen by it, on the machine of --machine or the cards that are here. No other file of the planner is
+included from outside, except by the plan command.
 */
 #pragma once
 
 #include <functional>
 #include <string>
 
-#include "comm/plan_machine.h"   // find_machine
-#include "comm/plan_search.h"    // Planner
-#include "comm/world.h"          // World
-#include "data/launch/resume.h"  // GivenOptions, is_given
+#include "comm/machine.h"           // find_machine
+#include "comm/plan_search.h"       // Planner
+#include "comm/plan_times.h"        // record_steps
+#include "comm/settings.h"          // zero_settings
+#include "comm/world.h"             // World
+#include "data/launch/resume.h"     // GivenOptions, is_given
+#include "data/options/schedule.h"  // tokens_of_step
+#include "data/run/meter.h"         // flops_per_token
 
 // The machine that the run names, or one with this device's card and, in a node, the most ranks of any host.
 // Its flops are 0 if neither is known.
@@ -138,4 +143,29 @@ inline double expected_step(const Options& o, Recompute recompute, const World& 
         seconds = Planner(task).simulated(cut, {}).seconds;
     });
     return seconds;
+}
+
+// The prediction for a run on one device. Empty if too little is known of the device, or of such a step: only
+// bf16 steps with Hopper's attention kernels and an elementwise optimizer on the device are modeled. peak:
+// the FLOP/s that MFU is a share of.
+inline std::string prediction_text(const Machine& machine, double peak, bool takes_wgmma, const Options& o,
+                                   const Workload& workload) {
+    bool known_machine = machine.gemm_flops > 0 && machine.memory_bandwidth > 0 && peak > 0 && takes_wgmma;
+    bool known_step = sizeof(floatX) == 2 && o.optimizer != OptimizerKind::muon && o.offload == Offload::none;
+    if (!known_machine || !known_step) return "";
+    int micro_batches = micro_batches_of_rank(o, 0), steps = 0;
+    Ledger book(machine.ledger_card(), workload.sequence(), o.vocab_size);
+    record_steps(o, workload, zero_settings(o), make_optimizer(o, 0),
+                 {.pipeline = {PipelineSchedule::one_f_one_b, 1, micro_batches}}, {}, {micro_batches});
+    StepTime time;
+    book.each([&](const LedgerEntry& entry) {
+        steps += entry.kind == LedgerEntry::step;
+        if (steps == 1 && entry.kind == LedgerEntry::launch) time += launch_time(machine, entry);
+    });
+    double rate = flops_per_token(o, o.sequence_length, false) * tokens_of_step(o, 0) / time.all();
+    return text(
+        "%.3g ms a step and %.1f%% MFU (products %.0f%%, attention %.0f%%, memory %.0f%%), by rates that "
+        "are expected of such cards; none of it is measured",
+        1e3 * time.all(), 100 * rate / peak, 100 * time.products / time.all(),
+        100 * time.attention / time.all(), 100 * time.streams / time.all());
 }

@@ -26,7 +26,7 @@ rank enqueues them.
 #include <vector>
 
 #include "comm/mesh_shape.h"         // mesh_groups
-#include "comm/plan_rates.h"         // launch_time, call_seconds
+#include "comm/machine_rates.h"      // launch_time, call_seconds
 #include "data/base/error.h"         // fail
 #include "data/run/flight_record.h"  // Operation, Traffic
 #include "kernels/ledger.h"          // Ledger

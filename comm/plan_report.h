@@ -15,7 +15,7 @@ why the second lost, warnings, and the command line that trains with the best; o
 #include "comm/plan_choice.h"          // plan_task
 #include "data/run/failures.h"         // effective_training_time
 #include "data/run/run_report.h"       // tables_text
-#include "comm/plan_machine.h"         // find_machine
+#include "comm/machine.h"              // find_machine
 #include "comm/plan_search.h"          // Planner
 #include "comm/save_clock.h"           // best_interval
 #include "data/base/figures.h"         // human

@@ -14,12 +14,10 @@ the fastest layout bounds steps. No layer is described here: the program's own p
 #include "comm/layout.h"             // Layout
 #include "comm/plan_player.h"        // StepPlayer
 #include "comm/pipeline_schedule.h"  // PipelineSchedule
-#include "comm/settings.h"           // zero_settings
+#include "comm/settings.h"           // make_optimizer
 #include "data/base/error.h"         // text
 #include "data/options/options.h"
-#include "data/options/schedule.h"  // tokens_of_step
-#include "data/run/meter.h"         // flops_per_token
-#include "kernels/cards.h"          // Machine
+#include "kernels/cards.h"  // Machine
 
 // Records in the thread's ledger what a rank puts on streams: steps of these numbers of micro-batches, at
 // most the layout's, one after another. They begin and end at entries of the kind `step`; entries after the
@@ -125,32 +123,4 @@ inline MicroBatchTime micro_batch_time(const Options& o, const Workload& workloa
         result.flops += entry.cost.flops() * times[entry.section];
     });
     return result;
-}
-
-// ----------------------------------------------------------------------------
-// the header of a run
-
-// The prediction for a run on one device. Empty if too little is known of the device, or of such a step: only
-// bf16 steps with Hopper's attention kernels and an elementwise optimizer on the device are modeled. peak:
-// the FLOP/s that MFU is a share of.
-inline std::string prediction_text(const Machine& machine, double peak, bool takes_wgmma, const Options& o,
-                                   const Workload& workload) {
-    bool known_machine = machine.gemm_flops > 0 && machine.memory_bandwidth > 0 && peak > 0 && takes_wgmma;
-    bool known_step = sizeof(floatX) == 2 && o.optimizer != OptimizerKind::muon && o.offload == Offload::none;
-    if (!known_machine || !known_step) return "";
-    int micro_batches = micro_batches_of_rank(o, 0), steps = 0;
-    Ledger book(machine.ledger_card(), workload.sequence(), o.vocab_size);
-    record_steps(o, workload, zero_settings(o), make_optimizer(o, 0),
-                 {.pipeline = {PipelineSchedule::one_f_one_b, 1, micro_batches}}, {}, {micro_batches});
-    StepTime time;
-    book.each([&](const LedgerEntry& entry) {
-        steps += entry.kind == LedgerEntry::step;
-        if (steps == 1 && entry.kind == LedgerEntry::launch) time += launch_time(machine, entry);
-    });
-    double rate = flops_per_token(o, o.sequence_length, false) * tokens_of_step(o, 0) / time.all();
-    return text(
-        "%.3g ms a step and %.1f%% MFU (products %.0f%%, attention %.0f%%, memory %.0f%%), by rates that "
-        "are expected of such cards; none of it is measured",
-        1e3 * time.all(), 100 * rate / peak, 100 * time.products / time.all(),
-        100 * time.attention / time.all(), 100 * time.streams / time.all());
 }

@@ -34,8 +34,8 @@ only once it is hot.
 
 #include "comm/collectives.h"  // grouped
 #include "data/run/device_health.h"
-#include "comm/plan_machine.h"  // measured_machine
-#include "comm/memory.h"        // DeviceArray, HostArray
+#include "comm/machine.h"  // measured_machine
+#include "comm/memory.h"   // DeviceArray, HostArray
 #include "comm/mesh.h"
 #include "comm/placement.h"  // bus_of_device, process_place
 #include "comm/selftest_verdict.h"

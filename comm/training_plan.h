@@ -14,7 +14,7 @@ files of another vocabulary, a model that does not fit, a folder that is in use.
 
 #include "comm/batches.h"              // open_token_files
 #include "comm/memory_plan.h"          // TrainingMemory, fit_training
-#include "comm/plan_choice.h"          // expected_step
+#include "comm/plan_choice.h"          // expected_step, prediction_text
 #include "comm/run_device.h"           // check_build, check_tuning
 #include "comm/save_clock.h"           // SaveClock
 #include "comm/training_run.h"         // TrainingPlan
@@ -74,6 +74,12 @@ inline TrainingPlan open_training(const TrainingLine& line, const World& world) 
     print_header(line.options, device_text(line.options), *plan.train_data, plan.validation, done,
                  plan.notes);
     plan.memory->plan.print_lines(world.size());
+    const Options& o = line.options;
+    std::string prediction = world.size() > 1
+                                 ? ""
+                                 : prediction_text(this_machine(), peak_rate(o), takes_wgmma_attention(o), o,
+                                                   plan.memory->workload);
+    if (!prediction.empty()) print("prediction   %s\n", prediction.c_str());
     fflush(stdout);  // the work that follows can take long, or wait for other ranks
     return plan;
 }

@@ -23,7 +23,6 @@ samples, checks of devices, checkpoints), and when it ends. train_gpt.cu has the
 #include "comm/fault_checks.h"              // FaultChecks: devices that compute wrongly
 #include "comm/inference.h"                 // ModelPasses, Generator, BatchLosses
 #include "comm/memory_plan.h"               // TrainingMemory
-#include "comm/plan_times.h"                // prediction_text
 #include "comm/recorder.h"                  // recorder, HostSpan
 #include "comm/run_checkpoints.h"           // RunCheckpoints: saves and resumes a run
 #include "comm/run_device.h"                // GemmRate, tune_products
@@ -141,10 +140,6 @@ struct TrainingRun {
     // ---- before the first step (for all ranks, as is everything below)
 
     void begin() {
-        std::string text = world.size() > 1 ? ""
-                                            : prediction_text(this_machine(), peak_rate(o),
-                                                              takes_wgmma_attention(o), o, model.workload);
-        if (!text.empty()) print("prediction   %s\n", text.c_str());
         progress.expect(plan.expected_seconds);
         take_weights();
         begin_log();

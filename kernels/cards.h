@@ -9,7 +9,7 @@ run of hours. The share of the A100 with NVLink, and the shares and times below 
 step times of published runs by test/bench/calibrate_planner.cu.
 
 Nodes are those in which such cards are usually bought: the number of cards that links join, and the network's
-rate per card, in one direction. Other nodes can be described in a file (comm/plan_machine.h).
+rate per card, in one direction. Other nodes can be described in a file (comm/machine.h).
 */
 #pragma once
 
@@ -141,7 +141,7 @@ struct Machine {
     double link_latency = 3e-6, network_latency = 1e-5;  // seconds per message
     int element_bytes = 2;                               // see Card
     int capability = 90;                                 // see Card
-    // other parameters of kernel times (comm/plan_rates.h)
+    // other parameters of kernel times (comm/machine_rates.h)
     double attention_forward = 0, attention_backward = 0;  // FLOP/s of the inner loops with heads of 128
     double gemm_half_k = 90;  // sum length that takes as long as the first operands' arrival: fitted
     double launch = 2.5e-6;   // seconds from one kernel to the next: fitted

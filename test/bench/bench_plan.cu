@@ -16,7 +16,7 @@ median error and the measured rank of the row that was planned to be fastest.
 
 #include "comm/watchdog.h"
 #include "comm/plan_choice.h"
-#include "comm/plan_machine.h"
+#include "comm/machine.h"
 #include "test/bench/bench_links.h"
 #include "test/support/program.h"
 

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "kernels/cards.h"
-#include "comm/plan_machine.h"
+#include "comm/machine.h"
 #include "test/support/file_testing.h"
 #include "test/support/testing.h"
 

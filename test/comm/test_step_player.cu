@@ -5,7 +5,7 @@
 
 #include <functional>
 
-#include "comm/plan_machine.h"
+#include "comm/machine.h"
 #include "comm/plan_times.h"
 #include "test/support/file_testing.h"
 #include "test/support/program.h"

@@ -159,7 +159,7 @@ TEST_CASE(
         }
 }
 
-// comm/plan_rates.h uses these shares.
+// comm/machine_rates.h uses these shares.
 TEST_CASE("multiprocessors are as busy as the prediction of a step takes them to be") {
     for (auto [B, NH] : {std::pair{64, 12}, {32, 25}}) {
         AttentionShape s = heads_of(B, 1024, NH, NH, 64);

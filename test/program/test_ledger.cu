@@ -6,7 +6,7 @@ from it for real cards.
 // ranks: 2
 // seconds: 3
 #include "kernels/cards.h"
-#include "comm/plan_times.h"
+#include "comm/plan_choice.h"
 #include "test/program/model_testing.h"
 #include "test/simt/simt.h"
 #include "test/support/ranks.h"

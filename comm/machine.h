@@ -11,16 +11,16 @@ the ranks that run this.
 #include <string>
 #include <vector>
 
-#include "comm/memory.h"        // DeviceArray
-#include "comm/mesh.h"          // Mesh
-#include "comm/placement.h"     // threads_per_rank
-#include "comm/plan_rates.h"    // expected_product_rate, expected_attention_rate
-#include "comm/world.h"         // World
-#include "data/base/error.h"    // fail
-#include "data/base/file.h"     // read_whole, NewFile
-#include "data/base/json.h"     // JsonObject, parse_json
-#include "data/base/strings.h"  // nearest_name, printable
-#include "kernels/adamw.cuh"    // adamw_optimizer
+#include "comm/memory.h"         // DeviceArray
+#include "comm/mesh.h"           // Mesh
+#include "comm/placement.h"      // threads_per_rank
+#include "comm/machine_rates.h"  // expected_product_rate, expected_attention_rate
+#include "comm/world.h"          // World
+#include "data/base/error.h"     // fail
+#include "data/base/file.h"      // read_whole, NewFile
+#include "data/base/json.h"      // JsonObject, parse_json
+#include "data/base/strings.h"   // nearest_name, printable
+#include "kernels/adamw.cuh"     // adamw_optimizer
 #include "kernels/attention.cuh"
 #include "kernels/cards.h"          // Machine, find_card
 #include "kernels/elementwise.cuh"  // residual_forward
@@ -97,7 +97,7 @@ inline Machine machine_from_json(const nlohmann::json& json, const std::string& 
     if (machine.attention_forward == 0) machine.attention_forward = with_mma.forward * machine.gemm_flops;
     if (machine.attention_backward == 0) machine.attention_backward = with_mma.backward * machine.gemm_flops;
     machine.measured = object.boolean("measured", false);
-    object.done("leave it out, or see comm/plan_machine.h for those that are");
+    object.done("leave it out, or see comm/machine.h for those that are");
     if (machine.element_bytes != 2 && machine.element_bytes != 4)
         fail("%s: number_bytes is %d; it must be 2 or 4", file.c_str(), machine.element_bytes);
     if (machine.gemm_flops > machine.flops)
@@ -168,7 +168,7 @@ inline Machine find_machine(const std::string& name) {
 // `plan --measure` writes what `--machine` reads. All ranks measure at the same time, as they work in a run,
 // so that those of a host share its cores and memory; the first rank's rates are written.
 //
-// The rates are such that the formulas of comm/plan_rates.h give the measured times.
+// The rates are such that the formulas of comm/machine_rates.h give the measured times.
 
 // The sizes of what is measured.
 struct MeasuredSizes {
