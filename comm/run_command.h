@@ -14,6 +14,7 @@ How every rank gets from main() to the work of a command, which runs on all rank
 #include "comm/run_device.h"           // choose_device
 #include "comm/watchdog.h"             // watch_ranks
 #include "comm/world.h"                // World
+#include "data/base/print.h"           // print_error
 #include "data/commands/commands.h"    // the command line, and commands without a device
 #include "data/tokens/token_loader.h"  // TokenLoader
 #include "data/launch/config_file.h"   // config_text
@@ -60,7 +61,7 @@ void run_command(const AskedLine& asked, const World& world, Work&& work) {
             fail("%s: runs in a single process, but %d were started; start it without mpirun",
                  asked.name.c_str(), world.size());
         if (!world.is_root()) return;
-        for (const std::string& remark : asked.remarks) screen.warn(remark);
+        for (const std::string& remark : asked.remarks) print_error(remark);
     });
     check_same_options(world, asked.training, false);
     FindCheckpoint find = find_on_root(world, asked.places);

@@ -4,7 +4,6 @@
 #include <variant>
 
 #include "data/base/print.h"  // print_text
-#include "data/base/screen.h"
 #include "data/commands/commands.h"
 #include "data/commands/data_report.h"       // the data command
 #include "data/commands/export_import.h"     // the export and import commands
@@ -46,7 +45,7 @@ std::optional<int> run_without_ranks(const AskedLine& asked) {
     }
     if (asked.command != command_launch && asked.command != command_agent) return {};
     asked.refusal.raise();
-    for (const std::string& remark : asked.remarks) screen.warn(remark);
+    for (const std::string& remark : asked.remarks) print_error(remark);
     if (asked.command == command_launch) return launch(asked.given, asked.job);
     run_agent(parse_options_of<AgentOptions>(asked.given));
     return 0;

@@ -8,7 +8,7 @@
 # seconds: 5
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 82
+plan 83
 program=${PROGRAM:-$PWD/build/cpu-fp32/train_gpt} golden=$PWD/test/golden/tokenizers
 at_end() { umount "$work/full" 2>/dev/null; }
 cd "$work" || exit 1
@@ -193,6 +193,10 @@ an output folder that is missing     | nowhere/: cannot list the output folder  
 an output that is there already      | old_train_000000.bin: already exists;                           | tokenize text.txt --output old
 ROWS
 refuse "a report that is not printed" "standard output" "inspect made" /dev/full
+
+"$program" plan --model gpt2-124M --gpus 8 --gpus 4 --machine h100 --format json >plan.json 2>message
+check "a remark stays out of what programs read" eval 'grep -q "^train_gpt: --gpus 8: given again as 4, which is used" message && [ "$(head -c 1 plan.json)" = "{" ]'
+before=$(contents)
 
 # ----------------------------------------------------------------------------------------------------------
 # a full disk

@@ -10,8 +10,8 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 only=$1
-plan 25
-[ -n "$EVERY" ] || { skip "make soak plants mistakes in the sources, which takes minutes" 25; exit; }
+plan 26
+[ -n "$EVERY" ] || { skip "make soak plants mistakes in the sources, which takes minutes" 26; exit; }
 
 # In each of these trees one mistake is made at a time.
 trees=$(nproc)
@@ -53,6 +53,8 @@ all_mistakes() {
         'all + cut_.owner_of(other) * part' 'all + cut_.rank * part'
     mistake "a convolution whose gradient ends at the piece" contexts kernels/causal_conv.cuh \
         'is_cut() && (row + 1) % T == 0 ? after' 'is_cut() && (row + 1) % T == 0 ? nullptr : is_cut() && false ? after'
+    mistake "a convolution that does not know of documents where it is cut" contexts kernels/causal_conv.cuh \
+        'if (!continues && begins_at' 'if (!continues && (!is_cut() || row % T != 0 || position(row) == 0) && begins_at'
     mistake "gathered weights of the step before" zero comm/zero.h 'place.unit = -1;  // gathered' ';  // gathered'
     mistake "tied embeddings whose gradients are not summed" contexts comm/zero.h 'if (has_tied_copy(unit))' 'if (false)'
     mistake "a backward pass through the chunks in the order of the forward pass" pipeline_schedule comm/pipeline_schedule.h \
