@@ -407,9 +407,11 @@ public:
     ~DeviceBatches() { drain(stream_); }  // the stream may still copy from the slots
 
     // Returns the bytes of host memory that a rank uses for batches of this size: the blocks they are read
-    // into (shared memory if one process reads for a machine), and the pinned blocks they are copied from.
+    // into (shared memory if one process reads for a machine), the pinned blocks they are copied from, and
+    // the whole batch that is cut over context ranks.
     static size_t host_bytes(int B, int T, int contexts = 1) {
-        return (BatchSource::blocks + pinned_slots + 1) * batch_ints(B, T, contexts) * sizeof(int);
+        size_t whole = contexts > 1 ? batch_ints(B, T) : 0;
+        return ((BatchSource::blocks + pinned_slots + 1) * batch_ints(B, T, contexts) + whole) * sizeof(int);
     }
 
     // Loads samples first, first + 1, ... in the order of the run; rows from `count` on have no targets. They

@@ -13,7 +13,7 @@ again.
 If sequences are long, heads are sent in parts. Attention to a part needs no other, so all but the first part
 are gathered, and the gradients of all but the last are summed, while attention is computed.
 
-Through a sliding window, ranks send each other only the pieces that are seen, if that is less.
+Through a sliding window, ranks send each other only the pieces that are seen, if these are at most half.
 
 A query sees the same keys in the same tiles as without context ranks, so the outputs are the same bits. All
 sums have a fixed order.

@@ -3,8 +3,9 @@ Models that are run but not trained: how `sample` and `eval` cut a model over th
 together compute texts and losses, and the two commands. train_gpt.cu implements the passes through a model as
 ModelPasses; training runs use them too, for samples and questions.
 
-A model is cut by --tp, --pp and --zero 3. If --tp or --pp is not given, it is cut over the fewest ranks on
-which it fits. The remaining processes form further data ranks, which divide the texts and batches among them.
+A model is cut by --tp, --pp and --zero 3; `eval` also cuts sequences, by --cp. If --tp or --pp is not given,
+the model is cut over the fewest ranks on which it fits. The remaining processes form further data ranks,
+which divide the texts and batches among them.
 */
 #pragma once
 

@@ -61,8 +61,9 @@ struct MeshTraffic {
 };
 
 // Thread blocks that an NCCL kernel may use on a GPU. A kernel that waits for another rank holds its blocks,
-// so all kernels that can wait at the same time (four links and three groups) must fit beside a matrix
-// product. The world group only sums a few numbers, and more blocks would take memory for each of its ranks.
+// so all kernels that can wait at the same time (of four links, and of the groups tensor, context, shard and
+// gathers) must fit beside a matrix product. The world group only sums a few numbers, and more blocks would
+// take memory for each of its ranks.
 //
 // A stage posts its receives as soon as there is room, so the links' blocks hold multiprocessors for whole
 // passes. One block would do if passes always hid the messages; but stages wait for messages that go around

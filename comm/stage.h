@@ -52,8 +52,8 @@ constexpr int pieces_of(const ContextCut& cut) {
     return cut.ranks == 1 ? 1 : 2;
 }
 
-// The fewest queries, in all heads, of a call to attention for some of the heads. With fewer, many
-// multiprocessors would wait for the last of its tiles. Tests lower it.
+// The fewest queries, summed over its heads, that a call to attention for a part of the heads may have. With
+// fewer, many multiprocessors would wait for the last of its tiles. Tests lower it.
 inline size_t least_queries_of_part = 1 << 16;
 
 constexpr int most_head_parts = 8;

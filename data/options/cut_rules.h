@@ -2,7 +2,7 @@
 How a run is cut over its processes: fills in --dp, --shard-group, --global-batch, --tp-overlap and
 --pp-chunks, and refuses a layout that does not fit the number of processes, the model or the batch. A refusal
 names the two nearest layouts that fit processes and model, found by exhaustive search: a number has few
-factorizations into three.
+factorizations into four.
 */
 #pragma once
 
@@ -31,7 +31,7 @@ inline int chunks_of(const Options& options, int pp) {
     return options.pp_schedule == PipelineSchedule::interleaved && pp > 1 ? 2 : 1;
 }
 
-// Pieces of sequences on context ranks have a multiple of this many tokens, as tiles of attention do.
+// Pieces of sequences on context ranks have a multiple of this many tokens.
 constexpr int context_tile = 64;
 
 // Returns why sequences cannot be cut over cp context ranks, or an empty string.
@@ -39,8 +39,8 @@ inline std::string context_refusal(const Options& o, int cp) {
     if (cp == 1) return "";
     long long unit = 2LL * cp * context_tile, T = o.sequence_length, below = T / unit * unit;
     if (T % unit == 0) return "";
-    return text("--cp %d: --sequence-length %lld is not %d pieces of a multiple of %d tokens, as %s%lld is",
-                cp, T, 2 * cp, context_tile, below ? text("%lld or ", below).c_str() : "", below + unit);
+    return text("--cp %d: --sequence-length %lld is not a multiple of %lld (%d * cp), as %s%lld is", cp, T,
+                unit, 2 * context_tile, below ? text("%lld or ", below).c_str() : "", below + unit);
 }
 
 // Returns why a completed model and its sequences cannot be cut over tp * cp * pp ranks, or an empty string

@@ -447,17 +447,17 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(tp), "Layout", alike, range(0, most_ranks),
          "Tensor parallelism: ranks that share each layer, each with a part of the heads, of the MLP and, "
          "between them, of the sequence. They communicate in every layer, so keep them within one machine. "
-         "It must divide --heads, --channels, --mlp-width and --sequence-length. 0, or auto: {train plan: "
+         "It must divide --heads, --channels, --mlp-width and --sequence-length / cp. 0, or auto: {train "
+         "plan: "
          "train uses the layout that plan finds fastest for its ranks, on --machine; layout options that are "
          "not at their defaults are kept.}{sample eval: the fewest ranks that the model fits on; ranks left "
          "over share the work.}",
          overridable_noted},
         {FIELD(cp), "Layout", alike, range(1, most_ranks),
          "Context parallelism: ranks that share each sequence, for sequences whose activations do not fit on "
-         "one. Each rank has as many tokens, from an early and a late piece, so that all see as many keys; "
-         "attention gathers the keys and values of all. It must divide --sequence-length into 2 * cp pieces "
-         "of a multiple of 64 tokens.{train plan:  What --zero shards is cut over context ranks too, even "
-         "with "
+         "one. Each rank has the same number of tokens, in an early and a late piece, so that all ranks see "
+         "equally many keys; attention gathers the keys and values of all. --sequence-length must be a "
+         "multiple of 128 * cp.{train plan:  What --zero shards is cut over context ranks too, even with "
          "--zero 0.}",
          overridable_noted},
         {FIELD(pp), "Layout", alike, range(0, most_ranks),
@@ -469,7 +469,8 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(tp_overlap), "Layout", alike, range(0, 64),
          "--tp: pieces into which the rows around a product are cut, so that one is sent while another is "
          "computed. More pieces hide more of the communication, but make smaller, slower products. It must "
-         "divide the rows of a rank, micro-batch * sequence length / tp. 0: the largest of 4, 3, 2 and 1 "
+         "divide the rows of a rank, micro-batch * sequence length / cp / tp. 0: the largest of 4, 3, 2 and "
+         "1 "
          "that does.",
          layout},
         {FIELD(pp_schedule), "Layout", alike, by_name,

@@ -164,7 +164,10 @@ inline std::vector<CommandResult> run_commands(const std::vector<Words>& command
             }
             if (!running) break;
         }
-        for (size_t i = begin; i < end; i++) results[i].output += children[i - begin].read();
+        for (size_t i = begin; i < end; i++) {  // also if this process itself was stopped until the limit
+            results[i].code = children[i - begin].code();
+            results[i].output += children[i - begin].read();
+        }
     }
     return results;
 }

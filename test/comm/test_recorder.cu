@@ -38,21 +38,27 @@ const FlightEntry& only(const std::vector<FlightEntry>& entries, Operation opera
 
 TEST_CASE("a pass counts without what it waits for others, and what is left of a step is other") {
     cudaStream_t stream = test_stream();
-    RecordedWork work = recorded_work(stream, [&] {
-        recorder.at_micro_batch(3, 1);
-        recorder.at_unit(7);
-        {
-            TraceSpan pass(Operation::forward, stream);
-            sleep_on(stream, 0.02);
-            TraceSpan wait(Traffic::activations, stream);
-            sleep_on(stream, 0.03);
-        }
-        {
-            TraceSpan wait(Traffic::pipeline, stream);
-            sleep_on(stream, 0.01);
-        }
-        sleep_on(stream, 0.015);
-    });
+    auto record = [&] {
+        return recorded_work(stream, [&] {
+            recorder.at_micro_batch(3, 1);
+            recorder.at_unit(7);
+            {
+                TraceSpan pass(Operation::forward, stream);
+                sleep_on(stream, 0.02);
+                TraceSpan wait(Traffic::activations, stream);
+                sleep_on(stream, 0.03);
+            }
+            {
+                TraceSpan wait(Traffic::pipeline, stream);
+                sleep_on(stream, 0.01);
+            }
+            sleep_on(stream, 0.015);
+        });
+    };
+    constexpr int attempts = 6;  // one suffices on an idle machine
+    auto is_late = [](const auto& times) { return times.seconds > 0.075 + 0.3; };
+    RecordedWork work = record();
+    for (int attempt = 1; attempt < attempts && is_late(work.times); attempt++) work = record();
     auto is_about = [&](StepPhase phase, double seconds) {
         CAPTURE(step_phase_names[(size_t)phase]);
         CHECK(work.times[phase] >= 0.999 * seconds);

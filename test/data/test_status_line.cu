@@ -288,10 +288,10 @@ TEST_CASE("the terminal of another process") {
     };
     int nowhere = open("/dev/null", O_WRONLY);
     pid_t on_terminal = child_writing_to(terminal.slave), elsewhere = child_writing_to(nowhere);
-    for (int tries = 0; tries < 1000 && terminal_of_process(on_terminal) != terminal.path; tries++)
+    for (int tries = 0; tries < 60'000 && terminal_of_process(on_terminal) != terminal.path; tries++)
         usleep(1000);
     CHECK(terminal_of_process(on_terminal) == terminal.path);
-    for (int tries = 0; tries < 1000 && terminal_of_process(elsewhere) != ""; tries++) usleep(1000);
+    for (int tries = 0; tries < 60'000 && terminal_of_process(elsewhere) != ""; tries++) usleep(1000);
     CHECK(terminal_of_process(elsewhere) == "");
     for (pid_t child : {on_terminal, elsewhere}) {
         kill(child, SIGKILL);

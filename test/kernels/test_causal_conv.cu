@@ -1,4 +1,7 @@
 // The sum over taps against a convolution in double precision, as a whole and in parts.
+#include <climits>
+#include <sys/mman.h>
+
 #include "test/support/testing.h"
 
 #include "kernels/causal_conv.cuh"
@@ -121,3 +124,18 @@ TEST_CASE("columns are copied to where they belong, and nothing else is written"
     copy_columns<floatX>(to, 0, from, 0, 5, 1, test_stream());
     CHECK(to.doubles()[4] == inp[4]);
 }
+
+#ifdef DEVICE_CPU
+TEST_CASE("columns of rows that are further apart than CUDA allows") {
+    const size_t apart = INT_MAX / sizeof(floatX) + 9, bytes = (apart + 2) * sizeof(floatX);
+    void* sparse =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    REQUIRE(sparse != MAP_FAILED);
+    auto* from = (floatX*)sparse;
+    from[0] = 1, from[1] = 2, from[apart] = 3, from[apart + 1] = 4;
+    Buffer<floatX> to(4);
+    copy_columns<floatX>(to, 2, from, apart, 2, 2, test_stream());
+    CHECK(to.doubles() == std::vector<double>{1, 2, 3, 4});
+    munmap(sparse, bytes);
+}
+#endif

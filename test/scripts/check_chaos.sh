@@ -111,7 +111,7 @@ strike_fewer() {
 # a run
 
 supervise() {
-    launch "$run" --hosts "hosts_$run" --ranks 8 "${spares[@]}" --launcher "$on_hosts" --check-timeout 20 --backoff 0.1 --grace 2 \
+    launch "$run" --hosts "hosts_$run" --ranks 8 "${spares[@]}" --launcher "$on_hosts" --check-timeout 60 --backoff 0.1 --grace 2 \
         --hang-timeout 4 --max-restarts 1000 -- "${tiny[@]}" --steps "$steps" --save-every 10
 }
 now() { date +%s.%N; }
@@ -126,13 +126,13 @@ disturb() {
         kind=${kinds[RANDOM % ${#kinds[@]}]}
         # Each kind comes once before any comes twice.
         [ $i -ge ${#kinds[@]} ] || kind=${kinds[i]}
-        wait_for 90 is_past "$run" $(((i + 1) * every + RANDOM % 8)) || { echo "FAILED event $i, $kind: the run is not there"; tail -3 "$run.out"; continue; }
+        wait_for 300 is_past "$run" $(((i + 1) * every + RANDOM % 8)) || { echo "FAILED event $i, $kind: the run is not there"; tail -3 "$run.out"; continue; }
         struck=$(last_step "$run")
         begun=$(now)
         "strike_$kind"
         struck=$(last_step "$run")
         [ "$kind" != full ] || begun=$(now)
-        if wait_for 60 goes_on; then
+        if wait_for 300 goes_on; then
             echo "ok event $i of $run: $kind after step $struck"
             echo "$kind $begun $(now)" >>times
         else

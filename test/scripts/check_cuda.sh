@@ -8,7 +8,7 @@
 # needs: cpu-fp32/train_gpt cpu-fp32/compare_runs cpu-fp32/compare_ledger simt-bf16/train_gpt
 # seconds: 260
 # soak: EVERY=yes
-# limit: 3600
+# limit: 14400
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/nocard.sh

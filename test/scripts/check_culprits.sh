@@ -116,18 +116,26 @@ done
 echo "$right of $cases named right, $alone of them alone"
 check "no more than one in each twenty is named wrongly" test $((cases - right)) -le $(((cases + 19) / 20))
 
-# Others keep both cores busy, and no rank gets as much of them as it could use.
-for ((i = 0; i < healthy; i++)); do
-    name=healthy$i
-    read -ra layout <<<"${layouts[RANDOM % ${#layouts[@]}]}"
-    start_job "$name" 8 "$cpu" "${tiny[@]}" "${layout[@]}" --steps 12 --communication-timeout 60
-    "$cpu" agent --run-dir "$name" --every 0.1 --hang-timeout 2 <&9 >"$name.agent" &
-    agent=$! busy=()
+# accused NAME PATIENCE    runs it to its end, while others keep both cores busy; sets code, and says whether the agent accuses anybody
+accused() {
+    local name=$1 agent busy=()
+    start_job "$name" 8 "$cpu" "${tiny[@]}" "${layout[@]}" --steps 12 --communication-timeout 60 --overwrite
+    "$cpu" agent --run-dir "$name" --every 0.1 --hang-timeout "$2" <&9 >"$name.agent" &
+    agent=$!
     for core in 1 2 3; do
         timeout 60 sh -c 'while :; do :; done' &
         busy+=($!)
     done
-    ended "$name" 100
+    ended "$name" 280
     kill $agent "${busy[@]}" 2>/dev/null
+    grep -q verdict "$name.agent"
+}
+# No rank gets as much of the cores as it could use. A rank that is kept from them for longer than an agent waits is accused with reason.
+for ((i = 0; i < healthy; i++)); do
+    name=healthy$i
+    read -ra layout <<<"${layouts[RANDOM % ${#layouts[@]}]}"
+    for patience in 2 8 32; do
+        accused "$name" $patience || break
+    done
     check "nobody is accused in a healthy run ${layout[*]}" eval "test $code = 0 && ! grep -q verdict $name.agent && ! grep -q culprit $name.err && grep -q '\"rank\":7' $name.agent"
 done

@@ -4,7 +4,7 @@
 # needs: cpu-fp32/train_gpt cpu-fp32/compare_runs cpu-fp32/fault_injection.so
 # waits: yes
 # seconds: 75
-# limit: 600
+# limit: 3600
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/text.sh

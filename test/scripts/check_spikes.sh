@@ -4,7 +4,7 @@
 # place of a text that repeats itself.
 # needs: cpu-fp32/train_gpt cpu-fp32/compare_runs cpu-fp32/plant_spikes
 # seconds: 15
-# limit: 600
+# limit: 3600
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 checks=23

@@ -37,7 +37,7 @@ clean() { ! screen | grep -E "micro-batch [0-9]+/|validation [0-9]+/|checkpoint 
 # resized COLUMNS WORDS    the status is there again, on one line of the screen, and has the words
 resized() {
     session resize-window -t 0 -x "$1" -y 30
-    wait_for 5 fits "$1" "$2"
+    wait_for 60 fits "$1" "$2"
 }
 fits() {
     sleep 0.3
@@ -49,55 +49,55 @@ fits() {
 
 env -u NO_COLOR PS1= TERM=xterm tmux -S "$work/tmux" -f /dev/null new-session -d -x 80 -y 30 "bash --norc --noprofile"
 type_line "PS1='ready>'; unset PROMPT_COMMAND; export OMP_NUM_THREADS=1; clear"
-wait_for 10 prompt_is_back || echo "FAILED the terminal does not start"
+wait_for 60 prompt_is_back || echo "FAILED the terminal does not start"
 
 # ----------------------------------------------------------------------------------------------------------
 # while it runs
 
 type_line "$(train 100000 --run-dir a --log-every 4 --save-every 1000 --val-data tokens.bin --val-every 1000 --val-batches 4)"
-check "a last line says where the run is" wait_for 20 stays
-check "in 80 columns, with all that fits" wait_for 10 fits 80 '^step [0-9]+/100000  micro-batch [1-8]/8  \[[=> ]+\]  [0-9a-z ]+ left  checkpoint in [0-9]+ steps?$'
+check "a last line says where the run is" wait_for 60 stays
+check "in 80 columns, with all that fits" wait_for 60 fits 80 '^step [0-9]+/100000  micro-batch [1-8]/8  \[[=> ]+\]  [0-9a-z ]+ left  checkpoint in [0-9]+ steps?$'
 moved() { [ "$(last_line)" != "$before" ]; }
 before=$(last_line)
-check "it moves" wait_for 5 moved
-check "lines scroll above it" wait_for 10 shows '^step +[0-9]+[048]/100000  loss '
-check "with the slowest step of those that they stand for" wait_for 5 shows 'slowest [0-9.]+ ms at step [0-9]+'
+check "it moves" wait_for 60 moved
+check "lines scroll above it" wait_for 60 shows '^step +[0-9]+[048]/100000  loss '
+check "with the slowest step of those that they stand for" wait_for 60 shows 'slowest [0-9.]+ ms at step [0-9]+'
 dim() { coloured | grep -v '^$' | tail -1 | grep -q $'\033\[2m'; }
-check "it is dim" wait_for 5 dim
+check "it is dim" wait_for 60 dim
 check "50 columns: it leaves out what is less important" resized 50 '^step [0-9]+/100000  micro-batch [1-8]/8  .* left$'
 check "120 columns: it is whole again" resized 120 'left  checkpoint in [0-9]+ steps$'
 check "20 columns: the step alone" resized 20 '^step [0-9]+/100000$'
 session resize-window -t 0 -x 80 -y 30
 session send-keys -t 0 C-c
-check "Ctrl-C says what it does" wait_for 10 shows '^stopping after step [0-9]+, then saving \(Ctrl-C again: quit now without saving\)$'
-check "and ends the run" wait_for 10 prompt_is_back
+check "Ctrl-C says what it does" wait_for 60 shows '^stopping after step [0-9]+, then saving \(Ctrl-C again: quit now without saving\)$'
+check "and ends the run" wait_for 60 prompt_is_back
 check "with a clean screen" clean
 check "and its last line" shows '^stopped as asked after step [0-9]+; the checkpoint is a/checkpoints/'
 
 type_line "clear; $(train 100000 --run-dir b --val-data tokens.bin --val-every 1 --val-batches 400 --log-every 1000)"
 validates() { last_line | grep -qE '^step [0-9]+/100000  validation [0-9]+/[0-9]+'; }
-check "also while it validates" wait_for 20 validates
+check "also while it validates" wait_for 60 validates
 session send-keys -t 0 C-c
-wait_for 10 shows '^stopping after step'
+wait_for 60 shows '^stopping after step'
 sleep 0.5
 session send-keys -t 0 C-c
-check "a second Ctrl-C ends it at once" wait_for 5 prompt_is_back
+check "a second Ctrl-C ends it at once" wait_for 60 prompt_is_back
 check "and leaves a clean screen too" clean
 
 # ----------------------------------------------------------------------------------------------------------
 # ends
 
 type_line "clear; $(train 1000 --run-dir c --learning-rate 10 --weight-decay 1 --schedule constant)"
-check "an error is the last line" wait_for 30 shows '^train_gpt: step [0-9]+: loss'
-wait_for 10 prompt_is_back
+check "an error is the last line" wait_for 60 shows '^train_gpt: step [0-9]+: loss'
+wait_for 60 prompt_is_back
 check "on a clean screen" clean
 type_line "clear; NO_COLOR=1 $(train 100000 --run-dir d --log-every 100)"
-wait_for 20 stays
+wait_for 60 stays
 check "NO_COLOR: the line is there, and has no colour" eval 'stays && ! coloured | grep -q "\[[0-9;]*[23]m\|\[33m"'
 session send-keys -t 0 C-c
-wait_for 10 prompt_is_back
+wait_for 60 prompt_is_back
 type_line "clear; $(train 40 --run-dir e --quiet)"
-wait_for 20 shows '^done after'
+wait_for 60 shows '^done after'
 check "--quiet shows the last line alone" test "$(screen | grep -v '^$\|^ready>\|run-dir e --quiet')" = "done after step 40; the checkpoint is e/checkpoints/step_00000040"
 check "and the log has every step" has_steps e 40
 TERM=xterm $(train 40 --run-dir f --log-every 10) >piped.out 2>&1
@@ -111,10 +111,10 @@ asks() { [ "$(last_line)" = ">" ]; }
 writes() { ! last_line | grep -q '^>'; }
 typed() { [ "$(last_line)" = "> $1" ]; }
 # ask LINE    types it at an empty prompt; what is typed earlier would be shown twice
-ask() { wait_for 10 asks && session send-keys -t 0 -l "$1" && wait_for 10 typed "$1" && session send-keys -t 0 Enter; }
+ask() { wait_for 60 asks && session send-keys -t 0 -l "$1" && wait_for 60 typed "$1" && session send-keys -t 0 Enter; }
 # sees [SECONDS] WORDS    the screen shows them soon; else it is printed
 sees() {
-    local seconds=10
+    local seconds=60
     [ $# = 1 ] || { seconds=$1; shift; }
     wait_for "$seconds" shows "$1" || { screen | grep .; return 1; }
 }
@@ -122,32 +122,32 @@ prompts
 check "a session has a seed, and tells it" sees 20 '^seed [0-9]+$'
 ask "some words"
 check "a prompt is answered" sees '^[0-9]+ tokens in ' # a drawn text may end early
-wait_for 10 asks
+wait_for 60 asks
 session send-keys -t 0 Up
-check "an arrow key brings the last line back" wait_for 10 typed "some words"
+check "an arrow key brings the last line back" wait_for 60 typed "some words"
 session send-keys -t 0 C-c
-check "Ctrl-C drops the line" wait_for 10 asks
+check "Ctrl-C drops the line" wait_for 60 asks
 ask "/temprature 0"
 check "a misspelt command is refused" sees '^train_gpt: /temprature: no such command, the nearest is /temperature; '
 ask "/temperature 0"
 for answer in 1 2; do ask "aü"; done
-wait_for 10 asks
+wait_for 60 asks
 check "two answers are alike at /temperature 0" test "$(screen | grep '^aü' | uniq -c | awk '{ print $1 }')" = 2
 ask "/tokens 16777216"
-ask "long" && wait_for 10 writes
+ask "long" && wait_for 60 writes
 session send-keys -t 0 C-c
-check "Ctrl-C ends a long answer" wait_for 10 asks
+check "Ctrl-C ends a long answer" wait_for 60 asks
 ask "/tokens 7"
 ask "next"
 check "and the next prompt is answered" sees '^7 tokens in '
-wait_for 10 asks
+wait_for 60 asks
 session send-keys -t 0 C-d
 check "Ctrl-D ends the session" sees '^code 0$'
 prompts --seed 5
-wait_for 20 asks
+wait_for 60 asks
 session send-keys -t 0 C-c
 session send-keys -t 0 C-d
-check "Ctrl-C at an empty prompt changes nothing; a --seed stays" eval "wait_for 10 shows '^code 0$' && ! shows '^seed'"
+check "Ctrl-C at an empty prompt changes nothing; a --seed stays" eval "wait_for 60 shows '^code 0$' && ! shows '^seed'"
 
 # ----------------------------------------------------------------------------------------------------------
 # under mpirun

@@ -54,12 +54,15 @@ check "a run with another tokenizer refuses tokens" grep -q '^train_gpt: tokens/
 
 # A run that is interrupted leaves nothing.
 head -c 100000000 /dev/zero | tr '\0' 'a ' | fold -w 97 >long.txt
-"$program" tokenize long.txt --output tokens/interrupted --tokenizer tokens/mine_tokenizer.json >/dev/null 2>interrupted.err &
+mkfifo endless && { cat long.txt && sleep 600; } >endless &
+feeder=$!
+"$program" tokenize - --output tokens/interrupted --tokenizer tokens/mine_tokenizer.json <endless >/dev/null 2>interrupted.err &
 pid=$!
 wait_for 60 compgen -G 'tokens/interrupted*'
 kill -INT $pid
 wait $pid
 check "an interrupted run leaves nothing" test $? = 1 -a -z "$(ls tokens | grep interrupted)" -a "$(wc -l <interrupted.err)" = 1
+pkill -P $feeder
 rm long.txt
 
 # little ENDIAN-BYTES NUMBER    a number in so many bytes, lowest first

@@ -42,7 +42,7 @@ run_on() {
     local program=$1 ranks=$2 name=$3 launch=()
     shift 3
     [ "$ranks" = 1 ] || launch=(mpirun "${mpirun_options[@]}" -np "$ranks")
-    OMP_NUM_THREADS=1 timeout 300 "${launch[@]}" "$program" train "${usual[@]}" --train-data "$work/text_train_*.bin" \
+    OMP_NUM_THREADS=1 timeout 1200 "${launch[@]}" "$program" train "${usual[@]}" --train-data "$work/text_train_*.bin" \
         --run-dir "$work/$name" "$@"
 }
 # same_ledger RANKS OPTIONS...    what a step gives to streams is what its ledger says, call by call, on every rank
