@@ -5,13 +5,14 @@ included from outside, except by the plan command.
 */
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <string>
 
 #include "comm/machine.h"           // find_machine
 #include "comm/plan_search.h"       // Planner
 #include "comm/plan_times.h"        // record_steps
-#include "comm/settings.h"          // zero_settings
+#include "comm/settings.h"          // make_optimizer, zero_settings
 #include "comm/world.h"             // World
 #include "data/launch/resume.h"     // GivenOptions, is_given
 #include "data/options/schedule.h"  // tokens_of_step

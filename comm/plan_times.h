@@ -6,7 +6,6 @@ the fastest layout bounds steps. No layer is described here: the program's own p
 #pragma once
 
 #include <algorithm>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,7 +14,6 @@ the fastest layout bounds steps. No layer is described here: the program's own p
 #include "comm/plan_player.h"        // StepPlayer
 #include "comm/pipeline_schedule.h"  // PipelineSchedule
 #include "comm/settings.h"           // make_optimizer
-#include "data/base/error.h"         // text
 #include "data/options/options.h"
 #include "kernels/cards.h"  // Machine
 

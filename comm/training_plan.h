@@ -15,13 +15,14 @@ files of another vocabulary, a model that does not fit, a folder that is in use.
 #include "comm/batches.h"              // open_token_files
 #include "comm/memory_plan.h"          // TrainingMemory, fit_training
 #include "comm/plan_choice.h"          // expected_step, prediction_text
-#include "comm/run_device.h"           // check_build, check_tuning
+#include "comm/run_device.h"           // check_build, check_tuning, peak_rate
 #include "comm/save_clock.h"           // SaveClock
 #include "comm/training_run.h"         // TrainingPlan
 #include "comm/world.h"                // World
 #include "data/options/named_lists.h"  // named_lists
 #include "data/run/run_report.h"       // print_header
 #include "data/tokens/data_notes.h"    // data_notes
+#include "kernels/cards.h"             // this_machine
 
 // For all ranks: refuses what can be refused before the run directory is created and memory is taken.
 inline TrainingPlan check_training(const TrainingLine& line, const World& world) {

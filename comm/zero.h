@@ -3,15 +3,15 @@ ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion P
 rank of a shard group holds a part of what plain data parallelism holds on every rank.
 
     level   cut over the shard group          a step sends
-    0       nothing over data ranks           all-reduce of the gradients
+    0       nothing (but see below)           all-reduce of the gradients
     1       optimizer state                   reduce-scatter of the gradients, all-gather of the parameters
     2       and gradients                     the same, reduce-scatter for each micro-batch
     3       and parameters                    and all-gather of each unit's parameters before its use
 
 Every unit of the layout is cut evenly: part r of each unit belongs to rank r of the shard group. If the shard
 group is smaller than the data group (hybrid sharding), the ranks that own the same part, one in each shard
-group, all-reduce its gradient. So level 0 is simply a shard group of one data rank, with
-its context ranks.
+group, all-reduce its gradient. So level 0 is simply a shard group of one data rank. If that
+has context ranks, they are the shard group, and are cut as at level 1.
 
 Tensor and pipeline ranks have different parameters, with two exceptions: tensors that tensor ranks replicate,
 and tied embeddings, which are on the first and on the last stage. Right before the step, the ranks that own

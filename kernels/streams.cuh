@@ -81,11 +81,10 @@ void copy_to_device(T* to, const T* from, size_t count, cudaStream_t stream) {
 template <typename T>
 void copy_columns(T* to, size_t to_width, const T* from, size_t from_width, size_t columns, size_t rows,
                   cudaStream_t stream) {
-    // CUDA limits the pitches, even of a single row, which does not use them.
-    if (rows == 1) to_width = from_width = columns;
-    if (std::max(to_width, from_width) * sizeof(T) > INT_MAX) {
+    // CUDA limits the distance between rows, and checks it even for a single row, which has none.
+    if (rows == 1 || std::max(to_width, from_width) * sizeof(T) > INT_MAX) {
         for (size_t row = 0; row < rows; row++)
-            copy_columns(to + row * to_width, columns, from + row * from_width, columns, columns, 1, stream);
+            copy_async(to + row * to_width, from + row * from_width, columns, stream);
         return;
     }
     if (ledger)

@@ -188,8 +188,10 @@ inline const std::vector<OptionRow>& option_table() {
          "hour."},
         {FIELD(on_event), "Failures", alike, any_text,
          "Command line for /bin/sh, run at each incident and at the end, with the incident as JSON on its "
-         "standard input and in the variable TRAIN_GPT_INCIDENT. launch does not wait for it, except for 2 "
-         "seconds at the end, and says so if it fails."},
+         "standard input and in the variable TRAIN_GPT_INCIDENT. launch does not wait for it, except for up "
+         "to 2 "
+         "seconds at the end. If it fails by then, launch prints its exit code and the last lines of its "
+         "errors."},
         {FIELD(seconds), "Selftest", alike, range(0, 3600),
          "Approximate duration: half of it multiplies matrices, a fifth writes patterns to memory. 0: the "
          "usual duration, 60 with GPUs and 2 without."},

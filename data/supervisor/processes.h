@@ -1,7 +1,7 @@
 /*
 Processes as a supervisor needs them: one that can be distinguished from another with the same number, so that
 it can be found again; a child whose output is read through a pipe; a command that must end in time; one that
-may run on without the supervisor.
+may outlive the supervisor.
 */
 #pragma once
 
@@ -16,6 +16,7 @@ may run on without the supervisor.
 #include <poll.h>
 #include <string>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <utility>
@@ -164,7 +165,8 @@ inline std::vector<CommandResult> run_commands(const std::vector<Words>& command
             }
             if (!running) break;
         }
-        for (size_t i = begin; i < end; i++) {  // also if this process itself was stopped until the limit
+        // This process itself may have been stopped until the limit, and not have looked since.
+        for (size_t i = begin; i < end; i++) {
             results[i].code = children[i - begin].code();
             results[i].output += children[i - begin].read();
         }
@@ -181,6 +183,7 @@ public:
         : errors_(memfd_create("errors", MFD_CLOEXEC)) {
         int in[2];
         if (!errors_ || pipe2(in, O_CLOEXEC) != 0) fail_with_errno(command, "make a pipe for it");
+        fcntl(errors_.get(), F_SETFL, O_APPEND);  // a shell may also open it anew, as /dev/stderr
         FileHandle from(in[0]), to(in[1]);
         fcntl(to.get(), F_SETFL, O_NONBLOCK);
         [[maybe_unused]] ssize_t sent = write(to.get(), input.data(), input.size());  // a pipe holds 64 KiB
@@ -206,7 +209,9 @@ public:
     // Returns the end of what it has written to its standard error.
     std::string errors() const {
         constexpr off_t most = 4096;
-        off_t size = lseek(errors_.get(), 0, SEEK_END), begin = std::max<off_t>(size - most, 0);
+        struct stat file;
+        off_t size = fstat(errors_.get(), &file) == 0 ? file.st_size : 0,
+              begin = std::max<off_t>(size - most, 0);
         std::string text((size_t)(size - begin), '\0');
         ssize_t got = pread(errors_.get(), text.data(), text.size(), begin);
         text.resize((size_t)std::max<ssize_t>(got, 0));

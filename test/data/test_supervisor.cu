@@ -449,7 +449,7 @@ TEST_CASE("a job outlives its supervisor, and the next one takes it up") {
         Job job(folder.path, 1,
                 {"/bin/sh", "-c",
                  "trap 'echo asked; exit 5' USR1; echo early; for i in $(seq 300); do sleep 1; done"});
-        while (read_text(job_log_path(folder.path)) != "early\n") usleep(1000);
+        for (int i = 0; i < 60'000 && read_text(job_log_path(folder.path)) != "early\n"; i++) usleep(1000);
         raise(SIGKILL);
     }
     waitpid(supervisor, nullptr, 0);

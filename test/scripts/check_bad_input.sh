@@ -230,8 +230,10 @@ under_limits() {
             grep -q 'loading shared libraries' message || { echo "$kb KB: exit code $rc"; cat message; return 1; }
         kb=$((kb * 5 / 4))
     done
+    echo "16 GB are not enough:"
+    cat message
     return 1
 }
 check "a plan under any limit of memory" under_limits plan --model gpt2-124M --gpus 8 --machine h100
 # shellcheck disable=SC2086  # options are words
-check "a run under any limit of memory" under_limits $train --run-dir small
+check "a run under any limit of memory" under_limits $train --run-dir small --overwrite

@@ -10,7 +10,7 @@
 # waits: yes
 # seconds: 60
 # soak: CASES=40 HEALTHY=20
-# limit: 1800
+# limit: 7200
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/text.sh
@@ -123,19 +123,21 @@ accused() {
     "$cpu" agent --run-dir "$name" --every 0.1 --hang-timeout "$2" <&9 >"$name.agent" &
     agent=$!
     for core in 1 2 3; do
-        timeout 60 sh -c 'while :; do :; done' &
+        timeout 300 sh -c 'while :; do :; done' &
         busy+=($!)
     done
     ended "$name" 280
     kill $agent "${busy[@]}" 2>/dev/null
     grep -q verdict "$name.agent"
 }
-# No rank gets as much of the cores as it could use. A rank that is kept from them for longer than an agent waits is accused with reason.
+# stalled NAME SECONDS    one of its steps took as long, so an agent that waits no longer accuses with reason
+stalled() { grep -oP '"ms":\K[0-9.]+' "$1/log.jsonl" | awk -v least="$2" '$1 >= 1000 * least { found = 1 } END { exit !found }'; }
+# No rank gets as much of the cores as it could use.
 for ((i = 0; i < healthy; i++)); do
     name=healthy$i
     read -ra layout <<<"${layouts[RANDOM % ${#layouts[@]}]}"
     for patience in 2 8 32; do
-        accused "$name" $patience || break
+        accused "$name" $patience && stalled "$name" $patience || break
     done
     check "nobody is accused in a healthy run ${layout[*]}" eval "test $code = 0 && ! grep -q verdict $name.agent && ! grep -q culprit $name.err && grep -q '\"rank\":7' $name.agent"
 done

@@ -12,7 +12,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/launches.sh
 plan 45
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs faults=$PWD/build/cpu-fp32/fault_injection.so
-command -v mpirun >/dev/null || { skip "no mpirun here" 44; exit; }
+command -v mpirun >/dev/null || { skip "no mpirun here" 45; exit; }
 at_end() {
     local out
     for out in "$work"/*.out; do
@@ -61,7 +61,7 @@ check "and ends with the bits of a run without failures" agrees killed plain
 check "and has the time that is left" grep -qE '^launch  *start 2: .* --max-time 3[45][0-9][0-9]( |$)' killed.out
 check "the incident is told" grep -qE '^\{"time":"[^"]*","what":".*","who":".*","then":"started again","step":[0-9]+,"lost_steps":[0-9]+,"since":[0-9.e+]+,"seconds":[0-9.]+\}$' killed/incidents.jsonl
 check "once, and to --on-event with the end" eval '[ "$(wc -l <killed/incidents.jsonl)" = 1 ] && wait_for 5 eval "[ \$(grep -c event killed.events) = 2 ]" && grep -q "\"event\":\"failure\"" killed.events && grep -q "\"what\":\"done\"" killed.events'
-check "a command of --on-event that fails is told, with its words" eval 'grep -q "^launch  *--on-event ended with exit code 3: no mail here$" killed.out && grep -q "; --on-event ended with exit code 3: no mail here\"" killed/incidents.jsonl'
+check "a command of --on-event that fails is reported, with its last words" eval 'grep -q "^launch  *--on-event ended with exit code 3: no mail here$" killed.out && grep -q "; --on-event ended with exit code 3: no mail here\"" killed/incidents.jsonl'
 check "the share of the time that trained is told" eval "grep -qE '^launch  *done; [0-9.]+% of .* in training' killed.out && grep -qE '\"effective_training_time\": 0\.[0-9]' killed/supervisor.json"
 check "a report has the incident, and the share" eval "'$cpu' report killed --output killed.html && grep -q '\"started again\"' killed.html && grep -qE '\"effective training time\",\"[0-9.]+% of ' killed.html"
 

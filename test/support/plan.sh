@@ -152,7 +152,7 @@ plan_units() {
 plan_unit() { # BUILD FILE PROGRAM    with $variant in the environment, if there is one
     local build=$1 file=$2 program=$3 name n counts limit
     name=$build/$(basename "$file" .cu | cut -c6-)${variant:+.${variant#*=}}
-    limit=${setting[$file:limit]:-3600}
+    limit=${setting[$file:limit]:-1200}
     builds[$build]=1
     read -ra counts <<<"${setting[$file:ranks]:-0}"
     case $build-${counts[0]} in
@@ -184,7 +184,7 @@ plan_scripts() { # SUITE
             needs+=("build/$need")
             builds[${need%%/*}]=1
         done
-        line="${setting[$file:seconds]:-1}|$name|${needs[*]}|script|${setting[$file:limit]:-7200} $file $environment"
+        line="${setting[$file:seconds]:-1}|$name|${needs[*]}|script|${setting[$file:limit]:-2400} $file $environment"
         if [ -n "${setting[$file:waits]}" ]; then waiting+=("$line"); else jobs+=("$line"); fi
     done
 }

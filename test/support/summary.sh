@@ -9,7 +9,7 @@ missing=0
 while read -r name; do
     [ -e "${name//\//.}.result" ] || { echo "FAILED $name: could not be run"; missing=$((missing + 1)); }
 done <planned
-# Of what failed, the lines that say how: often only the end of the output is kept.
+# For each job that failed, the lines of its log that say how: CI often keeps only the end of the output.
 while read -r name bad all; do
     echo "FAILED $name: $bad of $all"
     log=${name//\//.}.log
