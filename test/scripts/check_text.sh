@@ -54,7 +54,8 @@ check "a run with another tokenizer refuses tokens" grep -q '^train_gpt: tokens/
 
 # A run that is interrupted leaves nothing.
 head -c 100000000 /dev/zero | tr '\0' 'a ' | fold -w 97 >long.txt
-mkfifo endless && { cat long.txt && sleep 600; } >endless &
+mkfifo endless
+{ cat long.txt && sleep 600; } >endless &
 feeder=$!
 "$program" tokenize - --output tokens/interrupted --tokenizer tokens/mine_tokenizer.json <endless >/dev/null 2>interrupted.err &
 pid=$!
