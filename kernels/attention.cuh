@@ -112,10 +112,22 @@ inline AttentionWork attention_work(const AttentionShape& s, int products, bool 
     return {2.0 * products * s.mean_keys() * s.B * s.Tq * s.A(), s.mean_keys(), s.HS, forward};
 }
 
+// Keys of a tile; fewer on cards with little shared memory.
+inline int keys_of_tile(const AttentionShape& s) {
+    return s.HS <= 128 ? 128 : 64;
+}
+
+// The first key that query i sees, if a sequence is one document: which documents there are is not known.
+inline int first_key_of_one_document(AttentionShape s, int i) {
+    s.doc_start = nullptr;
+    return s.first_key(0, i);
+}
+
 inline LaunchCost attention_forward_cost(const floatX* out, const float* lse, const floatX* qkv,
                                          const AttentionShape& s) {
-    return {.read =
-                array_bytes(qkv, s.B, s.Tq, s.A()) + array_bytes(qkv, s.B, s.keys_end(), 2 * s.NKV * s.HS),
+    int first = first_key_of_one_document(s, 0) / keys_of_tile(s) * keys_of_tile(s);
+    return {.read = array_bytes(qkv, s.B, s.Tq, s.A()) +
+                    array_bytes(qkv, s.B, s.keys_end() - first, 2 * s.NKV * s.HS),
             .written = array_bytes(out, s.B, s.Tq, s.A()) + array_bytes(lse, s.B, s.NH, s.Tq),
             .attention = attention_work(s, 2, true)};
 }
@@ -127,24 +139,28 @@ inline LaunchCost attention_forward_cost(const floatX* out, const float* lse, co
 inline std::vector<LaunchCost> attention_backward_costs(const floatX* dqkv, const float* scratch,
                                                         const floatX* dout, const float* lse,
                                                         const AttentionShape& s, const float* dbias) {
-    // tile sizes; smaller on cards with little shared memory
-    const int keys = s.HS <= 128 ? 128 : 64, queries = s.HS <= 64 ? 128 : s.HS <= 192 ? 64 : 32;
+    const int keys = keys_of_tile(s), queries = s.HS <= 64 ? 128 : s.HS <= 192 ? 64 : 32;  // of a tile
     const bool wgmma = ledger->card.has_wgmma() && hopper_attention_fits(s),
                mma = !wgmma && ledger->card.capability > 0;
     int width = 0;
     auto take = [&](int of_tiles) { width = of_tiles; };
     wgmma ? with_hopper_width(s.HS, take) : with_head_width(s.HS, take);
+    double rows_of_several_tiles = 0;
+    for (int i = 0; i < s.Tq; i += queries) {
+        int last = s.position(std::min(i + queries, s.Tq) - 1);
+        if (first_key_of_one_document(s, i) / keys < last / keys) rows_of_several_tiles += queries;
+    }
     double summed = round_up(s.Tq, queries), out = array_bytes(dout, s.B, s.Tq, s.A()),
-           whole = out + array_bytes(dqkv, s.B, s.Tk, 2 * s.NKV * s.HS),
+           all_keys = array_bytes(dqkv, s.B, s.Tk, 2 * s.NKV * s.HS),
+           seen_keys = array_bytes(dqkv, s.B, s.keys_end(), 2 * s.NKV * s.HS),
            statistics =
                array_bytes(scratch, s.B, 2.0 * s.NH + 1, round_up(s.Tq, BackwardScratchSize::padding)),
-           sums_of_row = array_bytes(scratch, s.B, s.NH * width),
-           sums = std::max(summed - keys, 0.0) * sums_of_row,
+           sums_of_row = array_bytes(scratch, s.B, s.NH * width), sums = rows_of_several_tiles * sums_of_row,
            partials = dbias ? array_bytes(scratch, s.B, ceil_div(s.Tk, 16), s.q_row) : 0;
     std::vector<LaunchCost> costs = {
         {.read = 2 * out + array_bytes(lse, s.B, s.NH, s.Tq), .written = statistics},
-        {.read = whole + out + statistics + sums,
-         .written = mma ? whole - out + summed * sums_of_row : whole + sums + partials,
+        {.read = 2 * out + seen_keys + statistics + sums,
+         .written = all_keys + (mma ? summed * sums_of_row : out + sums + partials),
          .attention = attention_work(s, 5, false)}};
     if (mma) costs.push_back({.read = array_bytes(scratch, s.B, s.Tq, s.A()), .written = out});
     double bias = array_bytes(dbias, s.q_row);
