@@ -75,12 +75,11 @@ inline TrainingPlan open_training(const TrainingLine& line, const World& world) 
     print_header(line.options, device_text(line.options), *plan.train_data, plan.validation, done,
                  plan.notes);
     plan.memory->plan.print_lines(world.size());
-    const Options& o = line.options;
-    std::string prediction = world.size() > 1
-                                 ? ""
-                                 : prediction_text(this_machine(), peak_rate(o), takes_wgmma_attention(o), o,
-                                                   plan.memory->workload);
-    if (!prediction.empty()) print("prediction   %s\n", prediction.c_str());
+    if (const Options& o = line.options; world.size() == 1) {
+        std::string prediction =
+            prediction_text(this_machine(), peak_rate(o), takes_wgmma_attention(o), o, plan.memory->workload);
+        if (!prediction.empty()) print("prediction   %s\n", prediction.c_str());
+    }
     fflush(stdout);  // the work that follows can take long, or wait for other ranks
     return plan;
 }

@@ -10,8 +10,8 @@ rank of a shard group holds a part of what plain data parallelism holds on every
 
 Every unit of the layout is cut evenly: part r of each unit belongs to rank r of the shard group. If the shard
 group is smaller than the data group (hybrid sharding), the ranks that own the same part, one in each shard
-group, all-reduce its gradient. So level 0 is simply a shard group of one data rank. If that
-has context ranks, they are the shard group, and are cut as at level 1.
+group, all-reduce its gradient. So level 0 is simply a shard group of one data rank. If that has context
+ranks, they are the shard group, and are cut as at level 1.
 
 Tensor and pipeline ranks have different parameters, with two exceptions: tensors that tensor ranks replicate,
 and tied embeddings, which are on the first and on the last stage. Right before the step, the ranks that own

@@ -189,9 +189,8 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(on_event), "Failures", alike, any_text,
          "Command line for /bin/sh, run at each incident and at the end, with the incident as JSON on its "
          "standard input and in the variable TRAIN_GPT_INCIDENT. launch does not wait for it, except for up "
-         "to 2 "
-         "seconds at the end. If it fails by then, launch prints its exit code and the last lines of its "
-         "errors."},
+         "to 2 seconds at the end. If it fails by then, launch prints its exit code and the last lines of "
+         "its errors."},
         {FIELD(seconds), "Selftest", alike, range(0, 3600),
          "Approximate duration: half of it multiplies matrices, a fifth writes patterns to memory. 0: the "
          "usual duration, 60 with GPUs and 2 without."},
@@ -450,10 +449,9 @@ inline const std::vector<OptionRow>& option_table() {
          "Tensor parallelism: ranks that share each layer, each with a part of the heads, of the MLP and, "
          "between them, of the sequence. They communicate in every layer, so keep them within one machine. "
          "It must divide --heads, --channels, --mlp-width and --sequence-length / cp. 0, or auto: {train "
-         "plan: "
-         "train uses the layout that plan finds fastest for its ranks, on --machine; layout options that are "
-         "not at their defaults are kept.}{sample eval: the fewest ranks that the model fits on; ranks left "
-         "over share the work.}",
+         "plan: train uses the layout that plan finds fastest for its ranks, on --machine; layout options "
+         "that are not at their defaults are kept.}{sample eval: the fewest ranks that the model fits on; "
+         "ranks left over share the work.}",
          overridable_noted},
         {FIELD(cp), "Layout", alike, range(1, most_ranks),
          "Context parallelism: ranks that share each sequence, for sequences whose activations do not fit on "
@@ -472,8 +470,7 @@ inline const std::vector<OptionRow>& option_table() {
          "--tp: pieces into which the rows around a product are cut, so that one is sent while another is "
          "computed. More pieces hide more of the communication, but make smaller, slower products. It must "
          "divide the rows of a rank, micro-batch * sequence length / cp / tp. 0: the largest of 4, 3, 2 and "
-         "1 "
-         "that does.",
+         "1 that does.",
          layout},
         {FIELD(pp_schedule), "Layout", alike, by_name,
          "--pp: order of the work on a stage. gpipe: all micro-batches forward, then all backward, which "

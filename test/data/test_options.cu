@@ -1021,8 +1021,7 @@ TEST_CASE("layouts that do not fit, and the nearest that do") {
         {3, "--tp 3", "--tp 3: does not divide --heads 4; give --tp 1"},
         {4, "--cp 4",
          "--cp 4: --sequence-length 256 is not a multiple of 512 (128 * cp), as 512 is; give --cp 2 "
-         "or "
-         "--cp 1"},
+         "or --cp 1"},
         {2, "--cp 2 --context 1000",
          "--cp 2: --sequence-length 1000 is not a multiple of 256 (128 * cp), as 768 or 1024 is; give "
          "--cp 1"},

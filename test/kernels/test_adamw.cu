@@ -105,6 +105,9 @@ static void adamw_update(floatX* params, float* master, float* m, float* v, floa
     adamw_optimizer(with, 5).step.on_device({params, master, {m, v}, grads, scale}, parts, test_stream());
 }
 
+// update() sets its count.
+static const OptimizerPart a_matrix = {.at = 0, .count = 0, .first = 0, .name = 77, .decays = true};
+
 // One parameter tensor and its state, on the device.
 struct State {
     Buffer<floatX> params;
@@ -119,7 +122,7 @@ struct State {
           has_master(has_master) {}
 
     void update(const std::vector<float>& grads, float scale, const AdamW& with,
-                OptimizerPart part = {.at = 0, .count = 0, .first = 0, .name = 77, .decays = true}) {
+                OptimizerPart part = a_matrix) {
         Buffer<float> device_grads(grads), device_scale(std::vector<float>{scale});
         part.count = grads.size();
         adamw_update(params, has_master ? (float*)master : nullptr, m, v, device_grads, device_scale, {part},
@@ -165,12 +168,11 @@ static void check_ten_steps(size_t n, double beta2, const OptimizerPart& part, b
 }
 
 TEST_CASE("ten steps of AdamW") {
-    const OptimizerPart matrix = {.at = 0, .count = 0, .first = 0, .name = 77, .decays = true};
-    OptimizerPart bias = matrix, scaled = matrix;
+    OptimizerPart bias = a_matrix, scaled = a_matrix;
     bias.decays = false, scaled.learning_rate = 2, scaled.weight_decay = 3;
     for (size_t n : {1, 77, 1032}) {
         for (double beta2 : {0.95, 0.999}) {
-            for (const OptimizerPart& part : {matrix, bias, scaled}) {
+            for (const OptimizerPart& part : {a_matrix, bias, scaled}) {
                 CAPTURE(n);
                 CAPTURE(beta2);
                 CAPTURE(part.decays);
@@ -425,8 +427,9 @@ TEST_CASE("stochastic rounding is exact in the mean") {
     for (float weight : {1.5f, -1.5f}) {
         auto moved = [&](bool stochastic, int at, uint64_t name) {
             State state(std::vector<float>(n, weight), false);
-            state.update(grads, 1.0f, {step, 0, 0, 0, 0, at, stochastic},
-                         {.at = 0, .count = n, .first = 0, .name = name, .decays = true});
+            OptimizerPart part = a_matrix;
+            part.name = name;
+            state.update(grads, 1.0f, {step, 0, 0, 0, 0, at, stochastic}, part);
             std::vector<double> moves;
             for (double w : state.params.doubles()) moves.push_back((weight - w) / digit);
             return moves;

@@ -17,7 +17,7 @@ plan 27
 trees=$(nproc)
 [ "$trees" -le 8 ] || trees=8
 for ((i = 0; i < trees; i++)); do
-    mkdir "$work/$i" && git ls-files -z | tar --null -T - -c | tar -x -C "$work/$i" || exit 1
+    copy_sources "$work/$i" || exit 1
 done
 unset UNIT CASE BUILDS RESULTS SUITE LONG BUILT ALLOWED_SKIPS
 

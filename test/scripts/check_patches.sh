@@ -18,7 +18,7 @@ done
 [ -n "$EVERY" ] || { skip "make soak builds patched programs, which takes minutes" 18; exit; }
 repo=$PWD build=build/cpu-fp32
 make -s DEVICE=cpu PRECISION=fp32 $build/train_gpt $build/compare_runs || exit 1
-mkdir "$work/patched" && tar --exclude=./build --exclude=./.git -c . | tar -x -C "$work/patched" || exit 1
+copy_sources "$work/patched" || exit 1
 cd "$work" || exit 1
 "$repo/$build/train_gpt" tokenize "$repo/test/golden/bpe_training.json" --output text --val-fraction 0.2 >tokenize.out || exit 1
 

@@ -29,6 +29,9 @@ skip() {
     for ((i = 0; i < $2; i++)); do echo "skipped: $1${3:+: $3}"; done
 }
 
+# copy_sources FOLDER    to be changed there: all files but those that git ignores
+copy_sources() { mkdir "$1" && git ls-files -zco --exclude-standard | tar --null -T - -c | tar -x -C "$1"; }
+
 # at_once COMMAND...    in the background, as many at a time as there are cores
 at_once() {
     while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
