@@ -23,11 +23,11 @@ In a single process the lines about other ranks do nothing; the rest is the same
     commands      loading a model for sample and eval; the table of all commands; main
 
 kernels/ has the arithmetic of each layer, one file per layer: the formula, the plain loop that specifies it,
-the CUDA kernels. comm/ divides the work over ranks: tensor_parallel.h cuts matrices over tensor ranks, and
-zero.h cuts parameters over data ranks. data/options/model_config.h lists all parameters in one table (name,
-shape, initialization, decay and shards), beside the switches that determine them. comm/activations.h lists
-all activations in another (name, size and lifetime). data/ reads and writes all files, and has what the
-commands do with a model's outputs.
+the CUDA kernels. comm/ divides the work over ranks: tensor_parallel.h splits matrices across tensor ranks,
+and zero.h shards parameters across data ranks. data/options/model_config.h lists all parameters in one table
+(name, shape, initialization, decay and shards), beside the switches that determine them. comm/activations.h
+lists all activations in another (name, size and lifetime). data/ reads and writes all files, and implements
+what the commands do with a model's outputs.
 */
 #include <algorithm>
 #include <cmath>
@@ -91,9 +91,9 @@ struct Gpt {
     // one per layer, for the current micro-batch; arrays that layers share are in each, so also in acts[0]
     std::vector<Activations>& acts;
     BlockProducts products;    // products with the blocks' matrices
-    SequenceParallel rows;     // activation rows, cut over tensor ranks
-    TensorParallel tp;         // linear layers over tensor ranks
-    ContextParallel contexts;  // keys and values, over context ranks
+    SequenceParallel rows;     // activation rows, split across tensor ranks
+    TensorParallel tp;         // linear layers, split across tensor ranks
+    ContextParallel contexts;  // keys and values, split across context ranks
     float* rope;               // (positions, R/2, 2) cosines and sines
     StatisticsOnDevice stats;  // losses and norm of the step
     Graphs graphs;             // CUDA graphs of the passes over a micro-batch
@@ -168,8 +168,8 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
 // ----------------------------------------------------------------------------
 //
 // How each tensor rank computes a block. Between products a rank holds only its own n of the N rows (see the
-// figure in comm/tensor_parallel.h); a product works on all N. C, the width of the residual stream, is whole;
-// heads and the MLP are this rank's part (Dims in comm/stage.h defines all letters).
+// figure in comm/tensor_parallel.h); a product works on all N. C, the width of the residual stream, is not
+// split; the letters for heads and the MLP mean this rank's part (Dims in comm/stage.h defines all letters).
 //
 //     stream_norm      residual (n, C)    -> norm1 (n, C)
 //     qkv              all_norm1 (N, C)   -> qkv (N, QKV)              all-gather of the ranks' own rows
@@ -179,11 +179,11 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
 //     fc, gelu         all_norm2 (N, C)   -> fc (N, F1), act (N, F)    all-gather
 //     fcproj           act                -> delta (n, C)              reduce-scatter; the next norm adds it
 //
-// In a parallel block fc reads all_norm1 too: rows are gathered once for both halves, and their sums are
-// scattered once. The backward pass is the mirror image: dresidual, the gradient of a sum, is gathered into
-// dmlp_out or datt_out, and the gradient of gathered rows is reduce-scattered into dnorm. Gradients that a
-// rank computes from only its own rows or heads, such as those of norms, are summed over tensor ranks by
-// ZeroState::update.
+// In a parallel block fc reads all_norm1 too: rows are gathered once for both halves, and the sum of their
+// outputs is scattered once. The backward pass is the mirror image: dresidual, the gradient of a sum, is
+// gathered into dmlp_out or datt_out, and the gradient of gathered rows is reduce-scattered into dnorm.
+// Gradients that a rank computes from only its own rows or heads, such as those of norms, are summed over
+// tensor ranks by ZeroState::update.
 
 // A norm over this rank's own rows, of the residual stream or within a local filter.
 struct NormLayer {
@@ -220,8 +220,8 @@ struct BlockArrays {
           w(g.weights(number + 1)),
           dw(g.gradients(number + 1)) {}
 
-    // Returns the linear layer with this matrix, bias and operands, cut over tensor ranks as the matrix's row
-    // in the table of tensors says. bias: tensor_count if there is none
+    // Returns the linear layer with this matrix, bias and operands, split across tensor ranks as the matrix's
+    // row in the table of tensors says. bias: tensor_count if there is none
     Linear linear(Tensor weight, Tensor bias, Linear operands) const {
         LocalShape shape = g.layout.here(weight);
         operands.parallel = shape.shard == Shard::columns ? Parallel::row : Parallel::column;
@@ -296,7 +296,7 @@ struct Sublayer {
 
     // Computes delta from this rank's rows of the norm. Sublayers side by side are summed into one delta.
     virtual void forward() const = 0;
-    // Recomputes what the forward pass did not keep, by the same operations, so with the same bits.
+    // Recomputes what the forward pass did not keep, by the same operations, so bit-identically.
     virtual void recompute(Recompute kind) const = 0;
     // Computes dnorm from dresidual, the stream's gradient. Sublayers side by side are summed into one dnorm.
     virtual void backward(WeightGradients weights) const = 0;
@@ -361,8 +361,8 @@ struct NgramMemory : Sublayer {
 // ---- attention: att = softmax(q k^T) v, with q, k and v = qkv(norm); attproj adds it to the stream
 //
 // On several context ranks, queries, keys and values are not side by side in a row of qkv: keys and values
-// are made first, in rows of their own after all queries, and are sent while queries are made. Backward,
-// queries come first, while the gradients of keys and values are summed over the ranks.
+// are computed first, into separate rows after all queries, and are sent while queries are computed. In the
+// backward pass, queries come first, while the gradients of keys and values are summed over the ranks.
 
 struct Attention : Sublayer {
     Fp8Operand att8 = l.in_fp8(a.att_fp8, d.A, true), dqkv8 = Fp8Operand::of_gradient(a.dqkv_scale);
@@ -372,9 +372,9 @@ struct Attention : Sublayer {
     const bool is_split = g.contexts.ranks() > 1;    // keys and values are not in the rows of queries
     const bool is_cut = is_split && !l.batch.whole;  // and other ranks have some of them
     const ContextCut cut = is_cut ? g.contexts.cut() : ContextCut();
-    const int parts = head_parts(d, cut);      // of the heads, which are sent one after the other
+    const int parts = head_parts(d, cut);      // heads are divided into parts, which are sent in turn
     const size_t queries = (size_t)d.N * d.A;  // elements
-    // parts of qkv, which make its outputs separately if these are split
+    // parts of qkv that compute its outputs separately if is_split
     Linear q = qkv.outputs(0, d.A, inp, a.dqkv), kv = qkv.outputs(d.A, d.QKV - d.A, inp, a.dqkv + queries);
     // (QKV) gradient of qkv's bias, if attention's backward pass computes it instead of qkv's; else null
     float* dqkvb = attention_makes_bias_gradient(g.config, g.contexts.ranks())
@@ -382,7 +382,7 @@ struct Attention : Sublayer {
                        : nullptr;
     Rotation rope = {g.rope, l.batch.positions, d.R};
 
-    // Heads that lie side by side: rows of them in qkv, and their places there and in qk_rstd.
+    // Adjacent heads: their rows in qkv, and where they begin in qkv and in qk_rstd.
     struct Heads {
         QkvRows rows;
         size_t at = 0, rstd_at = 0;
@@ -400,7 +400,7 @@ struct Attention : Sublayer {
     void recompute(Recompute kind) const override {
         if (is_recomputed(SublayerKind::attention, kind)) {
             hidden();
-            keep_input(g.tp, attproj);  // fp8; otherwise kept by the product, which is not recomputed
+            keep_input(g.tp, attproj);  // fp8: usually kept by attproj's product, which is not recomputed
         } else if (g.config.qk_norm) {
             finish(is_split ? of_queries : all_heads);
             if (is_split) finish(of_keys);
@@ -425,15 +425,15 @@ struct Attention : Sublayer {
 
     // The layer whose backward pass follows attproj's. Its input is regathered during attproj's.
     virtual const Linear& next_backward() const { return is_split ? q : qkv; }
-    // Writes queries, keys and values to `out`, laid out like qkv. keys_made() puts work on the stream that
-    // reads keys and values.
+    // Writes queries, keys and values to `out`, laid out like qkv. keys_made() enqueues work that reads keys
+    // and values.
     virtual void qkv_forward(floatX* out, const std::function<void()>& keys_made) const {
         if (!is_split) return column_parallel(g.tp, qkv, out, side);
         column_parallel(g.tp, kv, out + queries, side);
         keys_made();
         column_parallel(g.tp, q, out, Side::middle);
     }
-    // Makes dnorm from dqkv, whose keys and values end_keys() completes.
+    // Computes dnorm from dqkv, in which end_keys() completes the gradients of keys and values.
     virtual void qkv_backward(WeightGradients weights, const std::function<void()>& end_keys) const {
         if (!is_split) return column_parallel_backward(g.tp, qkv, a.dnorm, side, weights);
         column_parallel_backward(g.tp, q, a.dnorm, begins(side) ? Side::first : Side::middle, weights);
@@ -460,8 +460,8 @@ struct Attention : Sublayer {
         attend();
     }
 
-    // A context rank has two pieces of each sequence. Their attention is computed in turn, for one part of
-    // the heads after the other.
+    // A context rank has two pieces of each sequence. For each part of the heads, their attention is computed
+    // one piece after the other.
     struct Piece {
         int piece, part;
     };
@@ -469,8 +469,8 @@ struct Attention : Sublayer {
         AttentionShape of_piece = attention_of(d, cut, at.piece, l.kind.window, l.batch.doc_start);
         return is_split && !is_cut ? attention_shape_apart(of_piece, d.T, d.NH) : of_piece;
     }
-    // A piece begins at first() in rows of heads and at first_lse() in lse; heads() are its heads, or their
-    // gradients.
+    // A piece begins at first() in rows of heads and at first_lse() in lse; heads() returns its heads, or
+    // their gradients.
     size_t first(const Piece& at) const {
         return (size_t)at.piece * cut.piece() * d.A + at.part * d.A / parts;
     }
@@ -497,9 +497,9 @@ struct Attention : Sublayer {
         if (is_cut && att8.amax()) find_amax(att8.amax(), a.att, queries, g.stream);
     }
 
-    // Computes dqkv from datt; on several context ranks only the gradients of queries, and starts the sum of
-    // those of keys and values. The keys of the second piece end later, so it goes first and overwrites all
-    // sums.
+    // Computes dqkv from datt; on several context ranks, computes only the gradients of queries, and starts
+    // to sum those of keys and values. The keys of the second piece end later, so that piece is processed
+    // first and overwrites all sums.
     void attend_backward() const {
         for (int part = 0; part < parts; part++) {
             if (is_cut) g.contexts.end_gather(a.keys, a.keys_by_rank, part, d);
@@ -556,7 +556,7 @@ struct Mlp : Sublayer {
 
     void recompute(Recompute kind) const override {
         if (!is_recomputed(SublayerKind::mlp, kind)) {
-            // A fused GELU was kept (gelu_is_fused in comm/activations.h).
+            // The output of a fused GELU was kept (gelu_is_fused in comm/activations.h).
             if (!g.workload.fp8 && !g.swiglu && !gelu_is_fused(g.config, g.workload, d.F))
                 gelu_forward(fc.gelu, a.act, a.fc, (size_t)d.N * d.F, g.stream);
             return;
@@ -647,7 +647,7 @@ struct FilteredAttention : Attention {
     }
 
     // Calls visit(at, row, layer, from, columns) for queries, keys and values: they are `columns` outputs of
-    // a layer, from `from` on, and lie in qkv from offset `at` on, in rows `row` apart.
+    // a layer, from `from` on, and are in qkv from offset `at` on, in rows that are `row` elements apart.
     template <typename Visit>
     void each_part(Visit&& visit) const {
         int keys = d.NKV * d.HS, row = is_split ? d.QKV - d.A : d.QKV;
@@ -686,7 +686,7 @@ struct Block : BlockArrays {
     struct Group {
         NormLayer norm;
         std::vector<std::unique_ptr<Sublayer>> sublayers = {};
-        bool is_recomputed = false;  // true if any of them is
+        bool is_recomputed = false;  // true if any of the sublayers is
 
         void add(SublayerKind kind, const BlockArrays& l, int layer, const LinearInput& inp, Side side) {
             is_recomputed |= ::is_recomputed(kind, l.g.workload.recompute);
@@ -790,7 +790,7 @@ inline void block_backward(Gpt& g, const Block& l, WeightGradients weights) {
 // ---- embedding: out = wte[token] + wpe[position]
 
 // Writes this rank's own rows (n, C). Each tensor rank looks up its part of the vocabulary; only the first
-// adds the positions, so that the sum over ranks has them once.
+// adds the positions, so that the sum over ranks contains them once.
 inline void embed_forward(Gpt& g, const Batch& batch, floatX* out) {
     Dims d = g.dims(batch);
     g.state.acquire(0, +1);
@@ -835,7 +835,7 @@ inline void head_forward(Gpt& g, const Batch& batch, const Sum& x) {
     g.state.release(g.last_norm_unit());
 }
 
-// Returns all rows of normf, gathered for the classifier into all_norm1, which no block reads by then.
+// Returns all rows of normf, gathered for the classifier into all_norm1, which no block uses by then.
 inline const floatX* classifier_input(Gpt& g, const Dims& d) {
     auto& a = g.acts[0];
     floatX* all = a.all_norm1 ? a.all_norm1 : a.normf;
@@ -1081,7 +1081,7 @@ inline void step_gradients(Gpt& g, DeviceBatches& batches, uint64_t first, int m
 // passes outside training steps
 // ----------------------------------------------------------------------------
 
-// The passes that generation and evaluation (comm/inference.h) use, and a training run between its steps.
+// The passes that generation and evaluation (comm/inference.h) use, and a training run uses between steps.
 struct GptPasses final : ModelInTraining {
     Gpt& g;
     std::optional<NgramCheckpoint> saved_tables;
@@ -1183,7 +1183,7 @@ struct GptPasses final : ModelInTraining {
         float of_token = 1.0f / ((float)g.workload.B * g.workload.sequence());
         auto request = [=, B = g.workload.B](int) -> BatchRequest { return {first, B}; };
         Lookups beside = batches.lookups(1, request);
-        beside.reader = nullptr;  // some ranks may have listed exactly these ahead, and all must act alike
+        beside.reader = nullptr;  // some ranks may have listed these rows ahead; all must do the same
         g.tables.look_up(beside);
         accumulate_gradients(g, 1, batches.loads(request), of_token, false);
     }

@@ -1,7 +1,7 @@
 /*
-How long activations are kept, and where. A table has one row for each; the number of a row's instances in
-memory is the most that are needed at the same time, which follows from the pipeline's schedule. While a task
-of the schedule runs, each layer sees its own instances through a struct of pointers, the View.
+How long activations are kept, and where. A table has one row for each activation; the number of its instances
+in memory is the most that are needed at the same time, which follows from the pipeline's schedule. While a
+task of the schedule runs, each layer sees its own instances through a struct of pointers, the View.
 */
 #pragma once
 
@@ -28,14 +28,14 @@ of the schedule runs, each layer sees its own instances through a struct of poin
 
 // Sizes that the activations depend on.
 struct Workload {
-    int B, T;       // sequences of a micro-batch, and tokens that a context rank has of each
+    int B, T;       // sequences of a micro-batch, and tokens of each on a context rank
     bool training;  // false: forward only, nothing is kept
     Recompute recompute = Recompute::none;
     int loss_chunk;  // tokens whose logits exist at the same time
     // Texts that are generated at once, and tokens of each in the key/value cache. 0: no cache.
     int cache_rows = 0, cache_length = 0;
     bool fp8 = false;                       // for the blocks' matrix products
-    size_t element_bytes = sizeof(floatX);  // another size in plans for a build other than this one
+    size_t element_bytes = sizeof(floatX);  // differs in plans for another build
     bool fast_gradients = false;            // for fp8; see Fp8Sizes
     int contexts = 1;                       // context ranks
 
@@ -43,7 +43,7 @@ struct Workload {
     int positions() const { return std::max(sequence(), cache_length); }
 };
 
-// Returns the elements of one text in one layer's key/value cache.
+// Returns how many elements one text has in one layer's key/value cache.
 inline size_t cache_row_size(const ModelConfig& c, int length) {
     return (size_t)length * 2 * c.kv_heads * c.head_size;
 }
@@ -54,10 +54,10 @@ inline size_t cache_row_size(const ModelConfig& c, int length) {
 enum class Lifetime {
     shared,  // one for all layers
     layer,   // for each layer and micro-batch, from its forward to its backward pass
-    inner,   // like layer, except that the first layer of a chunk reads what it was sent
+    inner,   // like layer, but none for the first layer of a chunk, which reads the received array in place
     table,   // like layer, only for layers with an n-gram table
-    // for each layer and micro-batch, from its input gradient to its weight gradient; and one more, for what
-    // the forward pass writes and the backward pass recomputes
+    // for each layer and micro-batch, from its input gradient to its weight gradient; plus one instance for
+    // what the forward pass writes and the backward pass recomputes
     pending,
     head  // for each micro-batch, from its forward to its backward pass
 };
@@ -115,7 +115,7 @@ struct ActivationArrays {
     }
 };
 
-// Returns the bytes that one layer without an n-gram table keeps of one micro-batch until its backward pass.
+// Returns the bytes that one layer without an n-gram table keeps for one micro-batch until its backward pass.
 inline size_t layer_bytes(const std::vector<ActivationRow>& table) {
     size_t bytes = 0;
     for (const ActivationRow& row : table) {
@@ -128,7 +128,7 @@ inline size_t layer_bytes(const std::vector<ActivationRow>& table) {
 template <typename View>
 class ActivationMemory {
 public:
-    // layers: those of the whole model, because each has a view. The memory must outlive this.
+    // layers: the number in the whole model, because each layer has a view. The memory must outlive this.
     ActivationMemory(Arena& memory, std::vector<ActivationRow> table, const Stage& stage, int layers)
         : views(layers),
           table_(ActivationArrays(memory, std::move(table), stage).table),
@@ -141,7 +141,7 @@ public:
         }
     }
 
-    std::vector<View> views;  // one for each layer, for the task bound last
+    std::vector<View> views;  // one for each layer; set by the last bind()
 
     // has_backward: if false, nothing is kept from one task to the next.
     void begin_run(bool has_backward) {
@@ -149,7 +149,8 @@ public:
             slots->begin_run(has_backward);
     }
 
-    // Points the views of the task's layers at the instances kept for it. They must come in list order.
+    // Points the views of the task's layers at the instances kept for it. Tasks must be bound in the order of
+    // their list.
     void bind(const PipelineTask& task) {
         PipelineAction action = {task.work, task.micro_batch, task.chunk};
         std::vector<int> slots = layer_slots_.enter(action), inner = inner_slots_.enter(action),
@@ -191,16 +192,16 @@ private:
 // ----------------------------------------------------------------------------
 // the activations of a GPT
 //
-// The activations of a transformer are everything that a pass through it writes. They are one table, with a
-// row for each: type, name, elements, lifetime, and whether it exists at all. The struct through which layers
-// see them, and the memory that they use, follow from it.
+// The activations of a transformer are everything that a pass through it writes. They form one table, with a
+// row for each: type, name, elements, lifetime, and whether it exists at all. The table defines the struct
+// through which layers see them, and the memory that they use.
 //
-// Unless they are recomputed, a block keeps its activations for its backward pass: `elementwise` is the
+// A block keeps its activations for its backward pass, unless they are recomputed: `elementwise` is the
 // lifetime of outputs of norms and activation functions, `hidden` that of the MLP's other activations, and
 // `block` that of all others. Operands of the weight gradients live `until_weights`, and matmul_input() keeps
 // the input of a matrix that long too. In fp8 the gradient of a matrix is computed from rows ending in _fp8.
-// --recompute elementwise keeps them, and recomputes the fp8 copies of the weights instead. N, n, C ... are
-// those of Dims (comm/stage.h).
+// --recompute elementwise keeps these rows, and recomputes the fp8 copies of the weights instead. N, n, C ...
+// are those of Dims (comm/stage.h).
 //
 // A norm computes only this tensor rank's own rows, and these are kept (RowsOfNorm). The rows of all ranks
 // are in memory only while matrices read them.
@@ -221,7 +222,7 @@ private:
     X(char,   att_fp8,    in_fp8(N * A),    matmul_input(block),  fp8)                                       \
     X(float,  lse,        N * NH,           block,                true)  /* log of sums, (B, NH, T) */       \
     X(floatX, cache,      cache,            layer,                true)  /* of keys and values */            \
-    /* context parallelism: keys and values of all ranks, a part by position and all rank by rank */         \
+    /* context parallelism: keys and values of all ranks (keys: one part, by position) */                    \
     X(floatX, keys,       all_keys / parts, shared,               cp > 1)                                    \
     X(floatX, keys_by_rank, all_keys,       shared,               cp > 1)                                    \
     X(floatX, dkeys,      all_keys / parts, shared,               training && cp > 1)                        \
@@ -302,8 +303,8 @@ struct Activations {
     floatX* dresidual = nullptr;  // gradient of the residual stream, to which each part of a block adds
 };
 
-// A fused GELU, F wide, reads sums that are not yet rounded, so an elementwise kernel cannot recompute the
-// same bits. The GELU is fused only with a bias; its gradient is fused without one too.
+// A fused GELU (of width F) reads sums that are not yet rounded, so an elementwise kernel cannot recompute
+// the same bits. The GELU is fused only with a bias; its gradient is fused without one too.
 inline bool gelu_gradient_is_fused(const ModelConfig& c, const Workload& w, size_t F) {
     return c.mlp == MlpKind::gelu && !w.fp8 && gelu_may_ride(Gelu::tanh, (int)F, w.element_bytes);
 }

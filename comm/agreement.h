@@ -1,8 +1,8 @@
 /*
-Checks that all ranks have been given the same work. MPI runs on each host the command line it was given for
-that host: a rank with another seed or learning rate would train on silently while its weights drift away from
-the others', and one with another number of layers would wait for messages that no rank sends. So before the
-work begins, each rank reports what it was given, and the first one compares.
+Checks that all ranks have been given the same work. On each host, MPI runs the command line given for that
+host: a rank with a different seed or learning rate would train on silently while its weights drift away from
+the others', and one with a different number of layers would wait for messages that no rank sends. So before
+the work begins, each rank reports what it was given, and the first rank compares.
 
 Options are compared by value, except those whose row of the table says that ranks may have their own. The
 program is compared by the sources that it was built from, not by its bytes, which differ if it was built for
@@ -27,7 +27,7 @@ another processor. Files are compared by content, because nodes may have copies 
 #include "data/options/values.h"       // value_text
 #include "data/tokens/token_source.h"  // CheckedFile
 
-// Properties of a rank, by name: {"--seed", "1337"}. The names are the same on all ranks, in one order.
+// Properties of a rank, by name: {"--seed", "1337"}. All ranks have the same names, in the same order.
 using RankFacts = std::vector<std::pair<std::string, std::string>>;
 
 // "rank 1 of 4 on a", "ranks 1 and 3 of 4, on a and b" or "3 of 4 ranks, the first of them rank 1 on a".
@@ -40,7 +40,7 @@ inline std::string named_ranks(const std::vector<int>& ranks, const World& world
 }
 
 // Describes how ranks differ, given the facts of each: the first fact that differs, with its values and the
-// ranks that have them, then the names of the other facts that differ. Empty if none does. A rank without
+// ranks that have them, then the names of the other facts that differ. Empty if none differs. A rank without
 // facts is not compared; the first rank must have some.
 inline std::string difference_between(const std::vector<RankFacts>& of_ranks, const World& world) {
     std::string values, others;
@@ -105,8 +105,8 @@ inline void check_same_program(const World& world, const char* source, const cha
 }
 
 // For all ranks, each with its own options: checks that they are the same. is_complete: the search for a
-// layout has already set its options. These are then not compared here: each node may describe its machine in
-// a file of its own, and check_same_cut() compares the results.
+// layout has already set the options that it chooses. They are not compared here, because each node may
+// describe its machine in its own file; check_same_cut() compares the results.
 template <typename O>
 void check_same_options(const World& world, const O& options, bool is_complete) {
     RankFacts facts;
@@ -121,14 +121,14 @@ void check_same_options(const World& world, const O& options, bool is_complete) 
 // ----------------------------------------------------------------------------
 // files
 
-// For all ranks, each with what it has read: checks that it is the same on all.
+// For all ranks: checks that all have read the same content. name: names it in the message.
 inline void check_same_content(const World& world, const std::string& name, const std::string& content) {
     uint64_t hash = XXH3_64bits(content.data(), content.size());
     check_same(world, {{name, text("content %016llx", (unsigned long long)hash)}},
                "copy the same file to all nodes");
 }
 
-// Returns a hash of `blocks` blocks of a file's tokens, at equal distances.
+// Returns a hash of `blocks` evenly spaced blocks of a file's tokens.
 inline uint64_t sampled_hash(const CheckedFile& file, int blocks) {
     constexpr uint64_t block_bytes = 4096;
     std::string content((size_t)blocks * block_bytes, '\0');
@@ -183,8 +183,8 @@ inline void check_shared_folder(const World& world, const std::string& folder, b
         // A network file system may show a new file a little later.
         for (int tries = seconds * 10; looks && access((folder + "/" + name).c_str(), F_OK) != 0; tries--) {
             if (tries == 0)
-                fail("--run-dir %s: the first rank's node writes there, but this one cannot see it; name a "
-                     "folder on a file system that all nodes share",
+                fail("--run-dir %s: the first rank's node writes there, but this node does not see the file; "
+                     "name a folder on a file system that all nodes share",
                      printable(folder).c_str());
             usleep(100000);
         }

@@ -47,8 +47,8 @@ the host reads the next.
 //
 // One process checks the token files of a run for all: if each of 10,000 ranks opened 10,000 shards, the file
 // system would get 100 million requests. The first rank opens every file, walks the indexes, and sends the
-// others the number and the places of the tokens. They open a file when they first read from it, so a rank
-// whose batches another one reads opens none.
+// others the number and the places of the tokens. The others open a file when they first read from it, so a
+// rank whose batches are read by another opens none.
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TokenArray, first_byte, count, width, is_signed)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CheckedFile, path, tokens_path, tokens)
@@ -105,9 +105,9 @@ inline std::vector<ChoiceExample> read_questions(const std::string& path, const 
 // system shared by many machines has one reader on each. Ranks keep their own pace: each leaves its request
 // in a mailbox in shared memory, and receives its batch in shared memory too.
 //
-// The memory has no name, so nothing of it remains however the processes end: they open it through a
-// descriptor of the first one. A process that waits sleeps on a word of a mailbox (futex), which needs no
-// lock that a dead process could hold; the wait ends if the reading process ends.
+// The shared memory is unnamed: processes open it through a descriptor of the first one, so nothing remains
+// of it, however they end. A process that waits sleeps on a word of a mailbox (futex), which needs no lock
+// that a dead process could hold; the wait ends if the reading process ends.
 
 using SharedWord = std::atomic<uint32_t>;
 static_assert(SharedWord::is_always_lock_free && sizeof(SharedWord) == sizeof(uint32_t));
@@ -133,18 +133,18 @@ struct Mailbox {
     BatchRequest request;
     int block;         // the process's block to read into
     int exit_code;     // the error's
-    char error[4096];  // cut to this length; empty: none
+    char error[4096];  // truncated to this length; empty: no error
 };
 
 class NodeMemory {
 public:
-    // Called by the process that reads, for `processes` of them.
+    // Creates the memory for `processes` processes; called by the one that reads.
     NodeMemory(int processes, const BatchShape& shape)
         : descriptor_(memfd_create("train_gpt batches", MFD_CLOEXEC)) {
         if (!descriptor_) fail_with_errno("--data-reader node: shared memory", "create it");
         lay_out(processes, shape);
-        // The limit is half of the memory: filling the last of it would not fail here, but trigger the OOM
-        // killer.
+        // The limit is half of the machine's memory: allocating the last of it would not fail here, but would
+        // trigger the OOM killer.
         size_t most = (size_t)sysconf(_SC_PHYS_PAGES) / 2 * (size_t)sysconf(_SC_PAGESIZE);
         int error = bytes_ > most ? ENOMEM : posix_fallocate(descriptor_.get(), 0, (off_t)bytes_);
         if (error) {
@@ -184,7 +184,7 @@ public:
         if (memory_) munmap(memory_, bytes_);
     }
 
-    // Other processes of this machine find the memory by this name while this object exists.
+    // Other processes of this machine find the memory at this address while this object exists.
     const std::string& address() const { return address_; }
     int processes() const { return processes_; }
     Mailbox& mailbox(int process) const {
@@ -237,7 +237,7 @@ private:
 // ----------------------------------------------------------------------------
 // the reading process
 
-// Answers the requests in the mailboxes, in a thread of its own.
+// Answers the requests in the mailboxes, in its own thread.
 class NodeServer {
 public:
     NodeServer(const NodeMemory& memory, const TokenLoader& loader, const BatchShape& shape)
@@ -289,7 +289,7 @@ private:
 class NodeReader final : public BatchSource {
 public:
     // The reader of process number `process` of a machine. The reader that is given a loader, which must
-    // outlive it, reads for all processes; once it is gone, load() throws on the others.
+    // outlive it, reads for all processes; once that reader is destroyed, load() throws on the others.
     NodeReader(std::unique_ptr<NodeMemory> memory, int process, const BatchShape& shape, uint64_t stride,
                const TokenLoader* loader)
         : BatchSource(shape, stride), memory_(std::move(memory)), process_(process) {
@@ -329,8 +329,8 @@ private:
 // ----------------------------------------------------------------------------
 // choosing a rank's reader
 
-// Returns the same text for processes that can open each other's memory: they share a boot of a machine and a
-// PID namespace. (Each container on a machine may have its own.)
+// Returns a string that is equal for processes that can open each other's memory: those with the same PID
+// namespace, on a machine that has not rebooted in between. (Each container may have its own namespace.)
 inline std::string this_node() {
     char processes[64] = "";
     if (readlink("/proc/self/ns/pid", processes, sizeof processes - 1) < 0) processes[0] = '\0';
@@ -370,25 +370,25 @@ inline std::unique_ptr<BatchSource> make_batch_source(const World& world, bool p
 
 // One micro-batch on the device.
 struct Batch : BatchArrays<const int> {
-    int B, T;  // sequences, and the tokens that this context rank has of each
+    int B, T;  // sequences, and tokens of each on this context rank
     // (B) on the device: the number of tokens before each sequence that are in the key/value cache. Negative:
     // the sequence is left out. Null: the cache is not read.
     const int* past = nullptr;
     int row = 0;             // the first sequence's row of the cache; -1: nothing is kept
-    int last = 0;            // last token of each sequence, from 0; padding may follow
+    int last = 0;            // index of each sequence's last token; padding may follow
     bool whole = false;      // every context rank has the whole sequences
     PlacesOfRows rows = {};  // for models with tables (comm/ngram_tables.h)
 };
 
-// Returns a host batch that was copied to `memory` on the device.
+// Returns the Batch for a host batch that was copied to `memory` on the device.
 inline Batch batch_on_device(const int* memory, const HostBatch& host, int B, int T, int contexts = 1) {
     Batch batch = {batch_at(memory, B, T, contexts), B, T / contexts};
     if (!host.doc_start) batch.doc_start = nullptr;
     return batch;
 }
 
-// Copies micro-batches to the device. If one cannot be read, `error` receives the reason and the batch has no
-// targets, because a single rank cannot leave a step.
+// Copies micro-batches to the device. If one cannot be read, `error` receives the reason, and the step
+// continues with a batch without targets, because a single rank cannot leave it.
 class DeviceBatches {
 public:
     // slots: the number of batches on the device at the same time.
@@ -414,9 +414,9 @@ public:
         return ((BatchSource::blocks + pinned_slots + 1) * batch_ints(B, T, contexts) + whole) * sizeof(int);
     }
 
-    // Loads samples first, first + 1, ... in the order of the run; rows from `count` on have no targets. They
-    // replace what this slot held on the device. next: the first sample of the batch to read ahead. A batch
-    // of no rows does not disturb what is being read ahead.
+    // Loads samples first, first + 1, ... in the order of the run; rows from `count` on have no targets. The
+    // batch replaces what this slot held on the device. next: the first sample of the batch to read ahead. A
+    // batch of no rows does not disturb what is being read ahead.
     Batch load(uint64_t first, int count, int slot_on_device = 0, std::optional<uint64_t> next = {}) {
         int* device = device_.data + slot_on_device * size_;
         if (error_.empty()) error_ = std::exchange(error_ahead_, {});

@@ -26,7 +26,7 @@ public:
     CheckpointLoader(Contributors parts, const World& world, const CheckpointReader& reader)
         : parts_(std::move(parts)), world_(world), reader_(reader) {}
 
-    // Waits, because values that were read may still be being copied to a state.
+    // Waits, because copies of loaded values to the state may still be in progress.
     ~CheckpointLoader() {
         std::string ignored;
         for (Stateful* part : parts_) note_error(ignored, [&] { part->settle(); });
@@ -55,7 +55,7 @@ public:
         return told;
     }
 
-    // Bytes of the files that this rank read, and bytes that it sent to others as messages.
+    // Bytes that this rank has read from files, and bytes that it has sent to other ranks.
     uint64_t bytes_read() const { return bytes_read_; }
     uint64_t bytes_sent() const { return bytes_sent_; }
 
@@ -117,9 +117,10 @@ private:
 };
 
 // For all ranks: sets the state to that of a checkpoint, bit for bit if both have the same format.
-// weights_only: the optimizer state stays as it is. If the checkpoint is of another model, or damaged, all
-// ranks throw the same CommonError, and the state cannot be used until another checkpoint is loaded, after
-// world.recover(). Returns what was converted on the way, for the header of the run; empty if nothing was.
+// weights_only: the optimizer state stays as it is. If the checkpoint belongs to another model or is damaged,
+// all ranks throw the same CommonError, and the state cannot be used until another checkpoint is loaded,
+// after world.recover(). Returns a text for the header of the run that lists what was converted; empty if
+// nothing was.
 inline std::string load_checkpoint(Contributors parts, const World& world, const CheckpointReader& reader,
                                    bool weights_only) {
     return CheckpointLoader(std::move(parts), world, reader).load(weights_only);

@@ -2,7 +2,7 @@
 Which ranks write which elements of a state, and which ranks need them when they are read.
 
 A rank's replicas own the same part of a unit, so each writes one slice of it. Tensor ranks and the two ends
-of a pipeline also have copies of some tensors, and only the first copy counts. A part of 12 elements on 3
+of a pipeline also have copies of some tensors, and only the first copy is written. A part of 12 elements on 3
 replicas, whose second half is a copy of what another tensor rank writes:
 
                 elements     written
@@ -15,8 +15,9 @@ without sending anything. A piece is read by one of the ranks that would write p
 it was saved with, by the one that wrote it, and on another layout by the one with the least to read so far.
 
 A piece is a run of a box (data/checkpoint/box.h), and so is what a rank has of a tensor. The rank's run lies
-in a unit, which is cut into parts for the shards and these into slices for the replicas. A piece of elements
-2 to 8 of the box of columns 3 to 5, which the second of 2 tensor ranks has, in a unit of 2 slices:
+in a unit, which is cut into parts for the shards, and each part into slices for the replicas. For example, a
+piece with elements 2 to 8 of the box of columns 3 to 5 (held by the second of 2 tensor ranks), in a unit of 2
+slices:
 
     the tensor         the unit there, and its slices
     . . . a b c        ... a b c d e f | g h i j k l ...
@@ -64,7 +65,7 @@ struct OwnPiece {
     uint64_t bytes() const { return piece.count * dtype_size(dtype_of(piece.slot)); }
 };
 
-// The number of each tensor of a model in checkpoint_tensors(), by name.
+// The index of each tensor of a model in checkpoint_tensors(), by name.
 using TensorNumbers = std::unordered_map<std::string, uint32_t>;
 
 inline TensorNumbers tensor_numbers(const ParameterLayout& layout) {
@@ -101,7 +102,7 @@ inline std::vector<OwnPiece> pieces_to_write(const ParameterLayout& layout, cons
     return pieces;
 }
 
-// Returns the bytes of host memory that saving in the background uses on a rank, at most.
+// Returns the most bytes of host memory that saving in the background uses on a rank.
 inline size_t staging_bytes(const ParameterLayout& layout, const MeshShape& shape,
                             const ZeroSettings& settings, size_t element_bytes = sizeof(floatX)) {
     size_t bytes = 0;
@@ -118,7 +119,7 @@ inline size_t staging_bytes(const ParameterLayout& layout, const MeshShape& shap
 // ----------------------------------------------------------------------------
 // reading
 
-// Elements that are contiguous both in a piece and in the part of a unit that ranks own.
+// Elements that are contiguous both in a piece and in the part of a unit that a rank owns.
 struct PieceRun {
     size_t from;  // in the piece
     int unit;
@@ -128,8 +129,8 @@ struct PieceRun {
 
 class TensorPlaces {
 public:
-    // layout_at(position) returns the layout of a rank. The index must have all of its tensors, and may have
-    // others.
+    // layout_at(position) returns the layout of a rank. The index must list all tensors of the model, and may
+    // list others.
     template <typename LayoutAt>
     TensorPlaces(const MeshShape& shape, LayoutAt&& layout_at, const CheckpointIndex& index)
         : shape_(shape), index_(index), held_(index.tensors.size()) {
@@ -157,7 +158,7 @@ public:
 
     // Calls visit(rank) for the ranks that would write part of a piece, for some more than once. If the
     // piece's box is narrower than that of a rank and slices are smaller than a row, it may also visit ranks
-    // that have nothing of the piece.
+    // that hold no part of the piece.
     template <typename Visit>
     void each_writer(const CheckpointPiece& piece, Visit&& visit) const {
         for (const Held& held : held_[piece.tensor]) {
@@ -206,7 +207,7 @@ private:
         }
     }
 
-    // Calls visit(rank, run) for the runs of a piece that are held, cut at slice boundaries.
+    // Calls visit(rank, run) for the runs of a piece that lie in `held`, cut at slice boundaries.
     template <typename Visit>
     void each_run(const Held& held, const CheckpointPiece& piece, Visit&& visit) const {
         uint64_t width = index_.tensors[piece.tensor].width();
@@ -225,13 +226,13 @@ private:
     const MeshShape shape_;
     const CheckpointIndex& index_;
     TensorNumbers numbers_;
-    std::vector<int> after_first_;         // by slice: its rank, counted from that of the first slice
+    std::vector<int> after_first_;         // by slice: its rank minus that of the first slice
     std::vector<std::vector<Held>> held_;  // one entry for each tensor
 };
 
 // Assigns the pieces of a checkpoint to the ranks that read them. Among the ranks that would write part of a
 // piece, the one with the fewest elements so far reads it (ties go to the lowest rank). All of these ranks
-// are of one stage, so a rank needs to assign only its stage's pieces, and all ranks of the stage get the
+// belong to one stage, so a rank needs to assign only its stage's pieces, and all ranks of the stage get the
 // same result.
 class PieceReaders {
 public:

@@ -1,18 +1,18 @@
 /*
 Saves the state of a run (comm/stateful.h): every rank writes a data file for each contributor for which it
 has data, and the first rank publishes the checkpoint when all files are on disk. A run that saves in the
-background does not stop for it.
+background does not stop meanwhile.
 
     save()      all ranks    wait for the save in progress; contributors begin to copy their data
                 threads      make the folder; agree on tensors and files;
                              hash, write, fsync; send the places of the pieces to the first rank
-                first's      write the index, give the folder its name, delete older checkpoints
+                first rank   write the index, rename the folder, delete older checkpoints
                 threads      receive the outcome
     finish()    all ranks    wait for the threads
 
 The threads communicate independently of the ranks' main threads, so the checkpoint is complete as soon as
-possible, whatever these are doing. An error on any rank removes the new checkpoint and leaves the older ones
-as they were. It is reported, not thrown: losing a checkpoint is no reason to lose the run.
+possible, whatever the main threads are doing. An error on any rank removes the new checkpoint and leaves the
+older ones as they were. It is reported, not thrown: losing a checkpoint is no reason to lose the run.
 */
 #pragma once
 
@@ -44,9 +44,9 @@ as they were. It is reported, not thrown: losing a checkpoint is no reason to lo
 
 // The outcome of work that every rank does for itself, combined over the ranks and the same on all.
 struct WorkOutcome {
-    std::string error;       // the first rank's that has one, with its name; empty: none has
-    Lack lack = Lack::none;  // the resource that ran out, if that is the error
-    std::string remark;      // the first rank's that has one
+    std::string error;       // of the first rank that has one, with that rank's name; empty: none
+    Lack lack = Lack::none;  // the resource that ran out, if that is the cause
+    std::string remark;      // of the first rank that has one
     double seconds = 0;      // the slowest rank's
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkOutcome, error, lack, remark, seconds)
@@ -83,7 +83,7 @@ WorkOutcome do_shared_work(const World& world, Work&& work) {
 // Sums of a number that each rank has, as one rank sees them.
 struct RankNumbers {
     uint64_t before = 0, all = 0;   // sums over the ranks before this one, and over all
-    int some_before = 0, some = 0;  // counts of ranks whose number is above 0
+    int some_before = 0, some = 0;  // likewise, counts of the ranks whose number is above 0
 };
 
 // For all ranks: returns the sums of each of these numbers over the ranks.
@@ -127,8 +127,8 @@ public:
     CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
     // For all ranks: saves the state, at once or in the background. about: the header of the index, with the
-    // step and the samples. In the background, returns the report of the save before this one if it had to
-    // wait for that; otherwise, returns the report of this save.
+    // step and the samples. In the background, returns the report of the previous save if this one had to
+    // wait for it, and nothing otherwise. In the foreground, returns the report of this save.
     std::optional<SaveReport> save(nlohmann::ordered_json about) {
         double start = seconds_now();
         std::optional<SaveReport> before;
@@ -149,7 +149,7 @@ public:
         world_.broadcast(&scope_.id, sizeof scope_.id);
         world_.broadcast(&scope_.has_last, sizeof scope_.has_last);
         begin_parts();
-        under_way_ = true;  // not before: a save that could not begin has thrown and needs no finish()
+        under_way_ = true;  // only now: a save that could not begin has thrown, and needs no finish()
         if (scope_.in_background)
             work_.start([this] { work(); });
         else
@@ -161,7 +161,7 @@ public:
     // For all ranks: notes that the state was loaded from this checkpoint.
     void loaded(const CheckpointReader& reader) { last_ = {reader.folder(), reader.index().save_id}; }
 
-    uint64_t bytes() const { return all_bytes_; }  // of the last checkpoint, or that a first one would take
+    uint64_t bytes() const { return all_bytes_; }  // of the last checkpoint, or of the first one to come
 
     // Returns whether a save has begun whose outcome finish() has not yet returned; the same on all ranks.
     bool under_way() const { return under_way_; }
@@ -198,7 +198,7 @@ private:
         std::vector<std::vector<TensorPlace>> places;  // for each contributor and planned tensor
         std::vector<int> file_numbers;                 // this rank's file, for each contributor
         int files = 0;                                 // new files
-        std::map<std::string, uint32_t> kept;          // numbers of tensors that the last checkpoint has
+        std::map<std::string, uint32_t> kept;          // numbers of tensors kept from the last checkpoint
     };
 
     // If a contributor cannot begin, the ones before it end their save.
@@ -213,7 +213,7 @@ private:
         }
     }
 
-    // For all ranks: completes the save that has begun, up to the published checkpoint.
+    // For all ranks: carries out the save that has begun, and publishes the checkpoint.
     void work() {
         Phase phase("save");
         try {
@@ -346,7 +346,7 @@ private:
         return index;
     }
 
-    // Adds the tensors kept from the last checkpoint, with their pieces and the files of these.
+    // Adds the tensors kept from the last checkpoint, with their pieces and files.
     void keep_last(CheckpointIndex& index) const {
         const CheckpointReader reader(last_->folder, false);
         const CheckpointIndex& last = reader.index();

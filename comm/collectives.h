@@ -44,7 +44,7 @@ inline void nccl_check(ncclResult_t result, const char* call, const char* file, 
     fail_call(call, reason.c_str(), file, line);
 }
 
-// Throws Error, which names the process, the call, its place and NCCL's reason.
+// Throws Error if the call fails. The error names the process, the call, its place and NCCL's reason.
 #define ncclCheck(call) nccl_check((call), #call, __FILE__, __LINE__)
 
 // ----------------------------------------------------------------------------
@@ -56,7 +56,8 @@ inline void nccl_check(ncclResult_t result, const char* call, const char* file, 
 
 inline std::array<std::atomic<uint64_t>, traffic_names.size()> traffic_bytes;
 
-// Returns the bytes that this process has sent (when its streams are done) since the start or reset_traffic.
+// Returns the bytes that this process has sent since the start or the last reset_traffic(), once its streams
+// are done.
 inline uint64_t bytes_sent(Traffic kind) {
     return traffic_bytes[(size_t)kind];
 }
@@ -82,7 +83,7 @@ constexpr ncclDataType_t nccl_type() {
     else if constexpr (std::is_same_v<T, double>)
         return ncclDouble;
     else if constexpr (std::is_same_v<T, uint16_t>)
-        return ncclBfloat16;  // its bits
+        return ncclBfloat16;  // the bits of a bf16
     else if constexpr (std::is_integral_v<T> && sizeof(T) == 1)
         return std::is_signed_v<T> ? ncclInt8 : ncclUint8;
     else if constexpr (std::is_integral_v<T> && sizeof(T) == 4)
@@ -125,8 +126,8 @@ inline ncclResult_t when_over(ncclResult_t result, ncclComm_t comm) {
 
 // A group of ranks. Copies refer to the same group. A default-constructed one is a group of one, whose calls
 // only copy data that must end up elsewhere. All ranks of a group make the same calls in the same order.
-// Calls on data put their work on the stream and return; they throw Error if NCCL refuses. T: float, floatX,
-// or an integer.
+// Calls on data put their work on the stream and return; they throw Error if NCCL refuses them. T: float,
+// floatX, or an integer.
 class Communicator {
 public:
     Communicator() = default;
@@ -224,7 +225,7 @@ public:
         reduce_scatter(data, data + (size_t)rank() * part, part, kind, stream);
     }
 
-    // Writes the sum to `own` (part), which lies elsewhere, and leaves data (size * part) as it was.
+    // Writes the sum to `own` (part), which lies outside of data, and leaves data (size * part) as it was.
     template <typename T>
     void reduce_scatter(const T* data, T* own, size_t part, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return copy_own(own, data, part, stream);
@@ -241,7 +242,7 @@ public:
         all_gather(data + (size_t)rank() * part, data, part, kind, stream);
     }
 
-    // Gathers `own` (part), which lies elsewhere.
+    // Gathers the `own` (part) of every rank, which lies outside of data.
     template <typename T>
     void all_gather(const T* own, T* data, size_t part, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return copy_own(data, own, part, stream);
@@ -251,7 +252,7 @@ public:
         add(kind, (size_t)(size() - 1) * part * sizeof(T));
     }
 
-    // Sends part r of data (size * part) to each other rank r, and receives what rank r sends as part r of
+    // Sends part r of data (size * part) to each other rank r, and stores what rank r sends as part r of
     // `received` (size * part). This rank's own part of `received` stays as it was.
     template <typename T>
     void all_to_all(const T* data, T* received, size_t part, Traffic kind, cudaStream_t stream) const {
@@ -259,7 +260,7 @@ public:
         if (ledger) return write_down(Operation::all_to_all, kind, data, size() * part, stream);
         TraceSpan call(Operation::all_to_all, shared_->record, kind, size() * part * sizeof(T), stream);
         ncclCheck(ncclGroupStart());
-        for (int distance = 1; distance < size(); distance++) {  // all ranks send to different ones
+        for (int distance = 1; distance < size(); distance++) {  // no two ranks send to the same one
             int to = (rank() + distance) % size(), from = (rank() + size() - distance) % size();
             check_call(ncclSend(data + (size_t)to * part, part, nccl_type<T>(), to, comm(), stream),
                        "ncclSend", __LINE__);
@@ -310,7 +311,7 @@ public:
         if (error != ncclInProgress) check_call(error, "communication between the processes", __LINE__);
     }
 
-    // After ncclGroupEnd returned this result: waits until this group's calls are on their streams.
+    // Waits until this group's calls are on their streams. result: what ncclGroupEnd returned.
     void await_calls(ncclResult_t result) const {
         if (shared_) check_call(result, "ncclGroupEnd", __LINE__);
     }
@@ -385,7 +386,7 @@ private:
     }
 
     void require_group(int other) const {
-        if (!shared_) fail("communicator: a group of one sends to rank %d", other);
+        if (!shared_) fail("communicator: a group of one has no rank %d", other);
     }
 
     // A group of one only copies.
@@ -395,7 +396,7 @@ private:
         copy_async(to, from, count, stream);
     }
 
-    // Returns the elements of a chunk, if `count` is cut into one chunk for each rank.
+    // Returns the number of elements in a chunk, if `count` elements are cut into one chunk for each rank.
     size_t chunk(size_t count, int index) const {
         auto ranks = (size_t)size(), c = (size_t)index % ranks;
         return count / ranks + (c < count % ranks);

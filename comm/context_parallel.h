@@ -1,25 +1,26 @@
 /*
 Context parallelism: the ranks of a context group have different tokens of the same sequences
-(kernels/context_cut.h). Attention looks at the tokens of other ranks. Its keys and values are gathered
+(kernels/context_cut.h). Attention also looks at the tokens of other ranks. Its keys and values are gathered
 over the group, as in Llama 3 (Dubey et al., 2024), and dropped after use; the backward pass gathers them
 again.
 
-    forward      keys and values of own rows  ->  of all ranks             all-gather, while queries are made
+    forward      keys and values of own rows  ->  of all ranks             all-gather, as queries are computed
                  attention of each of the two pieces, which sees the keys before its end
     backward     the same gather, during the backward pass of the product after attention
                  gradients of all keys and values, in float  ->  of own    reduce-scatter, during the backward
-                 pass of the product that makes queries
+                 pass of the query product
 
-If sequences are long, heads are sent in parts. Attention to a part needs no other, so all but the first part
-are gathered, and the gradients of all but the last are summed, while attention is computed.
+If sequences are long, heads are sent in parts. Attention over one part needs no other part, so all parts but
+the first are gathered, and the gradients of all but the last are summed, while attention is computed.
 
-Through a sliding window, ranks send each other only the pieces that are seen, if these are at most half.
+If attention has a sliding window, ranks send each other only the pieces that queries see, provided that these
+are at most half of all.
 
-A query sees the same keys in the same tiles as without context ranks, so the outputs are the same bits. All
+A query sees the same keys in the same tiles as without context ranks, so the outputs are bit-identical. All
 sums have a fixed order.
 
-A convolution over tokens looks back, too: it gets what it needs of the token before each piece, and its
-backward pass the gradient of the token after.
+A convolution over tokens looks back, too: for each piece it receives what it needs of the token before it
+and, in the backward pass, the gradient of the token after it.
 */
 #pragma once
 
@@ -50,16 +51,17 @@ public:
     int ranks() const { return cut_.ranks; }
     const ContextCut& cut() const { return cut_; }
 
-    // parts: the number of parts of the heads. W: elements of a row's keys and values in one of them
+    // parts: the number of parts of the heads. W: elements of a row's keys and values in one part
     int parts(const Dims& d) const { return head_parts(d, cut_); }
     size_t W(const Dims& d) const { return (size_t)(d.QKV - d.A) / parts(d); }
 
-    // Keys that no query sees are multiplied by zero, so they must be numbers, even if they never arrive.
+    // Zeroes by_rank: keys that no query sees are still multiplied by zero, so they must be finite, even if
+    // they never arrive.
     void clear(floatX* by_rank, const Dims& d) const { zero_async(by_rank, of_part(parts(d), d), compute_); }
 
-    // Starts to gather keys and values into by_rank (parts, ranks, own rows, W): those that queries see
-    // through the window, at least. own (own rows, 2*NKV*HS). The compute stream may do other work until
-    // the last end_gather(), but may not write by_rank.
+    // Starts to gather keys and values into by_rank (parts, ranks, own rows, W): at least those that queries
+    // see through the window. own (own rows, 2*NKV*HS). The compute stream may do other work until the last
+    // end_gather(), but may not write by_rank.
     void start_gather(floatX* by_rank, const floatX* own, const Dims& d, int window) const {
         for (int part = 0; part < parts(d); part++)
             copy_columns(by_rank + own_rows(part, d), W(d) / 2, own + part * W(d) / 2, d.NKV * d.HS, W(d) / 2,
@@ -85,14 +87,14 @@ public:
         order_by_position(keys, by_rank + of_part(part, d), rows(d), compute_);
     }
 
-    // Adds the gradients dkeys (B, T, W), which the queries of a piece have for a part of the keys and values
-    // before its end, to by_rank (parts, ranks, own rows, W). is_first: overwrites instead
+    // Adds dkeys (B, T, W) to by_rank (parts, ranks, own rows, W): the gradients of a part of the keys and
+    // values before the end of a piece, from the queries of that piece. is_first: overwrites instead
     void add_gradients(float* by_rank, const floatX* dkeys, const AttentionShape& piece, bool is_first,
                        int part, const Dims& d) const {
         add_by_rank(by_rank + of_part(part, d), dkeys, rows(d), piece.keys_end(), is_first, compute_);
     }
-    // Starts to sum the gradients of a part over the ranks. Single pieces arrive in the places of pieces that
-    // this rank has nothing to do with.
+    // Starts to sum the gradients of a part over the ranks. If pieces are sent singly, they arrive in the
+    // places of pieces that this rank neither has nor reads.
     void start_scatter(float* by_rank, int part, const Dims& d, int window) const {
         order_.order(compute_, sends_);
         float* all = by_rank + of_part(part, d);
@@ -117,8 +119,8 @@ public:
         }
     }
 
-    // For a causal convolution whose rows are those of pieces: writes the first taps of the row before each
-    // piece (sequences, 2, C) to halo, which has room for (ranks + 1) times as much. products (N, 2, C)
+    // For a causal convolution over the rows of pieces: writes the first taps of the row before each piece to
+    // halo (sequences, 2, C), which has room for (ranks + 1) times as much. products (N, 2, C)
     void taps_before(floatX* halo, const floatX* products, const ConvRows& rows, int C) const {
         const floatX* last = products + (size_t)(rows.T - 1) * 2 * C;
         move_ends(halo, last, (size_t)rows.T * 2 * C, rows.N / rows.T / 2, C, -1);
@@ -134,13 +136,14 @@ private:
     // ---- single pieces
     //
     // Through a window, queries see only the keys of their own piece and of some before it. If these are at
-    // most half of all, pieces are sent to those who read them, instead of all to all.
+    // most half of all, pieces are sent only to the ranks that read them, instead of all pieces to all ranks.
 
     // The number of pieces before its own that a query sees. A window of 1 is the query's own key.
     int reach(int window) const { return ceil_div(window - 1, cut_.piece()); }
     bool sends_pieces(int window) const { return window > 0 && 2 * reach(window) <= ranks() - 1; }
 
-    // Calls visit(piece, reader) for each rank that reads a piece of another, in the same order on all ranks.
+    // Calls visit(piece, reader) for each rank that reads a piece of another rank, in the same order on all
+    // ranks.
     template <typename Visit>
     void each_message(int window, Visit&& visit) const {
         for (int piece = 0; piece < cut_.pieces(); piece++) {
@@ -165,14 +168,15 @@ private:
             if (!used[piece]) unused.push_back(piece);
         return unused;
     }
-    // Offset of a piece of sequence `b` in an array by rank, and its elements.
+    // Offset of a piece of sequence `b` in an array by rank, and the number of its elements.
     size_t at(int piece, int b, const Dims& d) const {
         return own_size(d) * cut_.owner_of(piece) +
                ((size_t)b * cut_.own() + cut_.index(piece * cut_.piece())) * W(d);
     }
     size_t piece_size(const Dims& d) const { return cut_.piece() * W(d); }
 
-    // Sends a piece of all sequences to the place of another, if this rank is one of the two.
+    // Sends a piece of all sequences to the place of another piece, or receives it, if this rank is its
+    // sender or receiver.
     template <typename T>
     void send_piece(T* by_rank, int piece, int place, int sender, int receiver, const Dims& d) const {
         for (int b = 0; b < d.B; b++) {
@@ -183,7 +187,8 @@ private:
         }
     }
 
-    // Adds the gradients that arrived for own pieces, in the order of start_scatter(), to those of this rank.
+    // Adds the gradients received for this rank's pieces, in the order of start_scatter(), to its own
+    // gradients of them.
     void add_received(float* by_rank, const Dims& d, int window) const {
         std::vector<int> places = unused_pieces(window);
         each_message(window, [&](int piece, int) {
@@ -197,8 +202,8 @@ private:
 
     // ---- rows next to pieces
 
-    // Gathers a row of each piece of all ranks, `stride` elements apart in `ends`, and copies those of the
-    // pieces before (-1) or after (+1) the own ones.
+    // Gathers one row of each piece from all ranks (the rows of `ends` are `stride` elements apart), and
+    // copies to halo the rows of the pieces before (-1) or after (+1) this rank's own.
     void move_ends(floatX* halo, const floatX* ends, size_t stride, int B, int C, int direction) const {
         size_t part = (size_t)B * 2 * C;
         floatX* all = halo + part;
@@ -232,6 +237,6 @@ private:
 
     const ContextCut cut_;
     const Communicator group_;
-    cudaStream_t compute_, sends_;  // one stream without overlap
+    cudaStream_t compute_, sends_;  // equal without overlap
     Event order_, arrived_[most_head_parts];
 };

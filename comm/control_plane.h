@@ -3,8 +3,8 @@ Small messages in host memory between the processes of a job, over MPI: broadcas
 or sent to some.
 
 A job may have ten thousand processes, and the cost of a call per process must not grow with their number.
-MPI's own nonblocking collectives send from each rank to each other if lengths differ: N^2 messages and N^2
-connections. Here, with N ranks, the messages are
+MPI's own nonblocking collectives send from each rank to each other rank if lengths differ: N^2 messages and
+N^2 connections. Here, with N ranks, the messages are
 
     broadcast       a tree                                          N - 1 messages
     gather          to the first, which receives them in any order  N - 1
@@ -196,7 +196,7 @@ public:
 #endif
         return texts;
     }
-    // For all ranks: when this returns, posted() gets every text posted before.
+    // For all ranks: when this returns, posted() returns every text posted before.
     void await_posts() const {
 #ifndef WITHOUT_MPI
         for (Post& post : posts_) mpi_wait(&post.request, 1);
@@ -299,7 +299,7 @@ private:
         }
     }
 
-    // Numbers of calls are tags below these.
+    // The tags of numbered calls are below these.
     static constexpr int post_tag = 1 << 14, pair_tag = post_tag + 1;
 
     struct Post {

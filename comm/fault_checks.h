@@ -1,8 +1,8 @@
 /*
 The checks of a run for devices that compute wrongly: when they are due, and what happens when one fails. The
 run then ends with a line that names the rank, its host, its device and what is wrong, and with the exit code
-of a failed part, which makes a restart worthwhile. Its state is not saved, because no one can tell which of
-it is right.
+for a failed part, which marks it as worth restarting. Its state is not saved, because it is not known which
+parts of the state are right.
 */
 #pragma once
 
@@ -29,9 +29,9 @@ it is right.
 // ----------------------------------------------------------------------------
 // replicated state
 //
-// --check-replicas checks that ranks that should hold the same bits do. Memory and links have checksums of
-// their own, but a device that occasionally computes wrongly gives no sign (Dixit et al., "Silent Data
-// Corruptions at Scale", 2021): the run continues with weights that are no longer one model.
+// --check-replicas checks that ranks that should hold the same bits do so. Memory and links have their own
+// checksums, but a device that occasionally computes wrongly gives no sign of it (Dixit et al., "Silent Data
+// Corruptions at Scale", 2021): the run continues with replicas that no longer hold the same model.
 //
 // Ranks compare these:
 //
@@ -157,8 +157,8 @@ private:
         return value;
     }
 
-    // Computes for each kind of memory the sum of its pieces' hashes. Each piece is hashed at its own place,
-    // so that swapped pieces change the sum.
+    // For each kind of memory, computes the sum of its pieces' hashes. A piece's hash depends on the piece's
+    // place, so that swapped pieces change the sum.
     void hash_all(uint64_t* sums) const {
         constexpr uint64_t far_apart = (uint64_t)1 << 40;
         cudaStream_t stream = state_.stream();
@@ -245,13 +245,13 @@ private:
 //     processes      0, 1    1, 2    2, 3    3, 0        two ranks process each micro-batch
 //
 // Each rank hashes the gradients of each unit (kernels/hash.cuh) after the backward pass has computed them
-// and before they are summed over ranks, so it works at every --zero level: only a number for each unit is
-// kept. If a rank disagrees with both of its neighbors, only that rank is named; if just two neighbors
-// disagree, both are named. Tensor ranks and pipeline stages process a micro-batch together, so an error of
-// one of them also shows on those that work with it.
+// and before they are summed over ranks, so the check works at every --zero level: it keeps only one number
+// for each unit. If a rank disagrees with both of its neighbors, only that rank is named; if just two
+// neighbors disagree, both are named. Tensor ranks and pipeline stages process a micro-batch together, so an
+// error of one of them also shows on those that work with it.
 //
-// It finds devices that are wrong always or often. It finds a single error only if that happens in these
-// extra passes.
+// The check finds devices that compute wrongly always or often. It finds a single error only if that occurs
+// in these extra passes.
 
 // Returns the rank that follows this one in its ring of data ranks.
 inline int next_in_ring(int rank, const MeshShape& shape) {
@@ -265,7 +265,8 @@ public:
     // The state must have room for hashes (ZeroSettings::checks).
     ReplayCheck(ZeroState& state, const World& world) : state_(state), world_(world) {}
 
-    // Called when a unit's gradients are computed and before they are hashed; a test corrupts them here.
+    // Called after a unit's gradients have been computed and before they are hashed; a test corrupts them
+    // here.
     std::function<void(int unit)> before_hash;
 
     // For all ranks, between steps: returns what is wrong, in one line; empty if nothing is.
@@ -373,8 +374,8 @@ public:
     FaultChecks(const Options& o, ZeroState& state, const World& world, RunCheckpoints& checkpoints)
         : o_(o), world_(world), state_(state), checkpoints_(checkpoints) {}
 
-    // For all ranks, after this step, or before the first one. saves: a checkpoint follows, so the replicas
-    // are checked first. gradients: as in ReplayCheck::find().
+    // All ranks call this after step `step`, or before the first step. saves: a checkpoint follows, so the
+    // replicas are checked first. gradients: as in ReplayCheck::find().
     template <typename Gradients>
     void run(int step, bool saves, Gradients&& gradients) {
         bool replicas = o_.check_replicas > 0 && (saves || step % o_.check_replicas == 0);

@@ -3,17 +3,17 @@ Sums of gradients over data ranks: in fp32, as they are stored, by the group's o
 networks, with addends that are sent as bf16, at half the size.
 
 In a ring that sums bf16, every rank rounds the partial sum. Here each rank sends its addends of a part
-directly to the rank that sums that part, in fp32: first its own addend, then the others in rank order (as Jin
-et al., "MegaScale-MoE: Large-Scale Communication-Efficient Training of Mixture-of-Experts Models in
-Production", 2025):
+directly to the rank that sums that part. That rank adds in fp32: its own addend first, then the others in
+rank order (as in Jin et al., "MegaScale-MoE: Large-Scale Communication-Efficient Training of
+Mixture-of-Experts Models in Production", 2025):
 
     reduce-scatter    each addend of another rank is rounded once, with a relative error of at most 2^-8
     all-reduce        the sum is rounded too, so that all ranks have the same bits
 
 A rank sends the same number of elements as in a ring: (n-1)/n of the buffer, or twice that for an all-reduce.
-But if a machine has several ranks of a group, a ring's data leave it once, and these messages once for each
-rank. Such ranks should form a shard group, so that only the sums of their parts leave the machine (hybrid
-sharding).
+But if a machine has several ranks of a group, a ring's data leave the machine once, but these messages leave
+it once for each rank. Such ranks should form a shard group, so that only the sums of their parts leave the
+machine (hybrid sharding).
 */
 #pragma once
 
@@ -28,7 +28,7 @@ sharding).
 #include "comm/zero_arrays.h"        // ZeroSettings
 #include "kernels/bf16_addends.cuh"  // round_addends, add_addends, widen_sum
 
-// Returns the elements, of `count`, that each of `ranks` ranks sums. The last ranks may have fewer, or none.
+// Returns how many of `count` elements each of `ranks` ranks sums. The last ranks may have fewer, or none.
 inline size_t summed_part(size_t count, int ranks) {
     return ceil_div(ceil_div(count, (size_t)ranks), part_alignment) * part_alignment;
 }

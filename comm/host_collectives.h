@@ -4,7 +4,7 @@ made, split and destroyed; sums of buffers; and operations that run when their s
 
 The work that a call puts on a stream shares ownership of its communicator, so a communicator can be destroyed
 before its work is done, as with NCCL. A failure on a stream has no caller to return to: the first one is
-kept, and later calls are refused with it.
+kept, and later calls return it.
 */
 #pragma once
 
@@ -45,23 +45,23 @@ struct HostMessages {
 constexpr int tags_of_group = 1 << 15, tag_of_splits = tags_of_group - 2;
 
 struct ncclComm {
-    std::shared_ptr<ncclComm> self;          // until it is destroyed
+    std::shared_ptr<ncclComm> self;          // set until it is destroyed
     std::shared_ptr<HostMessages> messages;  // a group of one may have none
     MessageGroup group;
     int rank = 0, size = 1;
 
-    // All ranks number their collectives alike, and a call's messages carry its number. Sends and receives
-    // are numbered separately for each peer.
+    // All ranks give a collective the same number, which its messages carry. Sends and receives are numbered
+    // separately for each peer.
     uint64_t collectives = 0;
     std::vector<uint64_t> sent, received;  // (size)
 
     bool blocking = true;
-    // The rest of a call on a nonblocking group: does what can be done at once, and returns whether the call
-    // is complete. Empty: the group can be used. Throws Error.
+    // The remaining work of a call on a nonblocking group: does what can be done at once, and returns whether
+    // the call is complete. Throws Error. Empty: no call is unfinished.
     std::function<bool()> unfinished;
 
     std::atomic<ncclResult_t> error = ncclSuccess;
-    std::string reason;  // the first error's, which is kept
+    std::string reason;  // the text of the first error
 
     // Only the first failure is kept.
     void fail(ncclResult_t result, const std::string& why) {
@@ -85,7 +85,7 @@ private:
 // ----------------------------------------------------------------------------
 // failures
 
-// The reason for this thread's last failed call.
+// Why the last failed call of this thread failed.
 inline thread_local std::string host_nccl_reason;
 
 inline ncclResult_t host_nccl_failure(ncclResult_t result, std::string reason) {
@@ -116,8 +116,8 @@ inline ncclResult_t host_refusal(const ncclComm& comm) {
     return comm.error;
 }
 
-// Ends a call that may have to wait: waits for its rest, or, on a nonblocking group, leaves that to
-// ncclCommGetAsyncError().
+// Completes a call that may have to wait: calls rest() until it returns true or, on a nonblocking group,
+// leaves that to ncclCommGetAsyncError().
 inline ncclResult_t host_finish(ncclComm& comm, std::function<bool()> rest) {
     if (!comm.blocking) {
         comm.unfinished = std::move(rest);
@@ -143,9 +143,11 @@ inline ncclComm_t host_communicator(std::vector<int> members, int rank, bool blo
     return comm.get();
 }
 
-// Gives a group the messages that it shares with others, and the tags of its number among them.
+// Lets a group send messages over the MPI communicator that all groups share, with the tags that its number
+// reserves.
 inline void give_messages(ncclComm& comm, const std::shared_ptr<HostMessages>& messages, int number) {
-    // Tags wrap around, because MPI may have too few for all groups ever made; groups that old are gone.
+    // Tags wrap around, because MPI may have too few for all groups ever made; the groups that had the same
+    // tags are gone by then.
     int* largest_tag = nullptr;
     int there = 0;
     mpiCheck(MPI_Comm_get_attr(messages->mpi, MPI_TAG_UB, &largest_tag, &there));
@@ -162,7 +164,7 @@ inline bool is_over(std::vector<MPI_Request>& requests) {
 }
 
 // Ranks of `parent` with the same color form a group, ordered by key; a rank with a negative color gets null.
-// The first rank receives everyone's wish and sends the list to all. MPI's own split would wait inside MPI,
+// The first rank receives every rank's wish and sends the list to all. MPI's own split would wait inside MPI,
 // and keep the other threads of this rank out of MPI.
 class HostSplit {
 public:
@@ -378,7 +380,7 @@ struct HostOperation {
     HostCall call;
     const char* from;
     char* to;
-    size_t count;  // elements of the whole buffer; of reduce_scatter and all_gather: of one rank's part
+    size_t count;  // elements of the whole buffer; for reduce_scatter and all_gather: of one rank's part
     HostType type;
     int peer = -1;  // or root
     int tag = 0;
@@ -404,7 +406,7 @@ inline void copy_own_part(const HostOperation& o) {
     if (moves && own != o.from && o.bytes()) memcpy(own, o.from, o.bytes());
 }
 
-// Makes the flow of messages that brings the parts of the other ranks. An operation is done when its flow is.
+// Makes the flow of messages to and from other ranks. An operation is done when its flow is done.
 inline std::unique_ptr<MessageFlow> make_flow(const HostOperation& o) {
     int rank = o.comm->rank, size = o.comm->size;
     int next = (rank + 1) % size, before = (rank + size - 1) % size;
@@ -437,7 +439,7 @@ inline std::unique_ptr<MessageFlow> make_flow(const HostOperation& o) {
 inline void run_operations(const std::vector<HostOperation>& operations) {
     struct Running {
         ncclComm* comm;
-        std::unique_ptr<MessageFlow> flow;  // null when it is over
+        std::unique_ptr<MessageFlow> flow;  // null when it is done
     };
     std::vector<Running> running;
     auto attempt = [](ncclComm& comm, auto&& step) {

@@ -5,7 +5,7 @@ ModelPasses; training runs use them too, for samples and questions.
 
 A model is cut by --tp, --pp and --zero 3; `eval` also cuts sequences, by --cp. If --tp or --pp is not given,
 the model is cut over the fewest ranks on which it fits. The remaining processes form further data ranks,
-which divide the texts and batches among them.
+which divide the texts and batches among themselves.
 */
 #pragma once
 
@@ -94,10 +94,8 @@ inline InferencePlan plan_inference(const Options& model, const InferenceCut& as
         auto [options, workload] = options_of(tp, pp);
         if (!cut_refusal(options, tp, cp, pp).empty()) return false;
         int micro_batches = workload.cache_length ? 1 : inference_micro_batches(pp);
-        Layout layout = {mesh_shape(options),
-                         1,
-                         {PipelineSchedule::gpipe, pp, micro_batches, 1},
-                         pipeline_split(options, {})};
+        Layout layout = {
+            mesh_shape(options), 1, {PipelineSchedule::gpipe, pp, micro_batches, 1}, pipeline_split(options)};
         ZeroSettings settings = {.level = asked.zero, .training = false, .table_place = options.ngram_place};
         auto groups = [classes = memory_of_mesh(layout.mesh, world)](const Workload&) { return classes; };
         plan.emplace(options, workload, layout, settings,
@@ -145,7 +143,7 @@ struct ModelOnRanks {
     size_t held;     // parameters on this rank
 };
 
-// The passes through such a model.
+// The passes through a ModelOnRanks.
 struct ModelPasses : ModelOnRanks {
     using Logits = TextGenerator::Rows;
     using Load = std::function<Batch(int number, int slot)>;
@@ -161,7 +159,7 @@ struct ModelPasses : ModelOnRanks {
     // Copies the first `length` tokens of text `from` in the key/value cache to text `to`, which begins with
     // the same tokens.
     virtual void copy_row(int from, int to, int length) = 0;
-    // Computes the losses of each of `count` batches, (B*T) of a context rank's tokens, and passes them to
+    // Computes the losses (B*T) of a context rank's tokens in each of `count` batches, and passes them to
     // take() on the first tensor rank of the last stage.
     virtual void losses(int count, const Load& load, const Take& take) = 0;
 };
@@ -169,8 +167,8 @@ struct ModelPasses : ModelOnRanks {
 // Continues texts with a model. In each data rank, one process chooses tokens: the one with the logits.
 class Generator final : public TextGenerator {
 public:
-    // The model sees at most the tokens of a text that the cache holds (without a cache, that a sequence of a
-    // batch holds), and at most its context.
+    // The model sees at most as many tokens of a text as the cache holds (without a cache: as a sequence of a
+    // batch holds), and never more than its context.
     Generator(ModelPasses& model, const std::vector<std::vector<int>>& prompts)
         : TextGenerator(prompts, most_seen(model), model.workload.cache_length > 0, model.mesh.shape.tp,
                         {model.mesh.data_ranks(), model.mesh.data_rank(), model.needs_all}),
@@ -184,7 +182,8 @@ private:
         return std::min(w.cache_length ? w.cache_length : w.T, model.config.context);
     }
 
-    // Tensor ranks divide the rows, so rows without a text pad their number to a multiple of the ranks.
+    // Tensor ranks divide the rows, so padding rows, which have no text, extend them to a multiple of the
+    // tensor ranks.
     Rows logits(const std::vector<int>& tokens, int T, const std::vector<int>& pasts, int row,
                 int last) override {
         size_t N = round_up(tokens.size(), (size_t)model_.mesh.shape.tp);
@@ -216,8 +215,8 @@ private:
 
     void copy_row(int from, int to, int length) override { model_.copy_row(from, to, length); }
 
-    // A text's token is on the rank that chooses it, and 0 on all others, so the sum is the token. Floats
-    // hold every token exactly.
+    // A text's new token is set on the rank that chooses it, and 0 on all others, so the sum over ranks is
+    // the token. Floats represent every token exactly.
     void agree_on(std::vector<int>& tokens) override {
         const Communicator& world = model_.mesh.world();
         if (world.size() == 1) return;
@@ -229,7 +228,7 @@ private:
     }
 
     ModelPasses& model_;
-    DeviceArray<int> numbers_;  // tokens, their positions, and the cached tokens of each text
+    DeviceArray<int> numbers_;  // tokens, their positions, and each text's number of cached tokens
     DeviceArray<float> chosen_;
 };
 
@@ -280,7 +279,7 @@ public:
             model_.look_up((int)some, [&](int micro) { return rows_of(of_host(micro), B, cut); });
             auto on_device = [&](int micro, int slot) { return copy(of_host(micro), slot); };
             model_.losses((int)some, on_device, [&](int micro, const std::vector<float>& losses) {
-                // in the order of whole rows, in which other context ranks have the other targets
+                // in the order of whole rows; the other targets are on other context ranks
                 std::vector<int> targets((size_t)B * T, -1);
                 std::vector<float> in_order(targets.size());
                 for (size_t i = 0; i < losses.size(); i++) {
@@ -393,8 +392,8 @@ inline void sample(SampleOptions command, const World& world, LoadModel* load) {
     }
 }
 
-// A run to be evaluated, with everything that is read for it, so that no bad input is refused only after
-// hours of work.
+// A run to be evaluated, with all of its input: this is read first, so that bad input is refused at once, not
+// after hours of work.
 struct OpenedRun {
     std::unique_ptr<TrainedModel> model;
     std::vector<NamedList> sets;

@@ -1,10 +1,11 @@
 /*
-How a model is cut over ranks and a step into micro-batches, as it follows from the options.
+How the options cut a model over ranks, and a step into micro-batches.
 */
 #pragma once
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,13 +33,13 @@ std::vector<int> even_split(int layers, int parts, Cost&& cost) {
              layers, parts);
     }
 
-    // best[p][n]: the cut of layers n and later into parts p .. parts-1 that has the smallest largest load;
-    // among such cuts, the one with the smallest sum of squared loads.
+    // best[p][n]: the cut of layers n and later into parts p .. parts-1 whose largest load is smallest; among
+    // several such cuts, the one with the smallest sum of squared loads.
     struct Best {
         double largest = std::numeric_limits<double>::infinity(), squares = 0;
         int end = 0;  // the end of part p
         bool operator<(const Best& other) const {
-            double slack = 1e-9 * largest;  // loads that differ by rounding are equal
+            double slack = 1e-9 * largest;  // loads that differ only by rounding count as equal
             if (largest < other.largest - slack) return true;
             return largest <= other.largest + slack && squares < other.squares * (1 - 1e-12);
         }
@@ -72,9 +73,9 @@ std::vector<int> even_split(int layers, int parts, Cost&& cost) {
 // The data ranks take the micro-batches of a step in turn, so a step trains on the same samples with any
 // number of ranks; the first ranks may have one micro-batch more than the others.
 //
-// If gradients are cut (--zero 2 and 3), the ranks of a shard group sum them in every micro-batch, and may
-// gather parameters too. A rank with one micro-batch fewer then takes part with an empty one: it has no
-// targets, so its gradients are zero, and it uses time for which its rank would wait anyway.
+// If gradients are sharded (--zero 2 and 3), the ranks of a shard group sum them in every micro-batch, and
+// may gather parameters too. A rank with one micro-batch fewer then takes part with an empty one: it has no
+// targets, so its gradients are zero, and it costs only time that its rank would otherwise spend waiting.
 struct StepShare {
     int ranks, rank;  // number of data ranks, and this one's number
     int group;        // adjacent ranks that must have the same number of micro-batches; 1: none
@@ -85,7 +86,7 @@ struct StepShare {
     int own() const { return of(rank); }
     int joined() const { return of(rank / group * group); }
     // The number of samples in this rank's micro-batch `micro`, and the first sample. After the rank's last
-    // one, the first sample is that of its first micro-batch in the next step.
+    // micro-batch, sample() returns the first sample of its first micro-batch in the next step.
     int samples(int micro) const { return micro < own() ? B : 0; }
     uint64_t sample(int micro) const {
         return first + (micro < own() ? (uint64_t)micro * ranks + rank : (uint64_t)all + rank) * B;
@@ -105,7 +106,7 @@ struct Layout {
     MeshShape mesh = {};
     int row_chunks = 1;  // number of pieces in which tensor ranks send activations
     PipelineShape pipeline = {PipelineSchedule::one_f_one_b, 1, 1};
-    std::vector<int> split = {};  // layers of each part of the pipeline; empty: one part
+    std::vector<int> split = {};  // number of layers of each part of the pipeline; empty: one part
 };
 
 inline MeshShape mesh_shape(const Options& o) {
@@ -120,22 +121,23 @@ inline MeshShape mesh_shape(const Options& o) {
             .tables = !o.ngram.empty()};
 }
 
-// Returns the sequences of step `step` (counted from 0), over all data ranks.
+// Returns the number of sequences in step `step` (counted from 0), over all data ranks.
 inline uint64_t samples_of_step(const Options& o, int step) {
     return (uint64_t)(tokens_of_step(o, step) / o.sequence_length);
 }
 
-// Returns the micro-batches of that step, over all data ranks.
+// Returns the number of micro-batches in step `step`, over all data ranks.
 inline int micro_batches_of_step(const Options& o, int step) {
     return (int)(samples_of_step(o, step) / (uint64_t)o.micro_batch);
 }
 
-// Returns the most micro-batches that any data rank has in that step.
+// Returns the most micro-batches that any data rank has in step `step`.
 inline int micro_batches_of_rank(const Options& o, int step) {
     return ceil_div(micro_batches_of_step(o, step), o.dp);
 }
 
-// Returns the most micro-batches that a data rank has in any step of the run: batches never shrink.
+// Returns the most micro-batches that a data rank has in any step of the run: those of the last step, because
+// batches never shrink.
 inline int most_micro_batches(const Options& o) {
     return micro_batches_of_rank(o, o.steps - 1);
 }
@@ -151,11 +153,14 @@ struct LayerBytes {
     double table;        // state of the embedding, or of the classifier
 };
 
-// Returns the layers of each part of the pipeline: with time or memory as even as possible, or as listed.
-inline std::vector<int> pipeline_split(const Options& o, const LayerBytes& bytes) {
+// Returns the number of layers of each part of the pipeline: as even as possible in time or in memory, or as
+// listed. If the bytes are unknown, as in a search for a layout, `memory` is treated like `time`.
+inline std::vector<int> pipeline_split(const Options& o, const std::optional<LayerBytes>& bytes = {}) {
     PipelineShape shape = pipeline_shape(o);
     int parts = shape.stages * shape.chunks;
-    switch (kind_of<PipelineLayers>(o.pp_layers)) {
+    PipelineLayers kind = kind_of<PipelineLayers>(o.pp_layers);
+    if (kind == PipelineLayers::memory && !bytes) kind = PipelineLayers::time;
+    switch (kind) {
     case PipelineLayers::time: {
         // multiplications per token; the embedding has none, but copies a row of `channels` elements
         double block = (double)block_parameters(o) + 2.0 * o.sequence_length * o.heads * o.head_size;
@@ -170,11 +175,12 @@ inline std::vector<int> pipeline_split(const Options& o, const LayerBytes& bytes
         for (int stage = 0; stage < shape.stages; stage++) {
             PipelineCapacity capacity = pipeline_capacity(pipeline_actions(shape, stage), shape.chunks);
             for (int chunk = 0; chunk < shape.chunks; chunk++)
-                layer[chunk * shape.stages + stage] = bytes.state + capacity.kept[chunk] * bytes.activations;
+                layer[chunk * shape.stages + stage] =
+                    bytes->state + capacity.kept[chunk] * bytes->activations;
         }
         return even_split(o.layers, parts, [&](int part, int begin, int end) {
             bool has_table = part == 0 || part == parts - 1;
-            return (end - begin) * layer[part] + has_table * bytes.table;
+            return (end - begin) * layer[part] + has_table * bytes->table;
         });
     }
     case PipelineLayers::list:

@@ -1,6 +1,6 @@
 /*
-The devices, nodes and links that a plan is made for: those of a card of the table, of a file, or measured by
-the ranks that run this.
+The devices, nodes and links that a plan is made for: taken from the table of cards or from a file, or
+measured by the ranks that run this.
 */
 #pragma once
 
@@ -31,7 +31,7 @@ the ranks that run this.
 // machine files
 //
 // A plan is made for a card of the table, by its name (kernels/cards.h), or for other nodes that a file
-// describes. The file is a JSON object with these fields, and no others; those of the last three lines, and
+// describes. The file is a JSON object with these fields, and no others; those of the last four lines, and
 // the capability, may be left out. "measured" is true in a file from plan --measure or selftest --measure:
 //
 //     {"multiprocessors": 132, "flops": 989.4e12, "products": 720e12, "streams": 3.0e12, "memory": 80e9,
@@ -57,16 +57,16 @@ struct MachineField {
 inline std::span<const MachineField> machine_fields() {
     static const MachineField fields[] = {
         {"multiprocessors", nullptr, &Machine::multiprocessors, 1e4},  // or cores
-        {"flops", &Machine::flops, nullptr, 1e18},                     // by the data sheet, for MFU
-        {"products", &Machine::gemm_flops, nullptr, 1e18},             // FLOP/s that large ones reach
+        {"flops", &Machine::flops, nullptr, 1e18},                     // on the data sheet, for MFU
+        {"products", &Machine::gemm_flops, nullptr, 1e18},             // FLOP/s that large products reach
         {"streams", &Machine::memory_bandwidth, nullptr, 1e15},      // bytes/s of memory that a copy reaches
         {"memory", &Machine::memory, nullptr, 1e15},                 // bytes of a device
         {"links", &Machine::node_bandwidth, nullptr, 1e15},          // bytes/s within the node, one way
-        {"link_latency", &Machine::link_latency, nullptr, 1},        // seconds of a message there
-        {"node", nullptr, &Machine::node, 1 << 20},                  // devices
+        {"link_latency", &Machine::link_latency, nullptr, 1},        // seconds of a message within the node
+        {"node", nullptr, &Machine::node, 1 << 20},                  // devices of a node
         {"network", &Machine::network, nullptr, 1e15},               // bytes/s of a device to other nodes
-        {"network_latency", &Machine::network_latency, nullptr, 1},  // seconds of a message there
-        {"number_bytes", nullptr, &Machine::element_bytes, 4},       // an activation's: 2 bf16, 4 fp32
+        {"network_latency", &Machine::network_latency, nullptr, 1},  // seconds of a message between nodes
+        {"number_bytes", nullptr, &Machine::element_bytes, 4},       // of an activation: 2 bf16, 4 fp32
         {"capability", nullptr, &Machine::capability, 999, true},    // such as 90; 0: the host
         {"attention_forward", &Machine::attention_forward, nullptr, 1e18, true},    // inner loop's FLOP/s
         {"attention_backward", &Machine::attention_backward, nullptr, 1e18, true},  // inner loop's FLOP/s
@@ -97,7 +97,7 @@ inline Machine machine_from_json(const nlohmann::json& json, const std::string& 
     if (machine.attention_forward == 0) machine.attention_forward = with_mma.forward * machine.gemm_flops;
     if (machine.attention_backward == 0) machine.attention_backward = with_mma.backward * machine.gemm_flops;
     machine.measured = object.boolean("measured", false);
-    object.done("leave it out, or see comm/machine.h for those that are");
+    object.done("leave it out, or see comm/machine.h for the known fields");
     if (machine.element_bytes != 2 && machine.element_bytes != 4)
         fail("%s: number_bytes is %d; it must be 2 or 4", file.c_str(), machine.element_bytes);
     if (machine.gemm_flops > machine.flops)
@@ -120,8 +120,9 @@ inline nlohmann::ordered_json machine_to_json(const Machine& machine) {
     return json;
 }
 
-// Returns the row whose words are all in the name. Otherwise, of the rows that contain the name, the one with
-// the fastest links, then with the most memory. Null if there is none.
+// Returns the card whose words are all in the name. If there is none, returns, of the cards whose words
+// include the name, the one with the fastest links, and of several such cards the one with the most memory.
+// Null if no card matches.
 inline const Card* card_called(const std::string& name) {
     if (const Card* card = find_card(name)) return card;
     const Card* best = nullptr;
@@ -133,7 +134,8 @@ inline const Card* card_called(const std::string& name) {
     return best;
 }
 
-// The row of the device that is here. Null if it has none, or there is no device.
+// Returns the table's card for the device of this process. Null if the table has none, or if there is no
+// device.
 inline const Card* card_here() {
     int count = 0, device = 0;
     cudaDeviceProp properties;
@@ -143,11 +145,11 @@ inline const Card* card_here() {
     return any ? find_card(properties.name) : nullptr;
 }
 
-// name: of a card, such as h100 or "A100 PCIe", or of a file, which ends in .json.
+// name: the name of a card, such as h100 or "A100 PCIe", or of a file, which ends in .json.
 inline Machine find_machine(const std::string& name) {
     if (name.ends_with(".json")) {
         constexpr uint64_t most = 1 << 20;
-        std::string source = read_whole(name, most, "larger than a machine's file; name another");
+        std::string source = read_whole(name, most, "too large for a machine file; name another");
         return machine_from_json(parse_json(source, name), name);
     }
     if (const Card* card = card_called(name)) return machine_of(*card);
@@ -168,7 +170,7 @@ inline Machine find_machine(const std::string& name) {
 // `plan --measure` writes what `--machine` reads. All ranks measure at the same time, as they work in a run,
 // so that those of a host share its cores and memory; the first rank's rates are written.
 //
-// The rates are such that the formulas of comm/machine_rates.h give the measured times.
+// The rates are chosen such that the formulas of comm/machine_rates.h give the measured times.
 
 // The sizes of what is measured.
 struct MeasuredSizes {
@@ -191,7 +193,8 @@ public:
     Stopwatch(const World& world, cudaStream_t stream, double enough)
         : world_(world), timer_(stream), enough_(enough) {}
 
-    // For all ranks, which make the same number of calls. Returns the seconds of one, on the slowest rank.
+    // For all ranks, which make the same number of calls. Returns the seconds of one call, on the slowest
+    // rank.
     template <typename Call>
     double seconds(Call&& call) const {
         constexpr int rounds = 5, most = 1000;
@@ -222,7 +225,8 @@ inline double product_seconds(const Stopwatch& watch, int size, int sums, cudaSt
     size_t out = (size_t)size * size, inp = (size_t)size * sums;
     DeviceArray<floatX> numbers(out + 2 * inp);
     std::vector<floatX> some(std::min(out + 2 * inp, (size_t)1 << 20));
-    // Normally distributed values, which may repeat: constant ones use less power, and run at a higher clock.
+    // Normally distributed values, which may repeat: with constant values, a device uses less power and runs
+    // at a higher clock.
     uint64_t key = random_key(0, "machine");
     for (size_t i = 0; i < some.size(); i++) some[i] = floatX(random_normal(key, i));
     for (size_t at = 0; at < out + 2 * inp; at += some.size()) {
@@ -288,7 +292,7 @@ inline void measure_host(Machine& machine, const Stopwatch& watch, const World& 
     world.barrier();
     double start = seconds_now();
     step();
-    double bytes = 4 + 4 * 4 + 8 + sizeof(floatX) * has_master;  // as optimizer_cost() counts them
+    double bytes = 4 + 4 * 4 + 8 + sizeof(floatX) * has_master;  // like optimizer_cost()
     machine.host_bandwidth = bytes * (double)count / std::max(seconds_now() - start, 1e-9);
 }
 
@@ -315,7 +319,7 @@ inline void measure_attention(Machine& machine, const Stopwatch& watch, int T, i
     machine.attention_forward = forward_rate, machine.attention_backward = backward_rate;
 }
 
-// Measures bytes per second and latency of a group, by an all-gather.
+// Measures a group's bandwidth (bytes per second) and latency (seconds), by all-gathers.
 inline void measure_group(const Communicator& group, const Stopwatch& watch, size_t part, cudaStream_t stream,
                           double& rate, double& latency) {
     int others = group.size() - 1;
@@ -375,21 +379,21 @@ inline std::string measurement_text(const Machine& m, const World& world, const 
         text("%s at %sB/s; %.3g us from one kernel to the next", size_text((size_t)m.memory).c_str(),
              human(m.memory_bandwidth).c_str(), 1e6 * m.launch));
     bool one = world.local_size() == 1, one_node = world.size() == world.local_size();
-    say("links", one ? "not measured, because that takes two ranks on a node; the usual value is assumed"
+    say("links", one ? "not measured, because that needs two ranks on a node; the usual value is assumed"
                      : text("%sB/s, %.3g us", human(m.node_bandwidth).c_str(), 1e6 * m.link_latency));
-    say("network", one_node ? "not measured, because that takes two nodes; the usual value is assumed"
+    say("network", one_node ? "not measured, because that needs two nodes; the usual value is assumed"
                             : text("%sB/s, %.3g us", human(m.network).c_str(), 1e6 * m.network_latency));
     return result + "\n" + text("train_gpt plan --machine %s ...\n", file.c_str());
 }
 
-// For all ranks: rejects a name for --measure before there is something to write.
+// For all ranks: rejects a bad file name for --measure before anything is measured.
 inline void check_measure(const std::string& path, const World& world) {
     world.on_all_ranks([&] {
         if (!path.ends_with(".json"))
             fail("--measure %s: not the name of a .json file, which --machine requires; give one",
                  printable(path).c_str());
         if (world.is_root() && access(path.c_str(), F_OK) == 0)
-            fail("--measure %s: is there already; delete it or name another", printable(path).c_str());
+            fail("--measure %s: already exists; delete it or name another", printable(path).c_str());
     });
 }
 

@@ -1,6 +1,6 @@
 /*
-How long the entries of a ledger (kernels/ledger.h) take, by the rates that are expected of a machine
-(kernels/cards.h), before anything is measured. From top to bottom: messages between ranks, products,
+Estimates how long the entries of a ledger (kernels/ledger.h) take, from the rates that are expected of a
+machine (kernels/cards.h), before anything is measured. In this order: messages between ranks, products,
 attention, kernels that read and write, launches and calls.
 */
 #pragma once
@@ -19,20 +19,21 @@ attention, kernels that read and write, launches and calls.
 // ----------------------------------------------------------------------------
 // messages
 //
-// How long messages between ranks take, by the rates and latencies of a machine. Nodes are filled in the
-// order of ranks, so a group whose ranks are `stride` apart has several in a node if the stride is less than
-// a node.
+// How long messages between ranks take, given the rates and latencies of a machine. Nodes are filled in the
+// order of ranks, so a group whose ranks are `stride` apart has several ranks in a node if the stride is
+// smaller than a node.
 //
-// A ring (comm/rings.h) goes through a node once, in by the network of one of its ranks and out by another's.
-// Several rings go through different ranks, so a group gets the network bandwidth of all its ranks in one
-// node. The steps of a ring come one after another, and each costs a latency. Sums over all may go up and
-// down a tree instead: with the same bytes, but only two steps for each level between nodes (Sanders, Speck
-// and Traff, "Two-Tree Algorithms for Full Bandwidth Broadcast, Reduction and Scan", 2009).
+// A ring (comm/rings.h) passes through a node once: it enters over the network connection of one rank and
+// leaves over that of another. Several rings use different ranks, so a group gets the network bandwidth of
+// all its ranks in one node. The steps of a ring come one after another, and each costs a latency.
+// All-reduces may go up and down a tree instead, which sends the same bytes, but in only two steps for each
+// level between nodes (Sanders, Speck and Traff, "Two-Tree Algorithms for Full Bandwidth Broadcast, Reduction
+// and Scan", 2009).
 
-// How the ranks of a group lie in nodes, which are filled in the order of ranks. For a pair of ranks of two
-// stages: if any of the pairs side by side crosses nodes, the others wait for it, so all are taken to cross.
-// If groups do not divide the places of nodes evenly, some begin within a node and end within another. Then
-// in_node is the fewest ranks that any of them has in a node, and nodes the most that any is in.
+// How the ranks of a group are distributed over nodes, which are filled in the order of ranks. For a pair of
+// ranks of two stages: if any of the pairs side by side crosses nodes, the others wait for it, so all are
+// assumed to cross. If groups do not fill nodes evenly, some of them begin in the middle of a node; in_node
+// is then the fewest ranks that any group has in a node, and nodes the most nodes that any group spans.
 struct InNodes {
     int in_node, nodes;
 };
@@ -79,8 +80,8 @@ inline double sum_seconds(const Machine& machine, const GroupOfRanks& group, dou
     return std::min(ring, tree);
 }
 
-// Seconds of an all-to-all: each rank sends a part of `bytes` directly to each other rank, and those to other
-// nodes through its own network.
+// Seconds of an all-to-all: each rank sends a part of `bytes` directly to each other rank, and the parts for
+// other nodes over its own network connection.
 inline double exchange_seconds(const Machine& machine, const GroupOfRanks& group, double bytes) {
     if (group.ranks == 1) return 0;
     auto [in_node, nodes] = in_nodes(machine, group);
@@ -102,16 +103,16 @@ inline double message_seconds(const Machine& machine, const GroupOfRanks& pair, 
 // kernels
 //
 // A product is as fast as the machine's large ones, less what its tiles waste: at the edges, in the last wave
-// if it is incomplete, and at the start of each sum. A kernel that reads and writes has a share of the memory
-// rate. Attention has the rate of its inner loop, less the halves of tiles at the diagonal and the ends of
-// each row of tiles.
+// if it is incomplete, and at the start of each sum. A kernel that reads and writes reaches a share of the
+// memory bandwidth. Attention reaches the rate of its inner loop, less what it loses to half-used tiles at
+// the diagonal and at the ends of each row of tiles.
 
 // ----------------------------------------------------------------------------
 // products
 
-// FLOP/s of a product. On a host, only short sums are slower. On a card, the best of the tiles that libraries
-// have for Hopper counts. With few tiles, a sum may be split over multiprocessors, as long as its parts fit
-// in the workspace.
+// FLOP/s of a product. On a host, only short sums are slower. On a card, the rate is that of the best of the
+// tiles that libraries have for Hopper. With few tiles, a sum may be split over multiprocessors, as long as
+// its parts fit in the workspace.
 inline double expected_product_rate(const Machine& machine, const ProductShape& p) {
     constexpr double workspace = 256 << 20;
     constexpr struct {
@@ -135,7 +136,7 @@ inline double expected_product_rate(const Machine& machine, const ProductShape& 
                                       (sums + machine.gemm_half_k) * (parts > 1 ? split_share : 1));
         }
     }
-    // fp8 has twice the peak, less what feeding operands to the tensor cores and sums in more bits cost.
+    // fp8 has twice the peak rate, less the cost of feeding the tensor cores and of summing in more bits.
     double numbers = !p.fp8 ? 1 : p.fast_sums ? 1.62 : 1.45;
     return machine.gemm_flops * numbers * best;
 }
@@ -146,8 +147,8 @@ inline double expected_product_rate(const Machine& machine, const ProductShape& 
 // FLOP/s of attention. Whole rows of tiles reach a share of the inner loop's rate, which is lower for small
 // heads: they have fewer products for each exponential. How much the order of tiles costs is simulated with
 // the kernels' own functions, by test/kernels/test_attention_order.cu. Small heads get the shares that give
-// 300 TFLOP/s forward and 280 backward at T = 1,024 on an H200; such loops reach these in orders that leave
-// 0.94 and 0.895.
+// 300 TFLOP/s forward and 280 backward at T = 1,024 on an H200, where the order of tiles leaves 0.94 and
+// 0.895 of the rate of such loops.
 inline double expected_attention_rate(const Machine& machine, const AttentionWork& work) {
     constexpr double tile = 128, of_diagonal = 0.5, of_ends = 1;
     double loop = work.forward ? machine.attention_forward : machine.attention_backward;
@@ -160,9 +161,10 @@ inline double expected_attention_rate(const Machine& machine, const AttentionWor
 // ----------------------------------------------------------------------------
 // kernels that read and write
 
-// The share of the memory rate that a launcher's kernels reach. test/tools shows from their machine code that
-// they move whole vectors (check_sass.py), and how many issue slots their loops take (sass_loops.json). A
-// multiprocessor executes 128 thread instructions in a clock, in which memory brings it some 20 bytes.
+// The share of the memory bandwidth that a launcher's kernels reach. The tools in test/tools show from the
+// machine code that the kernels move whole vectors (check_sass.py), and how many issue slots their loops use
+// (sass_loops.json). A multiprocessor executes 128 thread instructions per clock, in which memory delivers
+// about 20 bytes to it.
 inline double expected_stream_share(std::string_view launcher) {
     constexpr struct {
         std::string_view launcher;
@@ -174,7 +176,7 @@ inline double expected_stream_share(std::string_view launcher) {
         {"embedding_backward", 0.6},       // likewise
         {"matmul_backward_weight", 0.75},  // gradients of biases, which are short
         {"matmul_backward_bias", 0.75},    // likewise
-        {"fp8_quantize", 0.88},            // some 14 instructions for an element's 4 bytes
+        {"fp8_quantize", 0.88},            // about 14 instructions for an element's 4 bytes
         {"norm_backward", 0.82},           // in one pass, but it waits for the sums of a row
         {"", 0.95},                        // fills
     };
@@ -186,7 +188,7 @@ inline double expected_stream_share(std::string_view launcher) {
 // ----------------------------------------------------------------------------
 // launches
 
-// The machine as other work sees it, while communication holds multiprocessors (at most half of them).
+// The machine that is left for other work while communication holds multiprocessors (at most half of them).
 inline Machine machine_without(Machine machine, int multiprocessors) {
     double rest = machine.multiprocessors - std::min(multiprocessors, machine.multiprocessors / 2);
     for (double* rate : {&machine.gemm_flops, &machine.attention_forward, &machine.attention_backward})
@@ -262,7 +264,7 @@ inline double call_seconds(const Machine& machine, const GroupCall& call) {
     case Operation::receive:
         return message_seconds(machine, group, call.bytes);
     default:
-        fail("plan: a call of kind %d has no price; see call_seconds", call.operation);
+        fail("plan: a call of kind %d has no formula for its time; see call_seconds", call.operation);
     }
 }
 

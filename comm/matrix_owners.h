@@ -3,16 +3,16 @@ Whole matrices for an optimizer that needs them, assembled from parts that many 
 
 Each matrix of a block (queries, keys and values separately) has one owner among all ranks of its stage. The
 owner gathers the matrix's update from the tensor ranks and shards of its own replica, transforms it
-(Optimizer::transform), and sends the parts to the ranks of all replicas. It sees the same matrix however the
-matrix is cut, and owners follow from the layout only, so the result depends on neither; and replicas stay
-equal to the bit, on whatever machines they run.
+(Optimizer::transform), and sends the parts to the ranks of all replicas. The owner sees the same matrix
+however it is cut, and transforms it for all replicas, so the result does not depend on the cut, and replicas
+stay bit-identical, even on different machines. Owners follow from the layout only.
 
     shard 0    Q Q K K V       sends    Q's owner is shard 0       Q' Q' K' K' V'
     shard 1    V F F F F       -->      F's owner is shard 1  ...  V' F' F' F' F'
 
-Units are processed in rounds of as few units as give every rank a matrix: all ranks work, in little memory.
-Within a round, the most expensive matrix left goes to the rank with the least load so far. Parts are sent as
-floatX.
+Units are processed in rounds. A round has as few units as give every rank a matrix, so that all ranks work
+and little memory is needed. Within a round, the most expensive remaining matrix is assigned to the rank with
+the least load so far. Parts are sent as floatX.
 */
 #pragma once
 
@@ -43,7 +43,7 @@ struct HeldPart {
     size_t arrives = 0;  // offset among the parts of the matrix, at its owner
 };
 
-// A matrix of a block, and its parts sorted by holder. Blocks that are alike share one.
+// A matrix of a block, and its parts sorted by holder. Blocks that are alike share a BlockMatrix.
 struct BlockMatrix {
     size_t rows, cols;
     std::vector<HeldPart> parts = {};
@@ -201,14 +201,14 @@ public:
           arrays_(memory, rounds_, shape, scratch_of),
           stream_(stream) {
         if (!rounds_.empty() && stage.size() != shape.along(stage_axes))
-            fail("mesh: has no group of a stage's ranks, which send each other matrices; see "
+            fail("mesh: has no group for the ranks of a stage, which send each other matrices; see "
                  "MeshShape::stage_group");
     }
 
     const std::vector<MatrixRound>& rounds() const { return rounds_; }
 
     // For all ranks of a stage: replaces updates by transformed ones. grads_of(unit): this rank's shard of
-    // the unit's updates. They stay unchanged if the scale (1) is NaN.
+    // the unit's updates. Updates stay unchanged if the scale (1) is NaN.
     template <typename GradsOf, typename Transform>
     void transform_at_owners(const MatrixRound& round, GradsOf&& grads_of, const float* scale,
                              Transform&& transform) {
@@ -252,8 +252,8 @@ private:
     }
     int replica_of(const OwnedMatrix& matrix) const { return matrix.owner / shape_.along(sharing_axes); }
 
-    // Sends parts to their owners, only from the owner's replica, and only one of several copies. Or sends
-    // them back, to every rank of every replica that holds them.
+    // to_owner: sends the parts of each matrix to its owner, only from the owner's replica, and only one of
+    // several copies. Otherwise, sends the parts back to every rank of every replica that holds them.
     void travel(const MatrixRound& round, bool to_owner) {
         auto goes = [&](const OwnedMatrix& matrix, const HeldPart& held, int replica) {
             return !to_owner || (held.counts && replica == replica_of(matrix));
@@ -295,8 +295,8 @@ private:
 
     const MeshShape shape_;
     const Communicator stage_;
-    const int replica_, me_;  // this rank among the sharers of its replica,
-    const int me_in_stage_;   // and among all ranks of the stage
+    const int replica_, me_;  // me_: this rank's number in its replica,
+    const int me_in_stage_;   // and its number in the stage
     const std::vector<MatrixRound> rounds_;
     const MatrixArrays arrays_;
     cudaStream_t stream_;

@@ -1,7 +1,7 @@
 /*
-Device and pinned memory, taken once at the start, from an Arena. The same code first runs with an Arena that
-only counts, so that a MemoryPlan (comm/memory_plan.h) can report, by class, what will be taken and whether it
-fits.
+Device and pinned memory, allocated once at the start, from an Arena. The same code first runs with an Arena
+that only counts, so that a MemoryPlan (comm/memory_plan.h) can report, by class, what will be taken and
+whether it fits.
 */
 #pragma once
 
@@ -113,13 +113,13 @@ using HostArray = OwnedArray<T, true>;  // pinned
 // access beyond its end.
 class Arena {
 public:
-    // A counting arena returns null for all arrays. It may count for another build than this one:
+    // A counting arena returns null for all arrays. It may count for a build other than this one:
     // element_bytes is the size of a floatX there.
     enum Mode { takes, counts };
     explicit Arena(Mode mode = takes, size_t element_bytes = ::element_bytes())
         : mode_(mode), element_bytes_(element_bytes) {
         if (mode == takes && !ledger && element_bytes != sizeof(floatX))
-            fail("memory: elements of %zu bytes can only be counted; allocate those of this build",
+            fail("memory: elements of %zu bytes can only be counted; allocate elements of this build",
                  element_bytes);
     }
     ~Arena() {

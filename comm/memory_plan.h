@@ -1,7 +1,7 @@
 /*
-The memory that a model needs on a rank, by class: every user of memory asks an Arena that only counts. A
-MemoryPlan reports whether it all fits, and which micro-batch would; a training run chooses what to recompute
-by it.
+The memory that a model needs on a rank, by class: everything that uses memory requests it from an Arena that
+only counts. A MemoryPlan reports whether it all fits, and which micro-batch would fit; a training run uses it
+to choose what to recompute.
 */
 #pragma once
 
@@ -48,10 +48,10 @@ by it.
 // connection to the next rank of a ring. A connection has buffers for three protocols: 512 KiB for LL, 4.7
 // MiB for LL128 and 4 MiB for Simple (NCCL's default NCCL_BUFFSIZE). Between machines, sender and receiver
 // each have a set of buffers, because the network card copies from one to the other; within a machine only
-// the receiver has. A channel also lists all ranks of its group.
+// the receiver has one. A channel also lists all ranks of its group.
 //
 // This is an estimate on the safe side: NCCL may use fewer channels than it is allowed. Once the mesh is
-// made, MemoryPlan::check_left verifies that everything else fits beside what NCCL has really allocated.
+// made, MemoryPlan::check_left verifies that everything else fits beside what NCCL has actually allocated.
 
 constexpr size_t memory_of_connection = ((size_t)512 << 10) + 4915200 + ((size_t)4 << 20);
 constexpr size_t memory_of_peer = 640;  // bytes, in each channel
@@ -93,7 +93,8 @@ inline size_t stream_size(const ModelConfig& config, const Workload& w, const La
     return (size_t)w.B * w.T / cut.mesh.tp * config.channels;
 }
 
-// Bytes of each class of memory that a model needs on one rank of a stage. layout: of the stage's parameters.
+// Bytes of each class of memory that a model needs on one rank of a stage. layout: that of the stage's
+// parameters.
 inline std::vector<MemoryClass> stage_memory(const ModelConfig& config, const Workload& w,
                                              const ZeroSettings& settings, const Layout& cut,
                                              const Stage& stage, const ParameterLayout& layout) {
@@ -113,9 +114,9 @@ inline std::vector<MemoryClass> stage_memory(const ModelConfig& config, const Wo
     return counted.classes();
 }
 
-// Combines the classes of all stages to the worst case: the device classes of the stage that needs most on
-// the device, and the host classes of the stage that needs most on the host. If both are the same memory, the
-// classes of one stage.
+// Combines the classes of all stages into the worst case: the device classes of the stage that needs most on
+// the device, and the host classes of the stage that needs most on the host. If device and host share one
+// memory, these are the classes of the stage that needs most.
 inline std::vector<MemoryClass> most_of_stages(const std::vector<std::vector<MemoryClass>>& stages,
                                                bool own_memory = has_own_memory) {
     std::vector<MemoryClass> most = *std::ranges::max_element(
@@ -199,16 +200,15 @@ public:
         if (int fits = largest_micro_batch()) {
             fail("--micro-batch %d: needs %s of memory, but only %s are free; --micro-batch %d fits%s", B_,
                  size_text(needs()).c_str(), size_text(capacity_.device).c_str(), fits,
-                 saves_more ? ", --recompute block saves more" : "");
+                 saves_more ? "; --recompute block saves more" : "");
         }
         fail("the model needs %s of memory, but only %s are free; %s", size_text(needs()).c_str(),
              size_text(capacity_.device).c_str(),
-             !training_
-                 ? "free some, ask for less at once, or start more processes, which share it (mpirun -np)"
-                 : text("choose a smaller --model, a shorter --sequence-length%s or --async-save off, "
-                        "or cut it over more processes with --zero, --tp or --pp",
-                        saves_more ? ", --recompute block" : "")
-                       .c_str());
+             !training_ ? "free some, ask for less at once, or cut the model over more processes (mpirun -np)"
+                        : text("choose a smaller --model, a shorter --sequence-length%s or --async-save off, "
+                               "or cut it over more processes with --zero, --tp or --pp",
+                               saves_more ? ", --recompute block" : "")
+                              .c_str());
     }
 
     // Fails if the remaining classes do not fit into the `left` bytes after class `taken` was allocated.
@@ -217,9 +217,9 @@ public:
         for (const MemoryClass& one : classes_)
             if (one.name != taken) needs += memory_total({one});
         if (needs <= left) return;
-        fail("--micro-batch %d: needs %s more memory, but only %s are left after the %s; choose a smaller "
-             "one, or --recompute block",
-             B_, size_text(needs).c_str(), size_text(left).c_str(), std::string(taken).c_str());
+        fail("--micro-batch %d: needs %s more memory, but only %s are left after the communicators; choose a "
+             "smaller one, or --recompute block",
+             B_, size_text(needs).c_str(), size_text(left).c_str());
     }
 
     void print_lines(int ranks) const {
@@ -297,7 +297,8 @@ struct TrainingMemory {
                                      o, workload, Stage(o, {.mesh = {.tp = o.tp, .cp = o.cp}}, {}, true))))),
           plan(memory_plan(o, workload, zero_settings(o), layout, capacity(world), beside(o, world))) {}
 
-    // For all ranks, after their groups are made: fails if the rest does not fit beside them.
+    // For all ranks, after their groups are made: fails if the memory that the run still needs does not fit
+    // beside them.
     void check_groups(const World& world) const {
         world.on_all_ranks([&] {
             if (has_own_memory)
@@ -326,8 +327,8 @@ private:
     }
 };
 
-// Returns the least recomputation that fits, or block. Each kind recomputes all that the one before it does,
-// so the least is the fastest.
+// Returns the least recomputation that fits, or block. Each kind recomputes everything that the one before it
+// does, so the least is the fastest.
 inline Recompute least_recomputation(const std::function<bool(Recompute)>& fits) {
     Recompute kind = Recompute::none;
     while (kind < Recompute::block && !fits(kind)) kind = Recompute((int)kind + 1);
@@ -335,7 +336,7 @@ inline Recompute least_recomputation(const std::function<bool(Recompute)>& fits)
 }
 
 // For all ranks, which get the same recomputation: fails if the run does not fit. With --recompute auto, a
-// note reports the choice, unless that is none.
+// note reports the choice, unless it is `none`.
 inline TrainingMemory fit_training(const Options& o, const World& world, std::vector<std::string>& notes) {
     std::map<Recompute, TrainingMemory> tried;
     auto with = [&](Recompute kind) -> TrainingMemory& {

@@ -2,7 +2,7 @@
 The communicators of the mesh (comm/mesh_shape.h): one for each group that this rank is in.
 
 Groups are made by splitting the world in an order that follows from the shape only, so ranks cannot disagree,
-and each split is one exchange: no barriers.
+and each split is one exchange, without barriers.
 */
 #pragma once
 
@@ -22,23 +22,24 @@ and each split is one exchange: no barriers.
 #include "data/base/figures.h"  // counted, seconds_now
 #include "kernels/common.cuh"
 
-// The most elements sent to set up a connection. NCCL selects algorithms by size; messages over MPI do not.
+// The most elements sent to set up a connection. NCCL selects algorithms by size; over MPI, the size does not
+// matter.
 #ifdef RANKS_USE_NCCL
 constexpr size_t most_to_connect = SIZE_MAX;
 #else
 constexpr size_t most_to_connect = 4096;
 #endif
 
-// The links of a pipeline stage. Each is a communicator of its own, for one direction between two neighbors:
-// NCCL runs the calls of one communicator one after another, and messages in one direction must not wait for
-// those in the other. A link without a neighbor is a group of one.
+// The links of a pipeline stage. Each has its own communicator, for one direction between two neighbors: NCCL
+// runs the calls of one communicator one after another, and messages in one direction must not wait for those
+// in the other. A link without a neighbor is a group of one.
 struct MeshLinks {
     static constexpr int sender = 0, receiver = 1;  // the ranks of every link
     Communicator forward_in, forward_out;           // activations: from the previous stage, to the next stage
     Communicator backward_in, backward_out;         // gradients: from the next stage, to the previous stage
 };
 
-// The communicators of this rank. Must be destroyed before the World that it is made from.
+// This rank's communicators. A Mesh must be destroyed before the World that it is made from.
 class Mesh {
 public:
     // A world of one.
@@ -118,9 +119,9 @@ public:
 
     int groups_built = 0;      // communicators of this rank
     double build_seconds = 0;  // time that this rank took to make the groups
-    size_t memory = 0;         // bytes of a device's own memory that they took
+    size_t memory = 0;         // bytes of device memory that the groups use; 0 on a CPU
 
-    // Throws Error if the library has reported one for any group.
+    // Throws Error if the library has reported an error for any group.
     void check() const {
         for (const Communicator& group : made_) group.check();
     }
@@ -168,12 +169,13 @@ public:
     }
 
 private:
-    // The rank of stage `number` (modulo their count) whose position is otherwise this rank's.
+    // The rank of stage `number` (modulo the number of stages) whose position is otherwise this rank's.
     int at_stage(int number) const {
         return rank_of(position.with(Axis::pipeline, (number + shape.pp) % shape.pp), shape);
     }
 
-    // Returns this rank's group of the row. Ranks that are in none also have to take part in the split.
+    // Returns this rank's group of the row. Ranks that are not in such a group also have to take part in the
+    // split.
     Communicator split(const GroupRow& row) const {
         int rank = rank_of(position, shape);
         std::vector<int> members = members_of(row, rank, shape);
@@ -218,9 +220,9 @@ private:
     }
 
     // NCCL connects the ranks of a group, and allocates memory for that, when they first use an algorithm,
-    // which it chooses by call and size. Both should be over before a step, where kernels of one rank wait
-    // for those of another. So each group makes its calls in the sizes that it will use (sums also of a
-    // single number), and in groups with point-to-point messages, each rank sends to each other.
+    // which it chooses by call and size. Both should be done before the first step, in which kernels of one
+    // rank wait for those of another. So each group makes its calls in the sizes that it will use (sums also
+    // of a single number), and in groups with point-to-point messages, each rank sends to each other rank.
     void connect(cudaStream_t stream, const MeshTraffic& traffic) const {
         constexpr auto kind = Traffic::statistics;
         size_t largest = std::min(traffic.unit, most_to_connect);
@@ -344,8 +346,8 @@ inline void wait_for(const Event& event, const Mesh& mesh) {
     wait_watching(mesh, [&] { return event.query(); });
 }
 
-// Copies to the host what the stream's work leaves on the device, and waits. First waits for that work:
-// CUDA's own copy to memory that is not pinned would wait for it, unwatched.
+// Copies results of the stream's work to the host, and waits for them. Waits for the work first, because
+// CUDA's own copy to unpinned memory would wait for it without asking the groups for errors.
 template <typename T>
 void copy_to_host(T* to, const T* from, size_t count, cudaStream_t stream, const Mesh& mesh) {
     wait_for(stream, mesh);

@@ -3,16 +3,16 @@ The mesh: every rank has a position along each axis (data/run/axes.h), and is in
 differ from it only in some of the axes.
 
 Shards and replicas together are the data ranks, which train on different sequences. The context ranks of a
-data rank have different tokens of the same sequences. What ZeRO shards is cut over shards and contexts alike.
-8 ranks with --tp 2 --shard-group 2 --dp 4:
+data rank have different tokens of the same sequences. ZeRO cuts state over both shard and context ranks. For
+example, 8 ranks with --tp 2 --shard-group 2 --dp 4:
 
                     shard 0      shard 1
       replica 0   |  0   1  |  |  2   3  |        tensor  {0 1} {2 3} {4 5} {6 7}
       replica 1   |  4   5  |  |  6   7  |        shard   {0 2} {1 3} {4 6} {5 7}     data {0 2 4 6} {1 3 5 7}
                   tensor 0 1                      replica {0 4} {1 5} {2 6} {3 7}
 
-Members of a group are ordered by rank. The table below defines the groups: the mesh makes, connects and
-records them by it, and the memory plan counts them.
+Members of a group are ordered by rank. The table below defines the groups: the mesh uses it to make, connect
+and record them, and the memory plan to count them.
 */
 #pragma once
 
@@ -156,7 +156,7 @@ inline std::vector<int> members_of(const GroupRow& row, int rank, const MeshShap
 }
 
 // Describes a group without listing its members, for a ledger. The axes of a group are consecutive, so its
-// members are equally far apart.
+// members are evenly spaced.
 inline GroupOfRanks line_of(size_t group, const MeshPosition& position, const MeshShape& shape) {
     const GroupRow& row = mesh_groups[group];
     int ranks = ranks_of(row, shape), all = shape.along(row.axes);
@@ -168,7 +168,7 @@ inline GroupOfRanks line_of(size_t group, const MeshPosition& position, const Me
     return {(int)group, rank_at(first), rank_at(second) - rank_at(first), ranks, pairs};
 }
 
-// The axes along which all members of a group are found. Empty: they must be listed.
+// The axes along which the group contains all ranks. Empty: its members must be listed.
 inline AxisSet axes_of(const GroupRow& row, const MeshShape& shape) {
     return ranks_of(row, shape) == shape.along(row.axes) ? row.axes : AxisSet();
 }

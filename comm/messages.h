@@ -3,7 +3,7 @@ Messages of a process: the link over which they leave, and flows that have sever
 
 The link counts the bytes sent over it, and can be made as slow as a real one. Ranks on one machine
 communicate through memory, which is too fast to show what communication costs; a slow link shows whether a
-run hides that behind its computation.
+run hides communication behind computation.
 */
 #pragma once
 
@@ -28,7 +28,8 @@ public:
         free_at_ = {};
     }
 
-    // Returns when the last byte of a message that is ready now will have left; it is sent then, as a whole.
+    // Returns the time at which the last byte of a message that is ready now will have left. The whole
+    // message is sent at that time.
     Clock::time_point book(size_t bytes) {
         std::lock_guard lock(mutex_);
         if (bytes_per_nanosecond_ <= 0) return {};
@@ -46,7 +47,7 @@ private:
 };
 inline HostLink host_link;
 
-// Slows everything that this process sends to this speed; 0: no limit.
+// Limits the speed at which this process sends; 0: no limit.
 inline void host_link_speed(double gigabytes_per_second) {
     host_link.set_speed(gigabytes_per_second);
 }
@@ -54,14 +55,14 @@ inline void host_link_speed(double gigabytes_per_second) {
 #ifndef WITHOUT_MPI
 
 // ----------------------------------------------------------------------------
-// A flow: a sequence of messages to one rank and a sequence of messages from one, advanced step by step
+// A flow: a sequence of messages to one rank and a sequence of messages from one rank, advanced step by step
 // without waiting. Each is sent or received in order, with several messages in flight: while one piece of a
 // buffer is summed, the next is on its way.
 //
 // A flow does not know what it carries. The algorithm that derives from it (comm/rings.h) defines where
 // message i of either sequence lies in memory, and what is done with one that has arrived.
 
-// A group of ranks that shares an MPI communicator with other groups, and so has tags of its own.
+// A group of ranks that shares an MPI communicator with other groups, and so has its own tags.
 struct MessageGroup {
     MPI_Comm mpi = MPI_COMM_NULL;
     std::vector<int> members;  // MPI ranks, in the order of the group
@@ -160,7 +161,7 @@ private:
             while (sent_ < started_ && complete(send_requests_[sent_ % most_under_way])) sent_++;
             if (arrived_ < expected_) here = complete(receive_requests_[arrived_ % most_under_way]);
         }
-        if (here) arrived(arrived_++);  // outside the mutex: it may take long
+        if (here) arrived(arrived_++);  // outside the mutex: it may take a long time
         return expected_ + started_ + sent_ + arrived_ != before;
     }
 

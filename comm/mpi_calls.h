@@ -25,9 +25,9 @@ process can wait for different messages at the same time, and a process that wai
 
 using Clock = std::chrono::steady_clock;
 
-// Lets a thread poll, for a message say, without spinning. Sleeps grow with the time waited: a short wait
-// ends late by an eighth of itself, a long one by a hundredth, and a thread that waits for long uses no core.
-// longest_nap: a limit for when a hundredth would be too much.
+// Lets a thread poll, for example for a message, without spinning. Sleeps grow with the time waited: a short
+// wait ends late by at most an eighth of its length, a long one by a hundredth, and a thread that waits for a
+// long time uses almost no CPU time. longest_nap: the longest sleep, for when a hundredth would be too long.
 class Patience {
 public:
     explicit Patience(Clock::duration longest_nap = std::chrono::milliseconds(1))
@@ -46,7 +46,7 @@ public:
         std::this_thread::sleep_until(std::min(until, now + nap));
     }
 
-    // Starts over, when the awaited message has come.
+    // Starts over; called when the awaited message has arrived.
     void reset() { looks_ = 0; }
 
 private:
@@ -83,7 +83,8 @@ void mpi_check(Call&& call, const char* name, const char* file, int line) {
 // out of MPI meanwhile.
 #define mpiCheck(call) mpi_check([&] { return call; }, #call, __FILE__, __LINE__)
 
-// Polls for messages of other ranks, and is seen to wait (comm/watchdog.h).
+// Paces the polling for messages of other ranks, and lets the watchdog see that this thread waits
+// (comm/watchdog.h).
 class MpiWait {
 public:
     // Call between two polls.
@@ -94,7 +95,7 @@ private:
     WaitsForOthers waits_;
 };
 
-// Waits until all requests are complete. Throws Error if MPI reports one.
+// Waits until all requests are complete. Throws Error if MPI reports an error.
 inline void mpi_wait(MPI_Request* requests, int count) {
     MpiWait wait;
     for (;;) {

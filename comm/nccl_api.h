@@ -1,6 +1,6 @@
 /*
-The types of NCCL's API that train_gpt uses, with NCCL's names and values, for builds without NCCL: over MPI,
-and in one process.
+The types of NCCL's API that train_gpt uses, with NCCL's names and values, for builds without NCCL: those over
+MPI, and those for a single process.
 */
 #pragma once
 
@@ -36,7 +36,7 @@ struct ncclUniqueId {
 };
 
 // How a group is made. Calls on a nonblocking group return once they have begun, and are complete when
-// ncclCommGetAsyncError says so.
+// ncclCommGetAsyncError reports so.
 struct ncclConfig_t {
     int blocking = 1;
     int maxCTAs = 0;  // unused: messages over MPI need no thread blocks

@@ -7,7 +7,7 @@ Bottom up:
     comm/nccl_api.h          the types
     comm/mpi_calls.h         MPI, called by many threads
     comm/messages.h          bytes counted, links made slower; sequences of messages, several in flight
-    comm/rings.h             the ring algorithms: which messages
+    comm/rings.h             the ring algorithms: which messages are sent
     comm/host_collectives.h  groups of ranks, sums of buffers, collectives that run in their turn on a stream
     this file                the same for the memory of a GPU; the calls
 */
@@ -81,8 +81,8 @@ inline const char* ncclGetLastError(ncclComm_t) {
 // stream works on it there, and the results are copied back.
 //
 // The stream waits for a number in pinned memory that the thread writes. A host function would not do: CUDA
-// may run those of all streams one after another, so one that waits for another rank could hold back the
-// collective on another stream that this other rank waits for.
+// may run the host functions of all streams one after another, so one that waits for another rank could hold
+// back a collective, on another stream, that the other rank waits for.
 
 // Finds cuStreamWaitValue32 through the runtime, so that the program links and starts without a driver.
 inline PFN_cuStreamWaitValue32_v11070 find_wait_value() {
@@ -98,8 +98,8 @@ inline PFN_cuStreamWaitValue32_v11070 find_wait_value() {
     return (PFN_cuStreamWaitValue32_v11070)function;
 }
 
-// The pinned memory and the thread that serve one CUDA stream. Lives as long as the process: the stream and
-// the thread use it until then.
+// The pinned memory and the thread that serve one CUDA stream. Lives as long as the process, because the
+// stream and the thread may use it until the end.
 class StagedStream {
 public:
     explicit StagedStream(cudaStream_t stream) : stream_(stream) {
@@ -160,8 +160,8 @@ private:
 
     static size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-    // All tasks use the same memory, one after another. Memory that is outgrown is not freed, because work on
-    // the stream may still use it; together it is never more than the current one.
+    // All tasks use the same memory, one after another. Outgrown memory is not freed, because work on the
+    // stream may still use it; all of it together is never larger than the current memory.
     void reserve(size_t bytes) {
         if (bytes <= bytes_) return;
         bytes_ = std::max(bytes, 2 * bytes_);
@@ -191,7 +191,7 @@ private:
     int device_ = 0;
     char* memory_ = nullptr;
     size_t bytes_ = 0;
-    uint32_t *done_ = nullptr, issued_ = 0;  // numbers of the last tasks; the stream waits for *done_
+    uint32_t *done_ = nullptr, issued_ = 0;  // last task done, last task issued; the stream waits for *done_
     std::mutex order_, mutex_;
     std::condition_variable wake_;
     std::deque<Task> tasks_;
@@ -252,8 +252,9 @@ inline ncclResult_t ncclGroupEnd() {
     return result;
 }
 
-// The tag of a call, below tag_of_splits: from its number on the communicator, even for collectives, odd for
-// messages between two ranks. Calls with equal tags are too far apart to be confused.
+// The tag of a call, below tag_of_splits. It follows from the call's number on the communicator, and is even
+// for collectives, odd for messages between two ranks. Calls with equal tags are too far apart to be
+// confused.
 inline int next_tag(ncclComm& comm, HostCall call, int peer) {
     constexpr uint64_t numbers = tag_of_splits / 2;
     if (call == HostCall::send) return (int)(comm.sent[(size_t)peer]++ % numbers) * 2 + 1;
@@ -265,7 +266,7 @@ inline ncclResult_t host_call(HostCall call, const void* from, void* to, size_t 
                               int peer, ncclComm_t comm, cudaStream_t stream) {
     if (peer < 0 || peer >= comm->size) return host_nccl_failure(ncclInvalidArgument, "no such rank");
     if (comm->size == 1 && (call == HostCall::send || call == HostCall::receive))
-        return host_nccl_failure(ncclInvalidUsage, "a group of one has no one to send to");
+        return host_nccl_failure(ncclInvalidUsage, "a group of one has no other rank to send to");
     if (ncclResult_t refused = host_refusal(*comm)) return refused;
     HostOperation operation = {comm->self,       call, (const char*)from,          (char*)to, count,
                                host_types[type], peer, next_tag(*comm, call, peer)};

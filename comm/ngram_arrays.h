@@ -47,7 +47,7 @@ struct TableSizes {
     size_t record_bytes(size_t element_bytes = sizeof(floatX)) const {
         return tables() * ((size_t)W * element_bytes + sizeof(float));
     }
-    // Number of rows of each own table that memory holds.
+    // Number of this rank's rows of each table that are in memory.
     size_t rows_in_memory(const ZeroSettings& settings, size_t element_bytes = sizeof(floatX)) const {
         if (settings.table_place != TablePlace::disk || tables() == 0) return own_rows();
         size_t bytes = record_bytes(element_bytes) + SlotNotes::bytes_of_slot;
@@ -83,21 +83,22 @@ struct OwnTable {
 
 // The lists of a step. The host makes them while the device may still read those of the step before.
 struct TableLists {
-    uint64_t* wanted;       // (distinct) the rows of this rank's step, by owner
-    int *slots, *by_slot;   // (micro-batches, lookups) each one's place in `wanted`; lookups sorted by it
-    uint64_t *asked, *own;  // (asked) own rows that ranks ask for, rank by rank; and the distinct ones
-    int *rows, *order;      // (asked) place in `own` of each row of `asked`; those sorted by it
+    uint64_t* wanted;      // (distinct) the rows of this rank's step, by owner
+    int *slots, *by_slot;  // (micro-batches, lookups) each lookup's place in `wanted`; lookups by place
+    uint64_t *asked,
+        *own;           // (asked) this rank's rows that ranks request, rank by rank; and without duplicates
+    int *rows, *order;  // (asked) place in `own` of each row of `asked`; the rows by place
     // for tables on the host
     uint64_t* fetched;  // (asked) the rows of `asked`, in the order in which they are sent to the device
-    int *place, *turn;  // (asked) place of each in `fetched`; the order in which own rows are updated
+    int *place, *turn;  // (asked) place of each row in `fetched`; the order in which own rows are updated
     // for tables on disk
     uint64_t *fetched_slots, *own_slots;  // (asked) where the cache has the rows of `fetched` and `own`
     uint32_t number = 0;
 
     // used only by the host
-    std::vector<size_t> from, to;  // rows that each rank asks this one for, and this one asks each for
+    std::vector<size_t> from, to;  // numbers of rows requested by each rank, and from each rank
     size_t distinct = 0;           // entries of `own`
-    size_t early = 0, sent = 0;    // entries of `fetched` that wait for no update; that are already sent
+    size_t early = 0, sent = 0;    // entries of `fetched` that need no update first; those sent already
     size_t shared = 0;             // entries of `turn` that the next step needs too
     size_t wants() const { return std::accumulate(to.begin(), to.end(), (size_t)0); }
     size_t asks() const { return std::accumulate(from.begin(), from.end(), (size_t)0); }
@@ -105,8 +106,8 @@ struct TableLists {
 
 struct TableArrays {
     static constexpr size_t row_sets = 4;
-    // During a save, copies are made of rows that change before it has read them. There is room for an eighth
-    // of the rows in memory, and for at least this many (or all).
+    // A save copies the rows that change before it has read them. There is room for an eighth of the rows in
+    // memory, but for at least this many rows (or all).
     static constexpr size_t least_copied = 4096;
 
     std::vector<OwnTable> tables;
@@ -118,7 +119,7 @@ struct TableArrays {
     float *received = nullptr, *scratch = nullptr;  // (asked, W) gradients that ranks have sent
     float *squares = nullptr, *norm_scratch = nullptr;
     int* slots = nullptr;                       // (slots, 2, lookups) lists of micro-batches
-    uint64_t *asked = nullptr, *own = nullptr;  // copies of those of TableLists
+    uint64_t *asked = nullptr, *own = nullptr;  // copies of the lists in TableLists
     int *list_rows = nullptr, *order = nullptr, *place = nullptr;  // likewise
     int* counts = nullptr;                                         // (2, owners)
     uint64_t *wanted = nullptr, *asks = nullptr;                   // (distinct), (asked) while they are sent
@@ -127,7 +128,7 @@ struct TableArrays {
     int* known_at = nullptr;
     size_t places = 0;
     // for tables on the host
-    floatX *host_answers = nullptr, *fetched = nullptr;  // (tables, asked, W), and on the device
+    floatX *host_answers = nullptr, *fetched = nullptr;  // (tables, asked, W) on the host; on the device
     float *host_sums = nullptr, *host_scale = nullptr;   // (tables, asked, W), (2)
     SlotNotes notes = {};                                // for tables on disk
     // for checkpoints of trained tables: sets with a bit for each own row, and copies of rows that change

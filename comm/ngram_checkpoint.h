@@ -6,15 +6,16 @@ that has ever had a gradient, and the seed that all other rows follow from:
     layers.3.table.rows           (rows, width)        their values
     layers.3.table.squares        (rows)               their sums of squares
     layers.3.table.changes.2.ids  and so on            rows that changed after the parts before
-    ngram.hash                    (1 + tokens) uint64  the seed, and the token that each counts as (NgramHash)
+    ngram.hash                    (1 + tokens) uint64  the seed, and what each token counts as (NgramHash)
 
 The first save writes these rows as a base. A later one writes the rows that have changed since the last save,
-as changes, and shares the files of the older parts. After `most_changes` of them, a save replaces all changes
-by one part, with every row that has changed since the base; and once the changes would have more rows than a
-base, a save writes a new base. If several parts have a row, the one with the highest number counts.
+as changes, and shares the files of the older parts. After `most_changes` parts with changes, a save replaces
+all changes by one part, with every row that has changed since the base; and once the changes would have more
+rows than a base, a save writes a new base. If several parts have a row, the one with the highest number
+counts.
 
 Owners write their rows, and any number of owners can load them. If all owners have a table on disk that can
-return to the checkpoint (data/tables/page_file.h), only its last changes are read.
+return to the checkpoint (data/tables/page_file.h), only the checkpoint's last changes are read.
 */
 #pragma once
 
@@ -170,7 +171,8 @@ public:
     }
 
     // A batch holds the ids of some rows, the rows, and their squares; ranks read batches in turn. Every rank
-    // reads the hash. All ranks have equally many batches of each part, so no part overtakes an earlier one.
+    // reads the hash. All ranks have the same number of batches of each part, so no part overtakes an earlier
+    // one.
     std::vector<PieceBatch> begin_load(const CheckpointReader& reader, bool weights_only) override {
         reader_ = &reader;
         weights_only_ = weights_only;
@@ -292,10 +294,10 @@ public:
         }
         if (same && has_rows_ && own_.file())
             return text(
-                "tables on disk were returned to this checkpoint; the first rank read %s from its file",
+                "tables on disk were rolled back to this checkpoint; the first rank read %s from its file",
                 size_text(own_.file()->bytes_read()).c_str());
         if (same) return "";
-        return text("rows of tables %s in the checkpoint, %s to %s", dtype_name(stored),
+        return text("rows of tables stored as %s, %s to %s", dtype_name(stored),
                     stored == Dtype::fp32 ? "rounded" : "widened", dtype_name(dtype_of(Slot::weight)));
     }
 
@@ -324,7 +326,7 @@ private:
     }
 
     bool is_here(int layer) const { return std::ranges::count(tables_.sizes().layers, layer) > 0; }
-    // Makes the sets count only changes that come after this save.
+    // Makes the sets record only changes made after this save.
     void note_saved() {
         own_.changed().clear();
         if (writes_base()) since_base_.clear();
@@ -377,8 +379,8 @@ private:
                     has_only(index.tensors[number], part == 0 ? Slot::data : Slot::weight) &&
                     (part != 2 || index.tensors[number].dtype(Slot::weight) == Dtype::fp32);
         if (!good)
-            fail("%s: has no tensor %s with rows of %zu numbers, which the model has; choose the options "
-                 "that it was trained with",
+            fail("%s: has no tensor %s with rows of %zu elements, which the model has; choose the "
+                 "options that it was trained with",
                  reader_->folder().c_str(), name.c_str(), W_);
     }
 
@@ -399,7 +401,7 @@ private:
         write_sets(file.companion(id), {&own_.touched(), &since_base_});
     }
 
-    // Writes the rows of this save, some at a time.
+    // Writes the rows of this save, at most rows_at_once at a time.
     void write_rows(const WritePiece& write) {
         const std::vector<int>& here = tables_.sizes().layers;
         const size_t record = tables_.sizes().record_bytes(), values_bytes = own_.values_bytes();
@@ -446,7 +448,7 @@ private:
 
     // the current save
     SaveScope scope_;
-    std::exception_ptr problem_;    // why it cannot succeed, if that is known when it begins
+    std::exception_ptr problem_;    // why the save cannot succeed, if known when it begins
     std::vector<int> saved_parts_;  // of the new checkpoint; the save writes the last one
     uint64_t written_ = 0;          // rows of that part, over all tables
 

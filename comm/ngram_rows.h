@@ -1,13 +1,13 @@
 /*
 The rows of n-gram tables that a rank owns (comm/ngram_tables.h), and what depends on where they are:
 
-    device    in arrays there; kernels fetch and update rows
+    device    in arrays in its memory; kernels fetch and update rows
     host      in arrays in host memory; cores fetch and update rows, as work on a separate stream
     disk      in a file, with a cache in host memory (data/tables/); as for host, but rows are first brought
               into the cache, and are addressed by its slots
 
-Checkpoints see the same in all places: rows by number, as records. A record has, for each table of the stage,
-the values of the row and its sum of squares.
+Checkpoints access the rows in the same way in all three places: by number, as records. A record has, for each
+table of the stage, the values of the row and its sum of squares.
 */
 #pragma once
 
@@ -64,10 +64,10 @@ public:
     OwnRows(const OwnRows&) = delete;
     OwnRows& operator=(const OwnRows&) = delete;
 
-    int me() const { return me_; }  // among the owners
+    int me() const { return me_; }  // this rank's number among the owners
     // Returns whether the host's cores fetch and update the rows, as for tables in host memory or on disk.
     bool on_host() const { return settings_.table_place != TablePlace::device; }
-    // The stream of their work; on the device, the compute stream.
+    // The stream that fetches and updates rows; the compute stream for tables on the device.
     cudaStream_t host() const { return host_; }
 
     // The seed determines the initial values of rows.
@@ -75,13 +75,13 @@ public:
         for (size_t i = 0; i < keys_.size(); i++)
             keys_[i] = random_key(seed, "layers." + std::to_string(sizes_.layers[i]) + ".ngram");
     }
-    // A table of this stage, by the places of rows in its arrays.
+    // Returns a table of this stage whose rows are addressed by their places in its arrays.
     TableRows by_place(size_t number) const {
         const OwnTable& own = arrays_.tables[number];
         return {own.values, own.squares,   sizes_.W,      keys_[number],
                 deviation,  (uint64_t)me_, sizes_.owners, arrays_.notes.rows};
     }
-    // The table by row number; on disk, only for initial values.
+    // Returns the table with its rows addressed by number; on disk, only for initial values.
     TableRows by_number(size_t number) const {
         TableRows table = by_place(number);
         table.rows = nullptr;
@@ -90,16 +90,16 @@ public:
 
     // ---- steps, on the host
 
-    // Numbers the lists of steps, whose rows the cache holds.
+    // Returns the number of the next step's list; from these numbers, the cache knows which rows to keep.
     uint32_t next_turn() { return ++turns_; }
     // Enqueues work that brings `count` rows of `fetched`, from `begin` on, into memory. Returns their places
-    // there: the rows themselves or, on disk, slots, which that work fills.
+    // there: the row numbers themselves or, for tables on disk, slots, which that work fills in.
     const uint64_t* bring(const TableLists& list, size_t begin, int count) {
         const uint64_t* rows = list.fetched + begin;
         if (!on_disk()) return rows;
         uint64_t* slots = list.fetched_slots + begin;
         if (ledger) {
-            // a missing row costs the read of its page; the row that leaves for it, a read and a write
+            // a missing row costs a read of its page; the row evicted for it, a read and a write
             const size_t element = ledger->card.element_bytes,
                          here = sizes_.rows_in_memory(settings_, element);
             double missing = count * (1 - (double)here / (double)sizes_.own_rows()),
@@ -118,8 +118,8 @@ public:
         host_work(host_, settings_.host_threads,
                   [=, table = by_place(number)] { fetch_rows_cpu(to, table, places, count); });
     }
-    // Enqueues the update of entries [begin, end) in the order of `turn`, or of all in the order of the list.
-    // sums (tables, each): gradients of `own`
+    // Enqueues the update of rows of `own`: entries [begin, end) of `turn`, or all of them in the order of
+    // the list. sums (tables, each): the gradients of `own`
     void step(const TableLists& list, size_t begin, size_t end, const float* sums, size_t each,
               const float* scale, const AdaGrad& adagrad) {
         if (end == begin) return;
@@ -136,7 +136,7 @@ public:
                 });
         }
     }
-    // Throws the error of that work, if there is one.
+    // Throws the error of the enqueued work, if there was one.
     void raise_error() const {
         if (disk_failed_) disk_error_.raise();
     }
@@ -147,8 +147,8 @@ public:
     // Bytes of a record that are about one table: the values, then the sum of squares.
     size_t table_bytes() const { return values_bytes() + sizeof(float); }
 
-    // Sets of own rows, if the tables are trained: those that have changed since the last save began, those
-    // that ever have, and two for NgramCheckpoint.
+    // Sets of own rows, if the tables are trained: rows that have changed since the last save began, rows
+    // that have ever changed, and two sets for NgramCheckpoint.
     RowSet& set(size_t number) { return sets_[number]; }
     RowSet& changed() { return sets_[0]; }
     RowSet& touched() { return sets_[1]; }
@@ -158,8 +158,8 @@ public:
     PageFile* file() { return file_ ? &*file_ : nullptr; }
     RowCache* cache() { return cache_ ? &*cache_ : nullptr; }
 
-    // Call before copy(), for each save: copies what it reads of tables on the device, which no snapshot
-    // protects: sums of squares and, if steps may change them meanwhile, values.
+    // Call before copy(), for each save. Copies what copy() reads of tables on the device, because no
+    // snapshot protects them: sums of squares and, if steps may change them during the save, values.
     void begin_copies(bool in_background) {
         if (on_host()) return;
         const size_t rows = sizes_.own_rows();
@@ -213,7 +213,7 @@ public:
                 for (uint64_t row = touched().next(0); row < count; row = touched().next(row + 1))
                     squares[row] = 0;
             else
-                for (size_t row = 0; row < count; row++)  // writes no page that was never written
+                for (size_t row = 0; row < count; row++)  // leaves pages that were never written untouched
                     if (squares[row] != 0) squares[row] = 0;
         }
         for (RowSet& set : sets_) set.clear();
@@ -246,7 +246,7 @@ private:
     }
 
     // Enqueues work(), which finds slots. After an error all slots are 0, so fetches read wrong rows, and no
-    // row changes any more; the error is thrown before anything that depends on them is saved.
+    // row changes any more; the error is thrown before anything computed from those rows is saved.
     template <typename Work>
     void cache_work(uint64_t* slots, size_t count, Work&& work) {
         host_work(host_, settings_.host_threads, [=, this] {
@@ -261,7 +261,7 @@ private:
         });
     }
 
-    // Before own rows change: finds their slots, and copies those that a save in progress has yet to read.
+    // Call before own rows change: finds their slots, and copies the rows that a save has yet to read.
     void prepare_change(const TableLists& list, size_t count, const int* turn) {
         auto entry = [=](size_t i) { return turn ? (size_t)turn[i] : i; };
         if (cache_)
@@ -284,7 +284,7 @@ private:
         for (int begin = 0, n; begin < count; begin += n) {
             n = std::min(some, count - begin);
             std::vector<uint64_t> slots((size_t)n);
-            turns_ += 2;  // so that no row of earlier turns has to stay
+            turns_ += 2;  // so that rows of earlier turns can be evicted
             cache_->hold(rows + begin, (size_t)n, slots.data(), turns_);
             cache_->change(rows + begin, (size_t)n, slots.data());
             put_rows_cpu(by_number(number), slots.data(), values + (size_t)begin * (size_t)sizes_.W,

@@ -22,13 +22,13 @@ If staleness is allowed, it uses their old values and waits for none. The host s
     step k has its gradients      update of rows that k+1 needs too; these rows -> device
     step k+1 computes             update of the other rows of k; rows of k+2 that k+1 does not change ...
 
-An owner of tables on disk has them in a file, and in host memory the rows that steps use (data/tables/). A
-fetch first reads the rows that are missing in memory, where rows that have not been used for long make room
-for them. Everything else is as for tables in host memory.
+An owner of tables on disk keeps them in a file, and the rows that steps use in host memory (data/tables/). A
+fetch first reads the rows that are missing in memory, and evicts rows that have not been used for long.
+Everything else is as for tables in host memory.
 
-Each sum has a fixed order: by position in the micro-batch, then micro-batch, then rank. So results are equal
-to the bit wherever a table lies. The summed gradients count in the global norm, and owners update their rows
-once the clipping factor is known: a skipped step leaves no trace.
+Each sum has a fixed order: by position in the micro-batch, then micro-batch, then rank. So results are
+bit-identical wherever a table is kept. The summed gradients are part of the global norm, and owners update
+their rows once the clipping factor is known: a skipped step leaves no trace.
 
 Each tensor rank has its own heads, for all tokens of the micro-batch, so no two fetch the same rows.
 */
@@ -103,8 +103,8 @@ public:
     const NgramHash& hash() const { return *hash_; }
 
     // Lists what will be looked up next, while the device does other work; rows in host memory are fetched
-    // ahead too. Call between sum_gradients() and the update() that may change these rows. For all ranks of
-    // the stage, as are look_up() and sum_gradients(): all make the same calls.
+    // ahead too. Call between sum_gradients() and the update() that may change these rows. All ranks of the
+    // stage must call this, look_up() and sum_gradients() in the same order.
     void look_ahead(const Lookups& lookups) {
         if (!here()) return;
         TableLists& next = arrays_.lists[1 - front_];
@@ -131,7 +131,7 @@ public:
     // rows of this rank.
     void sum_gradients();
     const float* squares() const { return arrays_.squares; }
-    // Rows of this step that this rank sends from host memory, and those of them that waited for an update.
+    // How many rows of this step this rank sends from host memory, and how many of them waited for an update.
     size_t sent() const { return here() && on_host() ? front().asks() : 0; }
     size_t waited_for() const { return here() && on_host() ? front().asks() - front().early : 0; }
     // Updates the rows that this rank owns, unless the scale (1) is NaN.
@@ -189,12 +189,12 @@ private:
     TableArrays arrays_;
     std::optional<NgramHash> hash_;
     std::vector<uint64_t> found_;   // (lookups) rows of a micro-batch
-    std::vector<int> moved_;        // (distinct) each row's place when they are sorted by owner
-    std::optional<Lookups> ahead_;  // listed by look_ahead(), in the list that is not the front
+    std::vector<int> moved_;        // (distinct) each row's place once rows are sorted by owner
+    std::optional<Lookups> ahead_;  // set by look_ahead(), which fills the back list
     size_t front_ = 0;
     Event order_, sums_copied_, fetched_, taken_;  // fetched_: rows on the device; taken_: buffer is free
     std::array<Event, 2> read_by_compute_, read_by_host_;  // the last work with each list
-    OwnRows own_;                                          // last: its work ends before what it uses
+    OwnRows own_;                                          // last: destroyed before what its work uses
 };
 
 // ----------------------------------------------------------------------------
@@ -236,7 +236,7 @@ inline size_t NgramTables::where(uint64_t row) const {
     return at;
 }
 
-// The number of a row among the distinct ones since forget_places(); a new row is added to them.
+// Returns the number of a row among the distinct rows since forget_places(), and adds it if it is new.
 inline int NgramTables::place_of(uint64_t row, size_t& count, uint64_t* distinct) {
     size_t at = where(row);
     if (arrays_.known_at[at] < 0) {
@@ -256,7 +256,7 @@ inline void NgramTables::list_rows(TableLists& list, const Lookups& lookups) {
              lookups.count, sizes_.micro_batches);
     const size_t owners = sizes_.owners;
     size_t count = 0;
-    std::vector<size_t> lookups_of(lookups.count);  // a batch may be shorter than the largest
+    std::vector<size_t> lookups_of(lookups.count);  // a batch may have fewer lookups than the largest
     forget_places();
     for (int micro = 0; micro < lookups.count; micro++) {
         int* slots = list.slots + (size_t)micro * sizes_.lookups;
@@ -323,7 +323,7 @@ inline void NgramTables::list_sums(TableLists& list) {
 }
 
 // Splits the rows that the next step fetches, and those that this one updates, by whether they are in both:
-// these are updated first, and fetched last. The hash table has the next step's rows.
+// rows in both are updated first and fetched last. The hash table has the next step's rows.
 inline void NgramTables::order_fetches(TableLists& next, TableLists& now) {
     bool ahead = settings_.table_prefetch > 0;
     next.early = ahead ? next.asks() : 0;
@@ -349,7 +349,7 @@ inline void NgramTables::order_fetches(TableLists& next, TableLists& now) {
 // ----------------------------------------------------------------------------
 // rows, on the device
 
-// Sends rows from host memory to the device: those of `fetched` up to `end` that were not sent yet.
+// Sends rows from host memory to the device: those of `fetched` up to `end` that have not been sent yet.
 inline void NgramTables::fetch(TableLists& list, size_t end) {
     if (end == list.sent) return;
     const int count = (int)(end - list.sent);
@@ -366,7 +366,7 @@ inline void NgramTables::fetch(TableLists& list, size_t end) {
     list.sent = end;
 }
 
-// Sends `to` rows of W elements to each rank and receives `from` rows from it. They lie rank by rank.
+// Sends to[rank] rows of W elements to each rank and receives from[rank] rows from it, in order of rank.
 template <typename T>
 void NgramTables::exchange(const Communicator& group, const T* sent, const std::vector<size_t>& to,
                            T* received, const std::vector<size_t>& from, int W, Traffic kind,
@@ -459,7 +459,7 @@ inline void NgramTables::update(const AdaGrad& adagrad, const float* scale) {
         step_rows(own_.by_place(i), arrays_.own, arrays_.sums + i * each, (int)l.distinct, scale, adagrad,
                   compute_);
     if (on_host()) {
-        // two copies, used in turn: the host may still be applying the previous step
+        // two copies, used in turn: the host may still be applying the previous step's update
         float* scale_there = arrays_.host_scale + front_;
         copy_async(scale_there, scale, 1, compute_);
         order_.order(compute_, own_.host());

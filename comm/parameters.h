@@ -14,9 +14,10 @@ A rank holds the units of its pipeline stage, and its tensor rank's part of each
     columns      a b                a            b
                  c d                c            d
 
-A unit has the same size on all tensor ranks. First in it are the replicated tensors, then those that are cut;
-the matrices of a block, all of them cut, are at the end. In the last block's unit, tensors that other blocks
-do not have come before the block's own. UnitBuffers is memory for whole units where ZeRO keeps only parts.
+A unit has the same size on all tensor ranks. The replicated tensors are first in it, then those that are cut;
+the matrices of a block, which are all cut, are at the end. In the last block's unit, tensors that other
+blocks do not have come before those that all blocks have. UnitBuffers is memory for whole units where ZeRO
+keeps only parts.
 */
 #pragma once
 
@@ -36,11 +37,11 @@ do not have come before the block's own. UnitBuffers is memory for whole units w
 struct StageUnits {
     int tp = 1, tensor = 0;       // tensor ranks, and which of them this is
     std::vector<int> units = {};  // this stage's, ascending; empty: all
-    // The embedding is only a copy, for the tied classifier: another stage's counts.
+    // The embedding is only a copy for the tied classifier: the one that counts is elsewhere.
     bool embedding_copy = false;
 };
 
-// The tensors of one unit in a buffer of parameters, gradients or moments. Null for those that it lacks.
+// The tensors of one unit in a buffer of parameters, gradients or moments. Null for tensors not in the unit.
 template <typename T>
 struct UnitTensors {
     static constexpr int most = 32;
@@ -60,16 +61,16 @@ struct LocalShape {
 struct TensorPart : BoxRun {
     const TensorRow* row;
     std::string name;
-    // The number of the first element, for random numbers: in the whole tensor or, if columns are cut, in all
-    // ranks' columns one rank after another. Copies have the same numbers.
+    // The number of the first element, for random numbers. It counts elements of the whole tensor or, if
+    // columns are cut, of all ranks' columns, one rank after another. Copies have the same numbers.
     size_t first;
     size_t at;  // the first element's offset in the unit
     // Set if these elements count when those of all ranks are combined, as in the norm of the gradients and
     // in files. Tensor ranks, and the two ends of a pipeline, may have copies: only the first one counts.
     bool counts;
 
-    // Calls visit(first, count, offset) for each run of elements [first, first + count) of the whole tensor,
-    // row-major, that is contiguous here, `offset` elements from the beginning of this part.
+    // Calls visit(first, count, offset) for each run of elements that is contiguous here: [first, first +
+    // count) of the whole tensor, row-major, at `offset` elements from the beginning of this part.
     template <typename Visit>
     void each_run(Visit&& visit) const {
         BoxRun::each_run(row->width(), visit);
@@ -162,13 +163,13 @@ public:
         return {rows_, layers, tied, shards_, there};
     }
 
-    // Units have the same numbers on all stages. A head without tensors of its own is on none.
+    // Units have the same numbers on all stages. A head without tensors is on no stage.
     int units() const { return layers + 2; }
     int last_unit() const { return layers + 1; }
     const std::vector<int>& held() const { return held_; }  // the units of this stage
     bool has(int unit) const { return unit_size_[unit] > 0; }
 
-    // Returns whether both have the same tensors.
+    // Returns whether both units have the same tensors.
     bool are_alike(int unit, int other) const {
         return std::ranges::all_of(
             rows_, [&](const TensorRow& row) { return is_in(row, unit) == is_in(row, other); });
@@ -203,8 +204,8 @@ public:
         return tensors;
     }
 
-    // Calls visit(row, full name, offset among all units) for each tensor that is here, in the order of
-    // memory.
+    // Calls visit(row, full name, offset) for each tensor that is here, in the order of memory. The offset is
+    // from the beginning of the first unit.
     template <typename Visit>
     void each(Visit&& visit) const {
         for (int unit : held_)
@@ -263,7 +264,7 @@ public:
         return all;
     }
 
-    // Parts of a unit, cut where sections begin.
+    // Cuts parts of a unit where sections begin.
     std::vector<SectionPart> section_parts(int unit, const std::vector<TensorPart>& parts) const {
         std::vector<SectionPart> result;
         for (const TensorPart& part : parts) {
@@ -288,7 +289,7 @@ public:
         if (place.tp == 1 || !has(unit)) return sums;
         each_section(unit, [&](const TensorRow& row, size_t at, const LocalSection& section) {
             if (section.copies == 1 || section.count == 0) return;
-            // replicated tensors make one range with the padding between them
+            // replicated tensors and the padding between them form one range
             bool goes_on = !sums.empty() && sums.back().ranks == section.copies &&
                            (row.shard == Shard::replicated || sums.back().begin + sums.back().count == at);
             if (!goes_on) sums.push_back({at, 0, section.copies});
@@ -353,7 +354,7 @@ private:
             most += ceil_div(rows, cuts);
         }
         if (begin != row.rows) {
-            fail("tensor %s: %zu rows, but %zu in its sections; each row is in one", row.name, row.rows,
+            fail("tensor %s: %zu rows, but %zu in its sections; each row must be in one", row.name, row.rows,
                  begin);
         }
         local.shape.rows = here;
@@ -423,7 +424,7 @@ private:
     Local local_[UnitTensors<float>::most];
     int shards_;
     std::vector<size_t> unit_size_, unit_offset_;
-    std::vector<int> first_section_;  // each unit's, among those of the model
+    std::vector<int> first_section_;  // (units) its number in the model
 };
 
 // Rows of the vocabulary on each of `tp` ranks, padded.
@@ -431,7 +432,7 @@ inline int padded_vocab(const ModelConfig& c, int tp = 1) {
     return ceil_div(ceil_div(c.vocab_size, tp), vocab_multiple) * vocab_multiple;
 }
 
-// The parameters of a model, for a shard group of `shards`.
+// Returns the layout of the parameters of a model, for a shard group of `shards` ranks.
 inline ParameterLayout parameter_layout(const ModelConfig& config, int shards = 1, StageUnits place = {}) {
     return ParameterLayout(tensor_table(config), config.layers, config.tie_embeddings, shards, place);
 }
@@ -440,7 +441,7 @@ inline ParameterLayout parameter_layout(const ModelConfig& config, int shards = 
 // units in use
 
 // Memory for whole units where a rank keeps only parts: the units in use, and those being gathered. Blocks
-// take turns in a few places. The embedding and the head share one place, unless they are used together.
+// take turns in a few buffers. The embedding and the head share one, unless they are used together.
 class UnitBuffers {
 public:
     UnitBuffers(const ParameterLayout& layout, int for_blocks) : place_(layout.units(), -1) {
@@ -466,7 +467,7 @@ public:
     int count() const { return (int)offsets_.size(); }
     size_t size() const { return size_; }
     size_t offset(int place) const { return offsets_[place]; }
-    int place(int unit) const { return place_[unit]; }  // the place of a unit that is held here
+    int place(int unit) const { return place_[unit]; }  // the buffer of a unit that is held here
 
 private:
     int add(size_t elements) {

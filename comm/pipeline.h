@@ -21,7 +21,7 @@ overlap the work, each direction independently:
 
 A receive is enqueued as soon as the last work on its buffer is. Without overlap, the compute stream waits for
 each send; because there is always a buffer for what comes next, stages that send to each other still do not
-deadlock. Either way, each buffer goes through the same values.
+deadlock. Either way, each buffer holds the same values in the same order.
 
 This file has, in order: links and their buffers, pieces of work and their memory, the executor, a run.
 */
@@ -45,8 +45,8 @@ This file has, in order: links and their buffers, pieces of work and their memor
 // neighbors, each with a stream of its own.
 //
 // The host enqueues work on all streams without waiting, and orders it by events. An event can be waited for
-// only after it was recorded, so the host counts the uses of a buffer whose last work is enqueued, and
-// enqueues no receive into the buffer before that.
+// only once it has been recorded. So the host counts the uses of a buffer whose last work is enqueued, and
+// enqueues a receive into the buffer only once its previous use is among them.
 
 struct PipelineBuffer {
     floatX* data;
@@ -126,14 +126,14 @@ private:
 
     size_t count_ = 0;
     std::vector<Arrival> arrivals_;  // this run's, in order
-    size_t begun_ = 0, taken_ = 0;   // how many of them are enqueued, and were taken
+    size_t begun_ = 0, taken_ = 0;   // how many are enqueued, and how many are taken
 };
 
 class PipelineSender : public PipelineLink {
 public:
     using PipelineLink::PipelineLink;
 
-    // Sends what the compute stream has made. With overlap that stream continues, otherwise it waits.
+    // Sends what the compute stream has written. With overlap, that stream continues; otherwise it waits.
     void send(PipelineBuffer& place, size_t count, cudaStream_t compute, bool overlap) {
         order_.record(compute);
         order_.hold(stream_);
@@ -160,7 +160,7 @@ struct PipelineArrays {
     std::vector<PipelineTurns> inputs;  // (chunks)
     PipelineTurns gradients, outputs;
 
-    // capacity: of the list of actions that needs most. count: the most elements that go from part to part.
+    // capacity: what the most demanding list needs. count: the maximum number of elements of a message.
     PipelineArrays(Arena& memory, const PipelineShape& shape, const PipelineCapacity& capacity, int stage,
                    size_t count)
         : inputs(input_places(memory.of("activations"), shape, capacity, stage, count)),
@@ -187,7 +187,7 @@ private:
     }
 };
 
-// The name of a piece of work in the record of its rank.
+// Returns the recorder's name for a piece of work.
 constexpr Operation recorded_as(PipelineWork work) {
     switch (work) {
     case PipelineWork::forward:
@@ -213,7 +213,7 @@ public:
 
     // For all stages: executes the lists of one schedule. work(const PipelineTask&) enqueues a piece of work
     // on the compute stream. Returns when everything is enqueued; the next run can follow at once. The
-    // micro-batches of a chunk go forward in order, and backward too.
+    // micro-batches of a chunk go forward in order, and backward in the same order.
     template <typename Work>
     void run(const std::vector<PipelineAction>& list, size_t count, Work&& work) {
         begin_run(list, count);
@@ -266,7 +266,7 @@ inline const PipelineShape& checked_pipeline(const Mesh& mesh, const PipelineSha
                                              const PipelineCapacity& capacity) {
     check_pipeline(shape);
     if (shape.stages != mesh.shape.pp || (int)capacity.kept.size() != shape.chunks)
-        fail("pipeline: %d stages of %d chunks on a mesh of %d, with room for %zu; use one shape for all",
+        fail("pipeline: %d stages of %d chunks; mesh of %d stages, capacity for %zu chunks; make them agree",
              shape.stages, shape.chunks, mesh.shape.pp, capacity.kept.size());
     if (shape.stages > 1 && shape.chunks > 1 && !mesh.shape.ring)
         fail("pipeline: %d chunks on a stage need a link from the last stage to the first, which the mesh "

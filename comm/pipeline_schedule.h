@@ -12,11 +12,11 @@ micro-batches (0 .. 3 forward, a .. d backward, which takes twice as long; time 
            ...0123aabbccdd......            ...0aa1bb2cc3dd......                   ...0a1b2c3dwwww
 
     gpipe         all forward, then all backward: a stage keeps the activations of every micro-batch.
-    1f1b          backward as soon as possible: stage s keeps those of at most stages - s.
+    1f1b          backward as soon as possible: stage s keeps those of at most stages - s micro-batches.
     interleaved   1f1b with several chunks on each stage: a micro-batch returns to a stage sooner, so the
                   stages begin and end closer together.
-    zero-bubble   1f1b with the backward pass in two: first the gradient of the input, for which the previous
-                  stage waits, and later that of the weights (w), for which no stage waits.
+    zero-bubble   1f1b with the backward pass in two halves: first the gradient of the input, for which the
+                  previous stage waits, and later that of the weights (w), for which no stage waits.
 
 GPipe: Huang et al. (2019). 1F1B: Narayanan et al., PipeDream-Flush (2021). Interleaved: Narayanan et al.,
 "Efficient Large-Scale Language Model Training on GPU Clusters" (2021). Zero-bubble: ZB-H1 of Qi et al., "Zero
@@ -65,8 +65,8 @@ inline void check_pipeline(const PipelineShape& shape) {
 // ----------------------------------------------------------------------------
 // the lists
 
-// The k-th piece of forward work of any stage, of micro_batches * chunks. With several chunks, a group of
-// `stages` micro-batches goes through the first chunk, then the same group through the next.
+// Returns the k-th of a stage's micro_batches * chunks pieces of forward work, the same for all stages. With
+// several chunks, a group of `stages` micro-batches goes through the first chunk, then through the next.
 inline PipelineAction forward_action(const PipelineShape& shape, int k) {
     int round = shape.stages * shape.chunks, in_round = k % round;
     return {PipelineWork::forward, k / round * shape.stages + in_round % shape.stages,
@@ -80,7 +80,7 @@ inline PipelineAction backward_action(const PipelineShape& shape, int k,
     return {work, forward.micro_batch, shape.chunks - 1 - forward.chunk};
 }
 
-// The number of forwards of a stage before it alternates: enough that the first gradient can come back.
+// Returns how many forward passes a stage runs before it alternates: enough for a gradient to return.
 inline int warm_up(const PipelineShape& shape, int stage) {
     int behind = shape.stages - 1 - stage, all = shape.micro_batches * shape.chunks;
     switch (shape.schedule) {
@@ -127,15 +127,15 @@ inline std::vector<PipelineAction> pipeline_actions(const PipelineShape& asked, 
         PipelineWork work = splits ? PipelineWork::input_gradient : PipelineWork::backward;
         actions.push_back(backward_action(shape, backwards++, work));
         // Later stages are ahead by fewer forwards, and may instead keep that many more activations for w:
-        // still no stage keeps more than the first. When no forwards are left, w fills the time between
-        // gradients.
+        // even so, no stage keeps more than the first. When no forward passes are left, w fills the time
+        // between gradients.
         if (splits && backwards - weights > (steady ? stage : 0)) weight();
     }
     while (splits && weights < all) weight();
     return first_micro_batches(std::move(actions), asked.micro_batches);
 }
 
-// Every forward, for a pass that only computes losses: the same on all stages; nothing is kept afterwards.
+// Returns the list of a pass that only computes losses, the same for all stages; nothing is kept.
 inline std::vector<PipelineAction> forward_actions(const PipelineShape& asked) {
     check_pipeline(asked);
     PipelineShape shape = in_whole_groups(asked);
@@ -175,7 +175,7 @@ struct TimedAction {
 struct PipelineTiming {
     double seconds = 0;          // the step's length, in the unit of the costs
     std::vector<double> busy;    // (stages)
-    std::vector<int> most_kept;  // (stages) activations of a chunk's micro-batch, held at the same time
+    std::vector<int> most_kept;  // (stages) the most micro-batches held at once, counted in each chunk
     std::vector<std::vector<TimedAction>> actions = {};  // (stages, actions)
     // The time that the stages wait, as a share of the time that they compute.
     double bubble() const {
@@ -185,7 +185,7 @@ struct PipelineTiming {
     }
 };
 
-// Lets each stage go through its list, each action once its input has arrived. Throws Error on a deadlock.
+// Times the lists: an action begins once its input has arrived. Throws Error on a deadlock.
 inline PipelineTiming time_pipeline(const PipelineShape& shape, const PipelineCosts& costs) {
     int S = shape.stages, M = shape.micro_batches, parts = S * shape.chunks;
     std::vector<std::vector<PipelineAction>> lists;
@@ -248,9 +248,9 @@ inline PipelineTiming time_pipeline(const PipelineShape& shape, const PipelineCo
 // capacity: how much a stage has to hold at the same time, found by walking through its list of work
 
 struct PipelineCapacity {
-    std::vector<int> kept;      // (chunks) micro-batches from forward to the end of backward, 1 at least
+    std::vector<int> kept;      // (chunks) micro-batches from forward to the end of backward, at least 1
     std::vector<int> pending;   // (chunks) micro-batches from input_gradient to weight_gradient
-    int micro_batches = 1;      // at work at the same time, over all chunks
+    int micro_batches = 1;      // in work at the same time, over all chunks
     bool has_backward = false;  // otherwise nothing is kept after a forward
 
     // Returns whether there is room for what a list needs.
@@ -263,8 +263,8 @@ struct PipelineCapacity {
     }
 };
 
-// The most micro-batches in work at the same time, each from its first action that counts to its last. Their
-// numbers span at most this, so a number modulo this is a distinct slot.
+// Returns the widest span of the numbers of micro-batches in work at the same time, each from its first
+// action that counts to its last. So their numbers modulo this span are distinct slots.
 template <typename Counts>
 int most_in_work(const std::vector<PipelineAction>& list, Counts&& counts) {
     std::map<int, const PipelineAction*> last;
@@ -304,8 +304,8 @@ inline PipelineCapacity pipeline_capacity(const std::vector<PipelineAction>& lis
 
 // The slots in which the layers of a pipeline stage keep what they need of a micro-batch, from its forward
 // pass to the end of its backward pass. The chunks of a stage share the slots: one reuses what another has
-// released. So there are only as many as are in use at the same time, the least that the schedule allows. A
-// slot is for one layer, because chunks may have different numbers of them.
+// released. So there are no more slots than are in use at the same time, the fewest that the schedule allows.
+// A slot is for one layer, because chunks may have different numbers of layers.
 //
 // The last of 2 stages with 2 one-layer chunks (interleaved; 0 .. 3 forward, a .. d backward, ' for chunk 1):
 //
@@ -315,10 +315,10 @@ inline PipelineCapacity pipeline_capacity(const std::vector<PipelineAction>& lis
 //     slot 2          0' 0' 1' 1' 2  2  2  2  2  2  2  2  2
 class ActivationSlots {
 public:
-    // layers: of each chunk.
+    // layers: the number of layers of each chunk.
     explicit ActivationSlots(std::vector<int> layers) : layers_(std::move(layers)) {}
 
-    // has_backward: if false, nothing is kept, and each layer has a slot of its own.
+    // has_backward: if false, nothing is kept, and each layer has its own slot.
     void begin_run(bool has_backward) {
         has_backward_ = has_backward;
         kept_.clear();
@@ -339,7 +339,7 @@ public:
         return slots;
     }
 
-    // The number of slots that the actions of a list need.
+    // Returns the number of slots that the actions of a list need.
     static size_t most(const std::vector<int>& layers, const std::vector<PipelineAction>& list,
                        bool has_backward) {
         ActivationSlots kept(layers);
@@ -360,7 +360,7 @@ private:
         return slots;
     }
 
-    // Takes the lowest free ones, so that there are never more than are in use at the same time.
+    // Takes the lowest free slots, so that there are never more slots than are in use at the same time.
     std::vector<int> take(int count) {
         std::vector<int> slots;
         for (int slot = 0; (int)slots.size() < count; slot++) {
@@ -388,7 +388,7 @@ struct PipelineTask {
     int slot;          // place of the activations kept from forward to backward: below kept[chunk]
     int pending_slot;  // place of the tensors kept from input_gradient to weight_gradient
     int batch_slot;    // place of the batch, kept while any chunk works on it
-    floatX* input;     // (count) what the part before made; the first part may write its own there
+    floatX* input;     // (count) the previous part's output; the first part may write its own input there
     floatX* output;    // forward: (count) to be written, for the next part; null on the last part
     floatX* gradient;  // backward, input_gradient: (count) of the output, undefined on the last part; the
                        // work turns it into that of the input

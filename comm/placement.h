@@ -2,10 +2,10 @@
 The part of a machine that a rank uses: a device, and the cores near it.
 
 A GPU is attached to one NUMA node of its machine. If the process runs on another node, copies to pinned
-memory and NCCL's threads have to cross over, and mpirun deals processes to nodes in turn, regardless of the
+memory and NCCL's threads have to cross nodes, and mpirun deals processes to nodes in turn, regardless of the
 devices that they choose. So a process that its launcher has not bound binds itself to the cores of its
-device's node, before it creates threads and memory. If the launcher has bound it, the header of the run says
-to which cores.
+device's node, before it creates threads and allocates memory. If the launcher has bound it, the header of the
+run says to which cores.
 */
 #pragma once
 
@@ -96,7 +96,7 @@ inline Cores cores_of_device(const World& world) {
 }
 
 struct CoreChoice {
-    Cores bind_to;     // empty: stay as it is
+    Cores bind_to;     // empty: do not bind
     std::string text;  // for the header
 };
 
@@ -115,7 +115,7 @@ inline CoreChoice choose_cores(const Cores& allowed, const Cores& near, size_t a
     return {{}, words};
 }
 
-// The launcher that binds the processes, with its option that leaves them unbound. Empty: none does.
+// Returns the launcher that binds the processes, with its option that leaves them unbound, or empty.
 inline std::string binding_launcher() {
     for (const LauncherVariables& row : launcher_table)
         if (*row.unbound && getenv(row.size)) return row.unbound;
@@ -128,7 +128,7 @@ inline std::string& process_cores() {
     return words;
 }
 
-// Binds this process if it is to be, and returns which cores it runs on, for the header.
+// Binds this process if choose_cores() says so, and returns which cores it runs on, for the header.
 inline std::string bind_to_cores(const World& world) {
     CoreChoice choice = choose_cores(allowed_cores(), cores_of_device(world),
                                      (size_t)sysconf(_SC_NPROCESSORS_ONLN), binding_launcher());
@@ -142,7 +142,7 @@ inline std::string bind_to_cores(const World& world) {
     return choice.text;
 }
 
-// For all ranks: returns lines for the header, on the first rank, about the cores of all ranks.
+// For all ranks: on the first rank, returns the header lines about the cores of all ranks.
 inline std::vector<std::string> core_lines(const World& world) {
     std::map<std::string, int> ranks;
     for (const std::string& words : world.gather(process_cores())) ranks[words]++;
@@ -166,8 +166,8 @@ inline int threads_per_rank(const World& world) {
 
 // Call before MPI starts, which may start CUDA. Streams that compute, reduce, gather and send in four
 // directions wait for each other, and would deadlock if they shared the few queues that CUDA has by default,
-// or the one that some clusters set. Loading a kernel at its first launch might deadlock too, because that
-// waits for all kernels that run.
+// or the one that some clusters set. Loading a kernel at its first launch might deadlock too, because loading
+// waits for all running kernels.
 inline void set_device_variables() {
     if (launched_processes() <= 1) return;
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
@@ -215,7 +215,7 @@ inline void choose_device(const World& world) {
         for (auto& [host, different] : of_host) {
             auto there = (int)different.size();
             if (there < processes[host])
-                return text("GPUs: %d processes on %s have %d of them, but NCCL needs one each; start %d "
+                return text("GPUs: %d processes on %s share %d, but NCCL needs one for each; start %d "
                             "there, or build with COMM=mpi to share",
                             processes[host], host.c_str(), there, there);
         }
@@ -225,7 +225,7 @@ inline void choose_device(const World& world) {
 #endif
 }
 
-// The most ranks of this host that share a device.
+// Returns the maximum number of this host's ranks that share a device.
 inline int ranks_sharing_device([[maybe_unused]] const World& world) {
 #ifdef RANKS_USE_NCCL
     return 1;  // even though a rank may see only its own device

@@ -1,7 +1,7 @@
 /*
-The door to the planner (comm/plan_search.h): the expected time of a run's steps, before it has made one, and
-layouts chosen by it, on the machine of --machine or the cards that are here. No other file of the planner is
-included from outside, except by the plan command.
+The interface of the planner (comm/plan_search.h): predicts how long a step of a run takes, and chooses the
+layout with the shortest step, on the machine of --machine or the cards that are here. Outside of the planner,
+only the plan command includes its other files.
 */
 #pragma once
 
@@ -18,8 +18,8 @@ included from outside, except by the plan command.
 #include "data/options/schedule.h"  // tokens_of_step
 #include "data/run/meter.h"         // flops_per_token
 
-// The machine that the run names, or one with this device's card and, in a node, the most ranks of any host.
-// Its flops are 0 if neither is known.
+// Returns the machine that the run names, or else one with this device's card, and nodes as large as the
+// largest number of ranks on a host. Its flops are 0 if neither is known.
 inline Machine expected_machine(const Options& o, const World& world) {
     if (!o.machine.empty()) return find_machine(o.machine);
     Machine machine = {};
@@ -35,7 +35,7 @@ inline bool is_expected(const Options& o) {
     return o.batch_ramp.empty() && o.throttle_link == 0;
 }
 
-// Fails if the machine's program cannot have the number formats or matrix products of the options.
+// Fails if a program for this machine does not support the options' number formats or matrix products.
 inline void check_plan(const Options& o, const Machine& machine) {
     check_precision(o, (size_t)machine.element_bytes);
     bool fp8 = o.matmul_dtype == MatmulDtype::fp8;
@@ -45,7 +45,7 @@ inline void check_plan(const Options& o, const Machine& machine) {
     if (o.fp8_fast_gradients && !fp8)
         fail("--fp8-fast-gradients on: needs --matmul-dtype fp8; give --fp8-fast-gradients off");
     if (o.matmul_dtype == MatmulDtype::bf16 && machine.element_bytes == sizeof(float))
-        fail("--matmul-dtype bf16: plans assume fp32 products on such a machine; give --matmul-dtype auto");
+        fail("--matmul-dtype bf16: plans assume fp32 products for this machine; give --matmul-dtype auto");
 }
 
 // The task of planning a run whose layout is not complete. Options of the layout are kept if they are given
@@ -76,12 +76,12 @@ inline void choose_cut(Options& o, const GivenOptions& given, const Machine& mac
     check_plan(o, machine);
     if (o.global_batch == 0) fail("--tp auto: --global-batch is missing; give the tokens of a step");
     if (o.global_batch % o.sequence_length)
-        fail("--global-batch %lld: not a multiple of --sequence-length %d; give one", o.global_batch,
+        fail("--global-batch %lld: not a multiple of --sequence-length %d; give a multiple", o.global_batch,
              o.sequence_length);
     PlanTask task = plan_task(o, given, machine, processes);
     task.keeps_tp = o.tp > 0, task.keeps_pp = o.pp > 0;
     for (int* cut : {&task.options.tp, &task.options.pp}) *cut = std::max(*cut, 1);
-    constexpr int enough = 100;  // the most layouts to look through: some leave processes idle
+    constexpr int enough = 100;  // layouts to consider; several, because some leave processes idle
     std::vector<PlannedStep> best = Planner(task).best(enough);
     auto whole = [&](const PlannedStep& step) {
         return step.cut.ranks() == processes && (o.dp == 0 || step.cut.dp == o.dp);
@@ -94,15 +94,16 @@ inline void choose_cut(Options& o, const GivenOptions& given, const Machine& mac
     static_cast<Cut&>(o) = found->cut;
 }
 
-// The shard group with the shortest step, among those that fit, for a layout that is complete otherwise:
-// larger rings wait longer. All data ranks if the planner cannot model the run, or nothing fits.
+// Returns the shard group with the shortest step among those that fit, for a layout that is otherwise
+// complete. Larger groups save memory, but their rings wait longer. Returns all data ranks if the planner
+// cannot model the run or nothing fits.
 inline int chosen_shard_group(const Options& o, const Machine& machine) {
     if (o.dp == 1 || machine.flops == 0 || !is_expected(o)) return o.dp;
     if ((size_t)machine.element_bytes != sizeof(floatX)) return o.dp;
     PlanTask task = plan_task(o, {}, machine, (int)o.ranks());
     task.keeps_tp = task.keeps_cp = task.keeps_pp = task.keeps_schedule = task.keeps_chunks = true;
     task.keeps_zero = task.keeps_micro_batch = true, task.keeps_shard = false;
-    constexpr int enough = 100;  // numbers of data ranks
+    constexpr int enough = 100;  // layouts to consider; they differ in the number of data ranks
     for (const PlannedStep& step : Planner(task).best(enough))
         if (step.cut.dp == o.dp) return step.cut.shard_group;
     return o.dp;
@@ -114,7 +115,7 @@ inline LayoutChoices layout_choices(const World& world, const GivenOptions& give
             [&world](const Options& o) { return chosen_shard_group(o, expected_machine(o, world)); }};
 }
 
-// For all ranks: fails if they have chosen different layouts, since each reads the file on its own node.
+// For all ranks: fails if they have chosen different layouts: each reads the machine file on its own node.
 inline void check_same_cut(const Options& o, const World& world) {
     std::string cut;
     for (const OptionRow& row : option_table())
@@ -126,8 +127,8 @@ inline void check_same_cut(const Options& o, const World& world) {
              printable(o.machine).c_str());
 }
 
-// For all ranks: returns the expected seconds of a step, on the first rank; 0 if too little is known.
-// recompute: what the run does.
+// For all ranks: on the first rank, returns the expected seconds of a step, or 0 if too little is known.
+// recompute: what the run recomputes.
 inline double expected_step(const Options& o, Recompute recompute, const World& world) {
     check_same_cut(o, world);
     double seconds = 0;
@@ -136,7 +137,7 @@ inline double expected_step(const Options& o, Recompute recompute, const World& 
         Machine machine = expected_machine(o, world);
         if (machine.flops == 0 || !is_expected(o)) return;
         if ((size_t)machine.element_bytes != sizeof(floatX))
-            fail("--machine %s: for programs with %d-byte numbers, but this one has %zu; give another",
+            fail("--machine %s: for %d-byte numbers, but this program has %zu-byte ones; name another one",
                  printable(o.machine).c_str(), machine.element_bytes, sizeof(floatX));
         PlanTask task = {.options = o, .machine = machine, .devices = world.size()};
         Cut cut = o;
@@ -146,9 +147,9 @@ inline double expected_step(const Options& o, Recompute recompute, const World& 
     return seconds;
 }
 
-// The prediction for a run on one device. Empty if too little is known of the device, or of such a step: only
-// bf16 steps with Hopper's attention kernels and an elementwise optimizer on the device are modeled. peak:
-// the FLOP/s that MFU is a share of.
+// Returns the prediction for a run on one device; empty if too little is known about the device or such a
+// step: only bf16 steps with Hopper's attention kernels and an elementwise optimizer on the device are
+// modeled. peak: the FLOP/s that MFU is relative to.
 inline std::string prediction_text(const Machine& machine, double peak, bool takes_wgmma, const Options& o,
                                    const Workload& workload) {
     bool known_machine = machine.gemm_flops > 0 && machine.memory_bandwidth > 0 && peak > 0 && takes_wgmma;
@@ -165,8 +166,8 @@ inline std::string prediction_text(const Machine& machine, double peak, bool tak
     });
     double rate = flops_per_token(o, o.sequence_length, false) * tokens_of_step(o, 0) / time.all();
     return text(
-        "%.3g ms a step and %.1f%% MFU (products %.0f%%, attention %.0f%%, memory %.0f%%), by rates that "
-        "are expected of such cards; none of it is measured",
+        "%.3g ms a step and %.1f%% MFU (products %.0f%%, attention %.0f%%, memory %.0f%%), from the rates "
+        "expected of such cards; none of it is measured",
         1e3 * time.all(), 100 * rate / peak, 100 * time.products / time.all(),
         100 * time.attention / time.all(), 100 * time.streams / time.all());
 }

@@ -1,20 +1,20 @@
 /*
 Plays ledgers (kernels/ledger.h): simulates the streams of a rank, or of one rank of each pipeline stage. Each
-stream does its entries in order, and waits for other streams' events and for other ranks' messages. Nothing
-about steps is known here: the program itself has recorded what is sent, when, and what waits for it.
+stream executes its entries in order, and waits for other streams' events and for other ranks' messages.
+Nothing about steps is known here: the program itself has recorded what is sent, when, and what waits for it.
 
     compute     optimizer | F0 | F1 | B0 | F2 | B1 | B2
     forward out                | F0 | F1 | F2
     gathers     gathered parameters | ...
     reductions                              reduced gradients
 
-Each piece of work ends at the latest of some other ends, plus the time that it takes itself: if any of these
-times shrinks, no step grows. A step begins and ends where the global norm of the gradients is known: the only
-place where all ranks wait for each other, unless the optimizer takes norms of its own.
+A piece of work begins when the last piece that it waits for has ended: if any piece takes less time, no step
+takes longer. A step begins and ends where the global norm of the gradients is known: the only place where all
+ranks wait for each other, unless the optimizer computes other norms.
 
-Ranks that are not simulated do what the simulated ones do: a message among them begins when the simulated
-rank is ready. Parameters and gradients share the links, one message after another, in the order in which the
-rank enqueues them.
+Ranks that are not simulated are assumed to do what the simulated rank of their stage does: a message between
+ranks of a stage begins when that rank is ready. Parameters and gradients share the links, one message after
+another, in the order in which that rank enqueues them.
 */
 #pragma once
 
@@ -37,14 +37,14 @@ inline const char* group_name(const GroupCall& call) {
     return number < mesh_groups.size() ? mesh_groups[number].name : "link";
 }
 
-// Sums over tensor ranks that have copies count as messages of tensor ranks, not of data ranks.
+// Sums over tensor ranks with copies of a tensor count as messages of tensor ranks, not of data ranks.
 inline Traffic purpose_of(const GroupCall& call) {
     auto group = (MeshGroup)call.group.number;
     bool of_tensor_ranks = group == MeshGroup::tensor || group == MeshGroup::copies;
     return of_tensor_ranks ? Traffic::activations : (Traffic)call.purpose;
 }
 
-// The kinds of messages that take time. A step without those of a kind shows what waiting for them costs.
+// The kinds of messages that take time. A step in which one kind takes none shows what waiting for it costs.
 struct MessagesTaken {
     bool tensor = true, pipeline = true, data = true;
 
@@ -71,7 +71,7 @@ struct BytesSent {
 struct SimulatedStep {
     double seconds = 0;
     std::vector<double> busy;  // (ranks) seconds of the passes' launches
-    // The most of any rank: launches outside the passes and, if messages take no time, waits for the host.
+    // Maximum over the ranks: launches outside the passes and, if messages take no time, waits for the host.
     double optimizer = 0;
     std::vector<BytesSent> sent;  // (ranks)
     // The time that ranks wait, as a share of the time that they compute.
@@ -91,8 +91,8 @@ struct PlannedMessage {
 
 class StepPlayer {
 public:
-    // numbers: the ranks of the mesh that will be added, in their order. in_sections: the sections of the
-    // first are kept separate, for play().
+    // numbers: the ranks of the mesh that will be added, in their order. in_sections: keeps the sections of
+    // the first rank separate, for play().
     StepPlayer(const Machine& machine, const std::vector<int>& numbers, bool in_sections = false)
         : machine_(machine), numbers_(numbers), in_sections_(in_sections) {}
 
@@ -104,7 +104,7 @@ public:
     std::vector<SimulatedStep> play(const MessagesTaken& taken = {},
                                     std::vector<double>* sections = nullptr) const;
 
-    // One message of each kind, with the size and number of nodes that are most frequent.
+    // Returns one message of each kind, with the size and number of nodes that are most frequent.
     std::vector<PlannedMessage> messages() const {
         std::vector<PlannedMessage> all;
         for (auto& [kind, sizes] : calls_) {
@@ -116,8 +116,8 @@ public:
     }
 
 private:
-    // A piece of work of a stream. which: for a record or a hold, the record's number among the rank's; for a
-    // meeting, its number among all.
+    // A piece of work on a stream. which: for a record or a hold, the record's number on its rank; for a
+    // meeting, its number among all meetings.
     struct Piece {
         enum Kind { work, message, meeting, record, hold, mark } kind = work;
         Traffic purpose = {};
@@ -135,10 +135,10 @@ private:
     };
     struct Rank {
         std::vector<std::vector<Piece>> streams;
-        int compute = 0;                     // its stream
+        int compute = 0;                     // index of the compute stream
         std::vector<int> recorded_on;        // (records) the stream of each
-        std::vector<char> is_link;           // (streams) it has messages between stages
-        std::vector<BytesSent> sent = {{}};  // before the first step, and in each
+        std::vector<char> is_link;           // (streams) carries messages between stages
+        std::vector<BytesSent> sent = {{}};  // before the first step, then in each step
     };
     // A call in which several simulated ranks take part.
     struct Meeting {
@@ -159,7 +159,7 @@ private:
     std::vector<Rank> ranks_;
     std::vector<Meeting> meetings_;
     std::map<GroupOfRanks, std::vector<int>> meetings_of_;  // a group's, in order
-    // by kind, and then by bytes and nodes: how many such calls there are, and one of them
+    // by kind, and then by bytes and nodes: the number of these calls, and one of them
     std::map<std::array<int, 3>, std::map<std::pair<double, int>, std::pair<int, GroupCall>>> calls_;
 };
 
@@ -215,10 +215,10 @@ inline int StepPlayer::meeting(const GroupCall& call, int number, int here) {
     return of_group[number];
 }
 
-// Leaves out receives, which other ranks count as sends, and statistics, which are small.
+// Counts a call, unless it is a receive, which other ranks count as a send, or statistics, which are small.
 inline void StepPlayer::count(const GroupCall& call, int nodes) {
     if (call.operation == (int)Operation::receive || call.purpose == (int)Traffic::statistics) return;
-    const int links = mesh_groups.size();  // all links have numbers from here on
+    const int links = mesh_groups.size();  // links have this number or a higher one
     auto& sizes = calls_[{call.purpose, call.operation, std::min(call.group.number, links)}];
     auto& [count, one] = sizes.try_emplace({call.bytes, nodes}, 0, call).first->second;
     count++, one.joins = false;
@@ -246,7 +246,7 @@ inline void StepPlayer::add(const Ledger& book) {
         rank.streams[one.stream].push_back(piece);
     };
     book.each([&](const LedgerEntry& entry) {
-        if (steps == marks) return;  // the rest belongs to no step
+        if (steps == marks) return;  // the remaining entries belong to no step
         const Prepared& one = all[(size_t)(&entry - book.entries.data())];
         std::vector<Piece>& stream = rank.streams[one.stream];
         Piece piece = one.piece;
@@ -308,7 +308,7 @@ inline std::vector<SimulatedStep> StepPlayer::play(const MessagesTaken& taken,
         std::vector<Stream> streams;
         std::vector<double> reached;  // (records)
         std::vector<int> waiting;     // (records) the first stream that waits for it
-        std::vector<InStep> steps;    // and, first, what is before them
+        std::vector<InStep> steps;    // the time before the first step, then each step
     };
     std::vector<Playing> ranks;
     Came ready;  // streams that can run
@@ -409,7 +409,7 @@ inline std::vector<SimulatedStep> StepPlayer::play(const MessagesTaken& taken,
     return steps;
 }
 
-// came: the ranks at each meeting. Names the first meeting that only some of its ranks have reached.
+// Fails, naming the first meeting that only some of its ranks have reached. came: the ranks at each one.
 inline void StepPlayer::refuse_deadlock(const std::vector<Came>& came) const {
     for (size_t i = 0; i < came.size(); i++) {
         auto& [call, number, here] = meetings_[i];
@@ -423,5 +423,5 @@ inline void StepPlayer::refuse_deadlock(const std::vector<Came>& came) const {
              numbers_[came[i][0].first], number, group_name(call),
              *std::ranges::find_if(numbers_, is_missing));
     }
-    fail("a step never ends: a stream waits for an event that no other reaches; check the order of its work");
+    fail("a step never ends: a stream waits for an event that is never reached; check the order of its work");
 }

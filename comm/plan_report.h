@@ -35,7 +35,7 @@ struct PlanFigures {
     double tokens_per_second = 0;
     double mfu = 0, mfu_causal = 0, hfu = 0;  // shares of the peak of all devices, idle ones included
     double days = 0, cost = 0;                // 0: not given
-    double seconds_with_bf16_gradients = 0;   // 0: they are sent so already, or not at all
+    double seconds_with_bf16_gradients = 0;   // 0: they are sent in bf16 already, or not at all
 };
 
 inline std::string name_of(const GroupCall& call) {
@@ -81,14 +81,14 @@ inline PlanFigures figures_of(Planner& planner, const PlanLine& line, const Mach
     return f;
 }
 
-// Why the second is not the best: the part of its time that exceeds the best's by most.
+// Returns why the second layout is slower: the part of its time that exceeds the best layout's by most.
 inline std::string why_lost(const PlanFigures& best, const PlanFigures& second) {
     auto a = named_parts(best.parts), b = named_parts(second.parts);
     size_t most = 0;
-    for (size_t i = 0; i + 1 < a.size(); i++)  // without the last: what messages hide of each other
+    for (size_t i = 0; i + 1 < a.size(); i++)  // except the last, `together`
         if (b[i].second - a[i].second > b[most].second - a[most].second) most = i;
     double more = second.step.seconds - best.step.seconds;
-    return text("2 takes %.3g s more than 1 (%.1f%%), most of it for: %s, %.3g s instead of %.3g", more,
+    return text("2 takes %.3g s more than 1 (%.1f%%), mostly for %s: %.3g s instead of %.3g", more,
                 100 * more / best.step.seconds, a[most].first, b[most].second, a[most].second);
 }
 
@@ -108,16 +108,19 @@ inline std::vector<std::string> plan_warnings(const Planner& planner, const Mach
         warnings.push_back(
             text("memory is within 3%% of the %s available; other programs may not fit on the device",
                  size_text(planner.available()).c_str()));
-    const MeshShape shape = mesh_shape(planner.options_of(cut));
+    const Options shown = planner.options_of(cut);
+    const MeshShape shape = mesh_shape(shown);
     auto crosses_nodes = [&](MeshGroup group) {
         return cut.ranks() > machine.node && in_nodes(machine, line_of((size_t)group, {}, shape)).nodes > 1;
     };
     if (crosses_nodes(MeshGroup::tensor))
-        warnings.push_back(text("tensor groups of %d cross nodes of %d devices", cut.tp, machine.node));
+        warnings.push_back(text("tensor groups of %d span nodes of %d devices", cut.tp, machine.node));
     if (cut.zero >= 2 && crosses_nodes(MeshGroup::shard))
-        warnings.push_back(text("shard groups of %d cross nodes, and --zero %d sends over them for every "
+        warnings.push_back(text("shard groups of %d span nodes, and --zero %d sends between nodes for every "
                                 "micro-batch",
                                 cut.shard_group, cut.zero));
+    if (cut.pp > 1 && kind_of<PipelineLayers>(shown.pp_layers) == PipelineLayers::memory)
+        warnings.push_back("--pp-layers memory: planned like time; a run evens out memory instead");
     if (cut.ranks() < devices)
         warnings.push_back(text("%lld of %d devices stay idle: no layout that uses more is faster",
                                 devices - cut.ranks(), devices));
@@ -173,7 +176,7 @@ inline std::string training_command(Planner& planner, const PlanLine& line, cons
 // ----------------------------------------------------------------------------
 // failures
 
-// A change to how a run handles failures, and the share of its time that would then be training.
+// A change to how a run handles failures, and the fraction of its time that it would then spend training.
 struct Remedy {
     std::string words;
     double share;
@@ -209,7 +212,7 @@ inline FailureFigures failure_figures(const PlanLine& line, const Machine& machi
         if (given >= 0) model.per_node_day.of[(int)part] = given / 1000;
     if (model.per_node_day.all() == 0) return {};
     double copy = staging / to_host;
-    model.save_stall = std::max(copy - best.step.seconds, 0.0);  // it overlaps a step's passes
+    model.save_stall = std::max(copy - best.step.seconds, 0.0);  // the copy overlaps a step's passes
     model.save_time = copy + staging * std::min(machine.node, (int)cut.ranks()) / machine.storage;
     if (o.save_every.unit == Interval::best)
         model.save_interval =
@@ -328,7 +331,7 @@ inline nlohmann::ordered_json layout_to_json(Planner& planner, const PlanLine& l
 }
 
 // Rounds figures to nine digits, so that a plan is the same whatever device the program is built for:
-// compilers round sums of products in different places. Whole numbers, such as bytes, stay.
+// compilers round sums of products in different places. Whole numbers, such as bytes, are not changed.
 inline void round_figures(nlohmann::ordered_json& json) {
     constexpr double nothing = 1e-12;  // the rounding error of times that are equal
     if (json.is_structured())
@@ -419,7 +422,7 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
     const PlanFigures& best = figures[0];
     const Cut& cut = best.step.cut;
     constexpr int indent = 13;
-    constexpr double worth_saying = 0.998;  // a step is worth reporting below this share
+    constexpr double worth_saying = 0.998;  // report a step only below this share of the best
     std::string result;
     auto say = [&](const char* what, const std::string& words) {
         std::string head = what;
@@ -431,7 +434,7 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
                       o.sequence_length));
     if (std::string tables = tables_text(o); !tables.empty()) say("tables", tables);
     say("machine",
-        text("%d devices in nodes of %d; each %s of %s FLOP/s in products, %s of memory at %sB/s, "
+        text("%d devices in nodes of %d; each: %s of %s FLOP/s in products, %s of memory at %sB/s, "
              "%sB/s to its node and %sB/s to others",
              command.gpus, machine.node, human(machine.gemm_flops).c_str(), human(machine.flops).c_str(),
              size_text((size_t)machine.memory).c_str(), human(machine.memory_bandwidth).c_str(),
@@ -467,7 +470,7 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
         head = "";
     }
     if (BytesSent sent = planner.sent(cut); sent.all() > 0)
-        say("", text("a rank sends in a step: %s of parameters, %s of gradients, %s%s to other stages",
+        say("", text("in a step, a rank sends %s of parameters, %s of gradients, %s%s to other stages",
                      size_text((size_t)sent.parameters).c_str(), size_text((size_t)sent.gradients).c_str(),
                      sent.updates > 0 ? (size_text((size_t)sent.updates) + " of updates, ").c_str() : "",
                      size_text((size_t)sent.pipeline).c_str()));
@@ -523,11 +526,11 @@ inline Cut given_cut(Planner& planner, const PlanLine& line) {
 [[noreturn]] inline void refuse_plan(Planner& planner, const PlanLine& line, const PlanTask& task) {
     PlannedStep least = planner.smallest();
     if (least.memory.empty()) {
-        fail("plan: no layout divides %s and %lld sequences a step with these options; leave out some of the "
-             "layout options",
+        fail("plan: no layout divides %s and the %lld sequences of a step evenly with these options; leave "
+             "out some of the layout options",
              line.options.model.c_str(), line.options.global_batch / line.options.sequence_length);
     }
-    // Doubles the device count until the model fits, then bisects; more devices never need more memory each.
+    // Doubles the device count until the model fits, then bisects: with more devices, none needs more memory.
     std::string nearest;
     constexpr int most = 1 << 20;
     auto is_enough = [&](int devices) {

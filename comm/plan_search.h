@@ -2,17 +2,18 @@
 Searches the layouts of a training run on many devices for the fastest. A layout is a way to cut the model and
 the batch: tensor, context and data ranks, pipeline stages, micro-batch, schedule, ZeRO, recomputation.
 
-All layouts that divide evenly are bounded from below: a step takes at least a stage's work on all
-micro-batches, plus the work of the previous stages before its first and after its last. In the order of their
-bounds, layouts that fit into memory are simulated (comm/plan_player.h), until a bound exceeds the best known
-results: the rest cannot be better. Some are not tried, because another is never slower:
+Each layout that divides the model and the batch evenly has a lower bound: a step takes at least a stage's
+work on all micro-batches, plus the work of the previous stages before its first micro-batch and after its
+last. In the order of their bounds, layouts that fit into memory are simulated (comm/plan_player.h), until a
+bound exceeds the best results so far: the remaining layouts cannot be faster. Some are not tried, because
+another is never slower:
 
     gpipe              1f1b waits as long, and keeps fewer micro-batches
     zero 0             zero 1 sends as much, and updates only a part of the parameters
-    more recomputing   the least that fits is fastest, and a higher level of ZeRO only helps to need less
-    more chunks        if the largest of them has as many layers, they only send more
-    a shard group      if a larger one sends and updates in less time, because it also keeps less
-    tensor groups      that cross nodes, if any within a node fit
+    more recomputing   the least that fits is fastest; a higher level of ZeRO helps only if it allows less
+    more chunks        if the largest chunk does not get smaller, they only send more
+    a shard group      if a larger one sends and updates in less time, since it also keeps less per rank
+    tensor groups      that cross nodes, if a layout with groups within nodes fits
     context ranks      other than powers of two, or with few tokens of a sequence
 */
 #pragma once
@@ -57,7 +58,7 @@ public:
           element_bytes_((size_t)task.machine.element_bytes),
           sequences_(task.options.global_batch / task.options.sequence_length) {}
 
-    // Bytes that a rank may use: without those that library_memory() reserves on a card.
+    // Bytes that a rank may use: the memory of a card, less what library_memory() reserves there.
     size_t available() const {
         constexpr size_t of_products = (size_t)(32 + 256) << 20;
         size_t kept = library_code_memory + (element_bytes_ == 2 ? of_products : 0);
@@ -66,12 +67,13 @@ public:
     }
     // Bytes of host memory for each device.
     size_t host_room() const { return (size_t)machine_.host_memory; }
-    // Micro-batches of the data ranks that have the most; in layouts that are searched, all have the same.
+    // Micro-batches of the data ranks with the most; in layouts that are searched, all have the same number.
     long long micro_batches(const Cut& cut) const {
         return ceil_div(sequences_ / cut.micro_batch, (long long)cut.dp);
     }
 
-    // The fastest number of pieces for tensor ranks to send. More hide more, but make products slower.
+    // Returns the fastest number of pieces in which tensor ranks send rows. More pieces hide more of the
+    // sending, but make products slower.
     int fastest_row_chunks(Cut cut) {
         const Options& o = task_.options;
         if (cut.tp == 1) return 1;
@@ -96,10 +98,12 @@ public:
         return tokens <= INT_MAX && rows_of_rank(cut) % cut.tp_overlap == 0 &&
                sequences_ % ((long long)cut.dp * cut.micro_batch) == 0 && cut.dp % cut.shard_group == 0 &&
                (interleaved || cut.pp_chunks == 1) && (long long)cut.pp * cut.pp_chunks <= o.layers &&
+               (kind_of<PipelineLayers>(o.pp_layers) != PipelineLayers::list ||
+                comma_separated(o.pp_layers).size() == (size_t)cut.pp * cut.pp_chunks) &&
                (o.matmul_dtype != MatmulDtype::fp8 || fp8_refusal(options_of(cut)).empty());
     }
 
-    // The fastest layouts, best first, at most `count`: one for each division of the ranks. Empty: none fits.
+    // Returns up to `count` layouts, the fastest first, one per division of the ranks; empty if none fits.
     std::vector<PlannedStep> best(int count) {
         std::vector<PlannedStep> found = best_of(count, false);
         return found.empty() ? best_of(count, true) : found;
@@ -129,7 +133,7 @@ public:
 
     // A lower bound for the seconds of a step.
     double bound(const Cut& cut) {
-        // pass times beside messages of data ranks, and without
+        // times of passes during messages of data ranks, and without messages
         const MicroBatchTime &beside = times(cut, cut.dp * cut.cp > 1), &alone = times(cut);
         const bool is_sharded = shards_of(cut) > 1;
         bool cut_params = cut.zero == 3 && is_sharded, cut_grads = cut.zero >= 2 && is_sharded;
@@ -171,7 +175,7 @@ public:
         return longest + largest_transform();
     }
 
-    // One layout, whether it fits or not.
+    // Returns one layout with its time and memory, whether it fits or not.
     PlannedStep planned(const Cut& cut) { return {cut, simulated(cut, {}).seconds, memory(cut, SIZE_MAX)}; }
 
     // Seconds of a step whose gradients are sent in this type.
@@ -187,7 +191,7 @@ public:
         long long more = micro_batches(cut) - enough;
         std::vector<int> counts = {enough};
         if (more > 0) counts.push_back(enough - cut.pp);
-        // If the host has the optimizer or tables, a step begins with the end of the one before: simulate
+        // If the host has the optimizer or tables, a step overlaps the end of the previous one: simulate
         // both.
         bool offload = steps_on_host(task_.options);
         if (offload) counts.insert(counts.begin(), counts.back());
@@ -266,7 +270,7 @@ public:
     }
     const std::vector<int>& split(const Cut& cut) {
         std::vector<int>& split = splits_[cut.pp * cut.pp_chunks];
-        if (split.empty()) split = pipeline_split(options_of(cut), {});
+        if (split.empty()) split = pipeline_split(options_of(cut));
         return split;
     }
     // The layout of the parameters of a tensor rank that has all layers.
@@ -278,7 +282,7 @@ public:
         return *known->second;
     }
 
-    // Returns how a cut divides the model and `micro_batches` of a step.
+    // Returns how a cut divides the model and a step of `micro_batches`.
     Layout layout(const Cut& cut, int micro_batches) {
         Options o = options_of(cut);
         return {
@@ -341,7 +345,7 @@ private:
     int rows_of_rank(const Cut& cut) const {
         return (int)((long long)cut.micro_batch * task_.options.sequence_length / cut.cp / cut.tp);
     }
-    // Numbers of context ranks to try: shorter parts of sequences than this make no layout faster.
+    // Numbers of context ranks to try: parts of sequences below least_tokens make no layout faster.
     std::vector<int> context_numbers() const {
         constexpr int least_tokens = 8192;
         const Options& o = task_.options;
@@ -372,7 +376,7 @@ private:
             }
         }
     }
-    // Returns whether the best split into `parts` is found soon: the time for that grows like this product.
+    // Returns whether the best split into `parts` is found quickly: its time is proportional to the product.
     bool is_soon_split(int parts) const {
         return parts == 1 || (double)parts * task_.options.layers * task_.options.layers < 5e7;
     }
@@ -386,7 +390,7 @@ private:
         return ranks;
     }
 
-    // Numbers of chunks that make the largest chunk smaller than one chunk fewer would.
+    // Numbers of chunks for which the largest chunk is smaller than with one chunk fewer.
     std::vector<int> chunk_numbers(int pp) const {
         if (task_.keeps_chunks) return {task_.options.pp_chunks};
         std::vector<int> numbers;
@@ -466,7 +470,8 @@ private:
         return steps;
     }
 
-    // The fastest ZeRO level, shard group and recomputation that fit; none if no step is below `worst`.
+    // Returns the cut with the fastest ZeRO level, shard group and recomputation that fit; empty if its step
+    // is not shorter than `worst`.
     std::optional<PlannedStep> best_state(Cut cut, double worst) {
         if (takes_too_much(cut)) return {};
         std::optional<PlannedStep> best;
@@ -497,8 +502,8 @@ private:
         return best;
     }
 
-    // Returns whether the layout does not fit even with everything that saves memory. Larger micro-batches do
-    // not fit then either.
+    // Returns whether the layout does not fit even with everything that saves memory. If so, larger
+    // micro-batches do not fit either.
     bool takes_too_much(Cut cut) {
         int size = cut.micro_batch;
         cut.micro_batch = 0, cut.tp_overlap = 1;
@@ -518,7 +523,7 @@ private:
         bool alone = cut.zero == 0 || cut.dp == 1;
         int kept = task_.keeps_shard ? task_.options.shard_group : 0;
         if (alone) return kept > 1 ? std::vector<int>() : std::vector<int>{1};
-        if (kept > 0) return {kept};  // divides dp, or nothing is tried
+        if (kept > 0) return {kept};  // it divides dp, else nothing is tried
         Cut whole = cut;
         whole.shard_group = 1;
         const ParameterLayout& layout = parameters(whole);
@@ -560,13 +565,15 @@ private:
     Workload workload(const Cut& cut) const {
         return training_workload(options_of(cut), cut.recompute, element_bytes_);
     }
-    // The number of micro-batches beyond which more show nothing new. All for gpipe, which keeps them all.
+    // Returns how many micro-batches to simulate, because more would show nothing new; all of them for gpipe,
+    // which keeps them all.
     int enough_micro_batches(const Cut& cut) const {
         constexpr long long most = 1 << 12;
         long long all = micro_batches(cut);
         if (cut.pp_schedule == PipelineSchedule::gpipe && cut.pp > 1) {
             if (all > most)
-                fail("--pp-schedule gpipe: keeps all %lld micro-batches of a step; give 1f1b", all);
+                fail("--pp-schedule gpipe: keeps all %lld micro-batches of a step, more than %lld; give 1f1b",
+                     all, most);
             return (int)all;
         }
         // The last group of an interleaved pipeline may be smaller, and stages wait longer for it.
@@ -574,14 +581,14 @@ private:
         return (int)std::min(all, left + std::max(2 * cut.pp, ceil_div(32, cut.pp) * cut.pp));
     }
 
-    // beside_data: while messages of data ranks are sent.
+    // Returns the times of a micro-batch. beside_data: while data ranks send messages.
     const MicroBatchTime& times(const Cut& cut, bool beside_data = false) {
         Options o = options_of(cut);
         Layout tensor = {.mesh = mesh_shape(o), .row_chunks = o.tp_overlap};
         auto all = [&](const MeshShape& mesh) {
             return held_multiprocessors(mesh, o.tp_overlap, {.gradients = beside_data});
         };
-        // the ledger accounts for those that tensor ranks hold
+        // the ledger accounts for the multiprocessors that tensor ranks hold
         int held = machine_.capability > 0 ? all(tensor.mesh) - all({.tp = cut.tp, .cp = cut.cp}) : 0;
         auto key = std::tuple(cut.tp, cut.cp, cut.micro_batch, cut.recompute, cut.tp_overlap, held);
         auto known = times_.find(key);
@@ -613,7 +620,8 @@ private:
         return player;
     }
 
-    // The classes of the stages that need most. Empty if one needs more than `most`, or than the host has.
+    // Returns the memory classes of the stages that need most; empty if a stage needs more than `most`, or
+    // more than the host has.
     std::vector<MemoryClass> memory(const Cut& cut, size_t most) {
         Options o = options_of(cut);
         Workload w = workload(cut);
@@ -652,7 +660,7 @@ private:
     std::map<std::tuple<int, int, int, bool>, int> row_chunks_;
     std::map<std::pair<int, int>, std::unique_ptr<ParameterLayout>> parameters_;
     std::optional<double> largest_transform_;
-    std::map<Cut, int> too_large_;            // smallest micro-batch too large, by the rest of the cut
+    std::map<Cut, int> too_large_;            // the smallest micro-batch that is too large, by cut
     std::map<int, std::vector<int>> splits_;  // by the number of parts
     std::map<std::tuple<int, int, int, PipelineSchedule, int, int>, std::vector<std::unique_ptr<Stage>>>
         stages_;

@@ -1,6 +1,6 @@
 /*
-The planner's input (comm/plan_search.h) and output: a way to cut a run over devices, and the parts of a
-step's time.
+The input and the output of the planner (comm/plan_search.h): a task, a way to cut a run over devices, and the
+parts of a step's time.
 */
 #pragma once
 
@@ -23,7 +23,7 @@ struct PlanTask {
     Options options;  // complete except for the layout
     Machine machine;
     int devices;
-    // The options of the layout that are fixed; the others are searched for.
+    // The options of the layout that are fixed; the planner chooses the others.
     bool keeps_tp = false, keeps_cp = false, keeps_pp = false, keeps_schedule = false, keeps_chunks = false,
          keeps_zero = false, keeps_shard = false, keeps_micro_batch = false, keeps_recompute = false;
     Exposed exposed = Exposed::none;
@@ -37,13 +37,13 @@ struct PlanTask {
     }
 };
 
-// A step's time in parts, in seconds. Those of work are of the stage that has the most.
+// The parts of a step's time, in seconds. The parts that are work are those of the stage with the most work.
 struct StepBreakdown {
     double products = 0, attention = 0, other_kernels = 0;  // seconds in the micro-batches
     double optimizer = 0;
     double bubble = 0;                          // stages wait for each other
     double tensor = 0, pipeline = 0, data = 0;  // how much shorter the step would be without these messages
-    double together = 0;                        // and how much shorter still without all of them
+    double together = 0;                        // further reduction without any of the three
 };
 
 struct PlannedStep {

@@ -1,7 +1,7 @@
 /*
-Seconds of the pieces of a micro-batch, for each layer and for the ends of the model, by which a search for
-the fastest layout bounds steps. No layer is described here: the program's own passes are recorded in a ledger
-(kernels/ledger.h), which is then played (comm/plan_player.h).
+Seconds of the pieces of a micro-batch, for each layer and for the ends of the model. The search for the
+fastest layout derives its bounds from them. No layer is described here: the program's own passes are recorded
+in a ledger (kernels/ledger.h), which is then played (comm/plan_player.h).
 */
 #pragma once
 
@@ -17,9 +17,10 @@ the fastest layout bounds steps. No layer is described here: the program's own p
 #include "data/options/options.h"
 #include "kernels/cards.h"  // Machine
 
-// Records in the thread's ledger what a rank puts on streams: steps of these numbers of micro-batches, at
-// most the layout's, one after another. They begin and end at entries of the kind `step`; entries after the
-// last belong to none. The world of the layout need not exist. Defined in train_gpt.cu, which has the model.
+// Records in the thread's ledger what a rank enqueues on streams: one step for each of these numbers of
+// micro-batches, which are at most the layout's. Steps begin and end at entries of the kind `step`; entries
+// after the last of these belong to no step. The other ranks of the layout need not exist. Defined in
+// train_gpt.cu, which has the model.
 void record_steps(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings,
                   const Optimizer& optimizer, const Layout& layout, const MeshPosition& position,
                   const std::vector<int>& micro_batches);
@@ -27,7 +28,7 @@ void record_steps(const ModelConfig& config, const Workload& workload, const Zer
 // ----------------------------------------------------------------------------
 // a micro-batch, on one tensor rank
 
-// Seconds of the passes over one or more layers, with the time that tensor ranks wait for each other.
+// Seconds of the passes over one or more layers, including the time that tensor ranks wait for each other.
 struct LayerTime {
     double forward = 0, backward = 0;
     LayerTime& operator+=(const LayerTime& other) {
@@ -43,7 +44,7 @@ struct MicroBatchTime {
     double flops = 0;  // likewise, recomputation included
 
     // A lower bound for layers [begin, end) in sequence. The first layer of a chunk has a whole stream, as
-    // the model's first layer does, which has a sliding window if any layer has.
+    // the model's first layer does; that one has a sliding window if any layer has one.
     LayerTime chunk(int begin, int end) const {
         LayerTime sum;
         for (int i = begin; i < end; i++) {
@@ -54,9 +55,9 @@ struct MicroBatchTime {
     }
 };
 
-// Records only layers that differ: the first, a period of the window pattern without n-gram tables, and one
-// with them if there are any. Every other layer equals one of these. layout.row_chunks: pieces in which
-// tensor ranks send.
+// Records only layers that differ: the first, a period of the window pattern without n-gram tables, and a
+// period with them if there are any. Every other layer equals one of these. layout.row_chunks: the number of
+// pieces in which tensor ranks send.
 inline MicroBatchTime micro_batch_time(const Options& o, const Workload& workload, const Layout& layout,
                                        const Machine& machine, bool overlap = true) {
     int period = 1;
@@ -94,8 +95,9 @@ inline MicroBatchTime micro_batch_time(const Options& o, const Workload& workloa
     std::vector<double> seconds;
     player.play({}, &seconds);
 
-    // The last norm lies in the unit of the last block, so that is entered for both. Embeddings may be tied,
-    // so their unit may be the classifier's. Backward, everything before the last block is the head's.
+    // The last norm lies in the unit of the last block, so this unit is entered for both. Embeddings may be
+    // tied, so their unit may be the classifier's too. In a backward pass, everything before the last block
+    // is the head's.
     MicroBatchTime result;
     std::vector<LayerTime> layers(L);
     std::vector<int> times(book.sections.size());  // how often the model has what a section covers

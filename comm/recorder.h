@@ -1,5 +1,5 @@
 /*
-Records the work that this rank gives its device, and when that is done: writes the flight record
+Records the work that this rank gives to its device, and when it is done. Writes the flight record
 (data/run/flight_record.h) and the times of a step (data/run/step_times.h).
 
 Each piece of work is between two events on its stream:
@@ -8,8 +8,8 @@ Each piece of work is between two events on its stream:
 
 The events are read once the device has reached them, usually a step later, and no thread waits for them.
 Times are seconds on the device's own clock since the start of the record. CUDA returns the difference of two
-events as a float, which is precise only if the difference is short; so each step has an event of its own, its
-anchor, from which its times are measured.
+events as a float, which is precise only if the difference is short; so each step has an anchor: an event from
+which its times are measured.
 
 A wait of the compute stream for communication is an entry too; it counts as waiting, and not as part of the
 pass that it interrupts. Calls between ncclGroupStart and ncclGroupEnd begin together and make one entry. A
@@ -43,7 +43,7 @@ struct RecordedGroup {
     std::string name;
     std::vector<int> ranks;  // the first members, or all
     int size = 1;
-    AxisSet axes;  // axes along which the ranks are found; none: `ranks` names them
+    AxisSet axes;  // axes along which the ranks lie; none: `ranks` lists them
 };
 
 // The rank that a record is about: its number, the sizes of the world and of its mesh, its host and its run.
@@ -295,7 +295,8 @@ public:
             finished_.back().times.complete();
             accounts_.pop_front();
         }
-        // An anchor is needed while pending entries count from it, and until the next anchor's time is known.
+        // An anchor is needed while pending entries are measured from it, and until the next anchor's time is
+        // known.
         while (anchors_.size() > 1 && anchors_[1]->known && anchors_[0].use_count() == 1) {
             free_events_.push_back(anchors_[0]->event);
             anchors_.pop_front();
@@ -325,8 +326,7 @@ public:
         passes_before_ = passes_given_.load();
         passes_to_do_ = passes, micro_batches_ = micro_batches;
     }
-    // Returns how many of them the device has done; of 0 micro-batches if that is unknown. Any thread may
-    // call it.
+    // Returns how many of these micro-batches are done; 0 of 0 if that is unknown. Any thread may call it.
     PassProgress progress() {
         poll();
         if (!on() || passes_to_do_ == 0) return {};
@@ -337,8 +337,8 @@ public:
     // Seconds since the start, on the host's clock.
     double host_time() const { return seconds_now() - origin_; }
 
-    // Returns the seconds by which the device's clock is now ahead of host_time(), and the largest error of
-    // that. The stream must be idle.
+    // Returns the seconds by which the device's clock is now ahead of host_time(), and the maximum error of
+    // this value. The stream must be idle.
     std::pair<double, double> clock_offset() {
         double best_width = std::numeric_limits<double>::max(), offset = 0;
         std::unique_lock lock(mutex_);
@@ -408,15 +408,16 @@ private:
         bool known;   // the device has reached it
         double time;  // seconds since the start
     };
-    // An entry whose events are on their stream.
+    // An entry whose events have been enqueued.
     struct Pending {
         uint64_t entry = 0;
         FlightEntry copy;
         cudaEvent_t begin = {}, end = {};
         std::shared_ptr<Anchor> anchor;
         std::optional<Operation> enclosing;
-        bool counts = false;                                 // toward the step it was made in
-        std::vector<std::pair<int16_t, uint64_t>> together;  // calls that begin with it: group and number
+        bool counts = false;  // toward the step it was made in
+        std::vector<std::pair<int16_t, uint64_t>>
+            together;  // calls that begin at the same time: group, number
     };
     struct Track {
         cudaStream_t stream;
@@ -429,7 +430,7 @@ private:
         bool closed;
     };
 
-    // The caller holds the lock, here and in all that follow except begin(), end() and waited_on_host().
+    // The caller holds the lock, here and in all functions below except begin(), end() and waited_on_host().
     cudaEvent_t take_event() {
         events_of_step_++;
         if (free_events_.empty()) {
@@ -466,7 +467,7 @@ private:
         return made;
     }
 
-    // Ends an entry: all of its work is on its stream.
+    // Ends an entry: all of its work has been enqueued.
     void end(Pending made, cudaStream_t stream) {
         if (cudaEventRecord(made.end, stream) != cudaSuccess) return;  // the next CUDA call reports it
         std::lock_guard lock(mutex_);
@@ -517,12 +518,12 @@ private:
 
     static double elapsed(cudaEvent_t begin, cudaEvent_t end) {
         float milliseconds = 0;
-        if (cudaEventElapsedTime(&milliseconds, begin, end) != cudaSuccess) return 0;  // others report why
+        if (cudaEventElapsedTime(&milliseconds, begin, end) != cudaSuccess) return 0;  // other calls say why
         return (double)milliseconds / 1e3;
     }
 
-    // Marks entries that have begun. Entries are in order of their ends: a part of a pass precedes the pass
-    // here, although it begins after it.
+    // Marks entries that have begun. Entries are in order of their ends: a part of a pass comes before the
+    // pass, although it begins later.
     void look_for_begun(Track& track) {
         bool part_to_come = false;
         for (Pending& each : track.pending) {
@@ -621,7 +622,7 @@ private:
     std::atomic<int> passes_before_ = 0, passes_to_do_ = 0;  // at the last begin_passes()
     std::atomic<int> micro_batches_ = 0;                     // at the last begin_passes()
     bool keeping_ = false;
-    float carried_[2] = {};  // seconds the host waited between steps for data, for saves: the next step's
+    float carried_[2] = {};  // seconds of waits for data and for saves between steps; added to the next step
 
     int16_t unit_ = FlightEntry::none, chunk_ = FlightEntry::none;
     int32_t micro_batch_ = FlightEntry::none;

@@ -29,8 +29,8 @@ chunk), and the second half by itself an all-gather.
 
 constexpr size_t largest_message = size_t(1) << 19;  // bytes; at most half of a core's L2 cache
 
-// The beginning of chunk c of `count` elements cut into `chunks`: the chunk has elements [chunk_begin(c),
-// chunk_begin(c + 1)). If the cut is uneven, the first chunks have one element more.
+// Returns the beginning of chunk c of `count` elements that are cut into `chunks` chunks: it has elements
+// [chunk_begin(c), chunk_begin(c + 1)). If the cut is uneven, the first chunks have one more element.
 constexpr size_t chunk_begin(size_t count, size_t chunks, size_t c) {
     return count / chunks * c + std::min(count % chunks, c);
 }
@@ -96,8 +96,8 @@ private:
     char* result(const Place& at) const {
         return buffers_.result + (at.begin - result_begin_) * buffers_.element_bytes;
     }
-    // The memory that receives message `index`, to be added to. The sum is sent on as message index + block_,
-    // and the memory is free for message index + 2 * block_.
+    // The memory that receives message `index`, and then holds its sum with the input. The sum is sent on as
+    // message index + block_, and the memory is free for message index + 2 * block_.
     char* slot(size_t index) const { return slots_.get() + index % (2 * block_) * slot_bytes_; }
 
     Piece outgoing(size_t index) override {

@@ -55,8 +55,8 @@ The checkpoints of a run: the one it resumes from, and those it saves while trai
 //                       --keep-best keep
 //
 // Weights are saved separately if room is lacking (disk, quota, file size), and removed once a complete
-// checkpoint of the step exists. Older checkpoints are deleted only for a full disk or quota. A quota, or a
-// limit on file sizes, is not waited for: neither changes by itself.
+// checkpoint of the step exists. Older checkpoints are deleted only if a disk or a quota is full. There is no
+// waiting for a quota or a limit on file sizes, because neither changes by itself.
 
 inline Retention retention_of(const Options& o) {
     return {.newest = o.keep, .every = o.keep_every};
@@ -232,15 +232,15 @@ private:
 // ----------------------------------------------------------------------------
 // the start of a run
 //
-// If each rank looked for a checkpoint, they might see different ones, because file systems show files of
-// other machines late; and thousands of ranks that look at every file would overload the file system. So the
-// first rank looks, and informs the others.
+// If each rank looked for a checkpoint, they might see different ones, because file systems are slow to show
+// files that other machines have written; and thousands of ranks that look at every file would overload the
+// file system. So the first rank looks, and informs the others.
 
 // StoredRun::index stays on the rank that read it: it is large, and only one of the checkpoints is loaded.
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StoredRun, checkpoint, run_dir, tokenizer, step, options, notes, gone,
                                    older)
 
-// Returns the options of a checkpoint that name missing files, as after a run was moved.
+// Returns the options of a checkpoint that name missing files, for example after a run was moved.
 inline std::vector<std::string> gone_files(const StoredRun& run) {
     std::vector<std::string> gone;
     auto look = [&](const char* option, auto&& find) {
@@ -266,7 +266,7 @@ inline std::vector<std::string> gone_files(const StoredRun& run) {
     return gone;
 }
 
-// For all ranks, with the same places: the first rank looks at them. The function returned replays its
+// For all ranks, with the same places: the first rank looks at them. The returned function replays its
 // answers without communication.
 inline FindCheckpoint find_on_root(const World& world, const std::vector<std::string>& places,
                                    const FindCheckpoint& find = find_checkpoint) {
@@ -315,8 +315,8 @@ class RunCheckpoints {
 public:
     using Report = std::function<void(const SaveReport&)>;
 
-    // parts: everything to save. Before each save before_save is called on all ranks, and after it report
-    // with the save's report.
+    // parts: everything to save. before_save() is called on all ranks before each save, and report() after
+    // it, with the save's report.
     RunCheckpoints(Contributors parts, bool in_background, const Options& o, const World& world,
                    std::function<void()> before_save, Report report)
         : parts_(std::move(parts)),
@@ -342,7 +342,7 @@ public:
         return position;
     }
 
-    // For all ranks, during a run: loads its newest whole checkpoint up to this step. Null if there is none.
+    // For all ranks, during a run: loads its newest whole checkpoint up to this step. Empty if there is none.
     std::optional<RunPosition> go_back(int step) {
         finish();
         std::string steps = text_from_root(world_, [&] {
@@ -390,7 +390,7 @@ public:
     uint64_t bytes() const { return saver_.bytes(); }  // size of one checkpoint
 
     // On the first rank, with `steps_left` steps to go: returns a warning if the disk has no room for all
-    // checkpoints that will exist at one time; otherwise empty.
+    // checkpoints that will exist at the same time; otherwise empty.
     std::string space_note(int steps_left) const {
         auto there = (int64_t)checkpoint_steps(options_.run_dir).size();
         int64_t most = most_checkpoints(options_, steps_left);
@@ -408,7 +408,7 @@ public:
 
     bool under_way() const { return saver_.under_way(); }  // a save, which the next one waits for
 
-    // Returns whether a save is over on this rank that finish() has not yet reported.
+    // Returns whether a save has ended on this rank but has not yet been reported by finish().
     bool is_ready() const { return saver_.under_way() && saver_.is_ready(); }
 
     // For all ranks: waits for the save under way, if there is one, and reports its outcome.
@@ -432,7 +432,7 @@ public:
         return last.save(last_);
     }
 
-    // Distrusts the state from now on: rescue_from_errors() does not save it.
+    // Marks the state as untrustworthy: from now on, rescue_from_errors() does not save it.
     void forbid_saving() { is_trusted_ = false; }
 
     // For all ranks: calls work(), which trains and advances `position`. If an error ends it after at least
@@ -444,7 +444,7 @@ public:
             work();
         } catch (const std::exception& error) {
             if (position.step == first_step || !is_trusted_) throw;
-            // Bad data, a full disk or a failed launch cost at most the step that they hit.
+            // Bad data, a full disk or a failed launch cost at most the step in which they occur.
             bool agreed = world_.size() == 1 || dynamic_cast<const CommonError*>(&error);
             std::string message = message_of(error) + "; " + (agreed ? rescue(position) : all_is_lost);
             if (agreed) throw CommonError(message, exit_code_of(error));
@@ -505,7 +505,7 @@ private:
         return run;
     }
 
-    // For all ranks: returns whether the first rank sees it as the run directory's checkpoint of this step.
+    // For all ranks: returns whether, on the first rank, this is the run directory's checkpoint of this step.
     bool is_own(const std::string& folder, int step) const {
         return world_.largest(world_.is_root() &&
                               is_same_folder(folder, checkpoint_folder(options_.run_dir, step)));
@@ -562,7 +562,7 @@ private:
     CheckpointSaver saver_;
     double before_seconds_ = 0;  // seconds that before_save_ took for the last save
     bool is_trusted_ = true;
-    bool ending_ = false;                 // training is over, and saves are waited for
+    bool ending_ = false;                 // training has ended; waiting for saves to finish
     int on_disk_ = -1;                    // step of the last checkpoint on disk
     BestCheckpoints saving_, best_;       // those of the save under way, and of the checkpoint on disk
     std::string loaded_;                  // the checkpoint that was loaded last

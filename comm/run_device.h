@@ -1,6 +1,6 @@
 /*
-The device of a run: options that it and this build do not support, which work goes through CUDA graphs, its
-name and its rates, and the algorithm of each matrix product.
+The device of a run: options that it and this build do not support, the work that is launched as CUDA graphs,
+its name and its rates, and the algorithm of each matrix product.
 */
 #pragma once
 
@@ -39,7 +39,7 @@ name and its rates, and the algorithm of each matrix product.
 //
 // Options that this build of the program, or the card that it runs on, does not support.
 
-// Returns a shape with the size of the model's heads, which alone decides what kernels attention can use.
+// Returns a shape with the size of the model's heads: only that decides which kernels attention can use.
 inline AttentionShape heads_of_model(const Options& o) {
     return self_attention_shape(1, 1, 1, 1, o.head_size, 0, nullptr);
 }
@@ -83,7 +83,7 @@ inline std::string attention_warning([[maybe_unused]] const Options& o) {
     return "";
 }
 
-// True for builds whose own products are in bf16. fp32 builds for GPUs serve comparisons, not speed.
+// True for builds whose own products are in bf16. fp32 builds for GPUs are for comparisons, not for speed.
 #ifdef DEVICE_CPU
 constexpr bool has_products_in_bf16 = false;
 #else
@@ -91,7 +91,7 @@ constexpr bool has_products_in_bf16 = sizeof(floatX) < sizeof(float);
 #endif
 
 // Applies --matmul-dtype. bf16 products need a processor or a build that supports them; fp8 products need a
-// card that supports them, sizes that fill rows of 16 bytes, and weights that stay in one place.
+// card that supports them, sizes that are multiples of 16, and weights that stay at one address.
 inline void choose_matmul_dtype(const Options& o) {
     auto refuse = [&](const std::string& reason) {
         fail("--matmul-dtype %s: %s, or give --matmul-dtype auto", name_of(o.matmul_dtype), reason.c_str());
@@ -162,10 +162,11 @@ inline void check_build(const Options& o) {
 // Only a single process that keeps its optimizer state on the device uses graphs: communication with other
 // ranks, or with optimizer state on the host, has its own streams, whose events lie outside a graph.
 
-// Returns a key of the work on a task: everything that determines its kernels, except the contents of memory.
-// Its position in the step matters only for backward passes that are the first or the last. more: added by
-// the caller. A ledger does not record where arrays lie; but its first forward pass waits for new weights,
-// and others do not.
+// Returns a key for the work on a task: everything that determines its kernels, except the contents of
+// memory. The task's position in the step matters only for backward passes that are the first or the last.
+// more: what the caller adds to the key. While a ledger records, the key leaves out addresses, which a ledger
+// does not see; the first forward pass of a step has its own key, because only that pass waits for new
+// weights.
 template <typename... More>
 std::string task_key(const Batch& b, const PipelineTask& task, const PassOfStep& pass, const More&... more) {
     bool ends = !pass.forward && pass.last;
@@ -200,8 +201,8 @@ inline double peak_rate(const Options& o) {
     return o.peak_tflops > 0 ? o.peak_tflops * 1e12 : card_rate();
 }
 
-// The rate in FLOP/s that matrix products reach on this device. It is measured when a run starts and
-// repeatedly later, because other programs may have been using the device.
+// The rate in FLOP/s that matrix products reach on this device. It is measured when a run starts, and
+// repeatedly later, because other programs may use the device.
 class GemmRate {
 public:
     explicit GemmRate(cudaStream_t stream)
@@ -214,7 +215,7 @@ public:
     // Restarts the time until the next measurement.
     void restart_clock() { measured_ = seconds_now(); }
 
-    // Measures the rate now; 0 if another program has taken the memory. Nothing else may run on the device.
+    // Measures the rate; returns 0 if another program has taken the memory. Nothing else may use the device.
     double measure_again() {
         constexpr size_t enough = 64 << 20;
         double rate = 0;
@@ -234,7 +235,7 @@ private:
     double measured_ = seconds_now(), until_next_ = 30;  // seconds
 };
 
-// Prints the part of a run's header that is known once its ranks have met.
+// Prints the part of a run's header that is known once its ranks are connected.
 inline void print_ranks(const Options& o, const World& world, const Mesh& mesh, const Layout& layout) {
     if (world.size() > 1) print("ranks        %s\n", mesh.picture().c_str());
     for (const std::string& line : core_lines(world)) print("cores        %s\n", line.c_str());
@@ -242,7 +243,7 @@ inline void print_ranks(const Options& o, const World& world, const Mesh& mesh, 
     if (o.pp > 1) print("pipeline     %s\n", pipeline_text(layout).c_str());
 }
 
-// Prints the part that is known once the device has been measured.
+// Prints the part of the header that is known once the device has been measured.
 inline void print_rate(double gemm_rate, bool graphs) {
     if (graphs) print("graphs       each pass over a micro-batch is one launch\n");
     std::string peak;
@@ -259,9 +260,9 @@ inline void print_rate(double gemm_rate, bool graphs) {
 // the order of sums, so all ranks use the same one, and a resumed run uses the one it started with: the
 // choice is stored in a file, and only kinds of products that the file lacks are timed.
 //
-// The first rank that makes a kind of product chooses for all. Data ranks all make the same products, so only
-// the first of them times any. Ranks with another card or library than rank 0 use what their library
-// proposes.
+// The first rank that computes a kind of product chooses its algorithm for all. All data ranks compute the
+// same products, so only the first of them times any. Ranks whose card or library differs from rank 0's use
+// what their library proposes.
 
 #ifdef DEVICE_CPU
 
@@ -289,8 +290,8 @@ inline AlgorithmChoices choices_from_json(const nlohmann::json& json) {
 // The combined choices of all ranks.
 struct GatheredChoices {
     AlgorithmChoices choices;
-    int others = 0;   // ranks with another setup
-    int changed = 0;  // kinds that use another algorithm than before
+    int others = 0;   // ranks with a different setup
+    int changed = 0;  // kinds that now use a different algorithm
     double seconds = 0, seconds_once = 0;
 
     // For all ranks.
@@ -317,7 +318,7 @@ struct GatheredChoices {
     }
 };
 
-// For all ranks: chooses algorithms for the products that step() makes, whose results are not used. Known
+// For all ranks: chooses algorithms for the products that step() computes; their results are not used. Known
 // choices are read from `file`, or from `origin` if that has none, and all are stored in `file`. times: this
 // rank times kinds without a choice. Returns notes for the log, one line each.
 template <typename Step>
@@ -354,13 +355,13 @@ std::vector<std::string> choose_products(const World& world, const std::string& 
     });
     std::vector<std::string> notes;
     if (!all.choices.empty()) {
-        notes.push_back(text("%zu kinds timed in %.1f s: %d are faster than the default algorithm, %.1f%% "
-                             "less time for one of each",
+        notes.push_back(text("%zu kinds timed in %.1f s: %d have a faster algorithm than the default; "
+                             "one of each kind takes %.1f%% less time",
                              all.choices.size(), seconds_now() - start, all.changed,
                              100 * (1 - all.seconds / all.seconds_once)));
     }
     if (all.others > 0)
-        notes.push_back(text("%d ranks have a different card or library from the first; theirs are not timed",
+        notes.push_back(text("%d ranks differ from the first in card or library; their products are untimed",
                              all.others));
     return notes;
 }

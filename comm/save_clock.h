@@ -16,7 +16,7 @@ Order Estimate of the Optimum Checkpoint Interval for Restart Dumps", 2006).
 #include "data/checkpoint/save_report.h"  // SaveReport
 #include "data/options/options.h"         // Options, Interval
 
-// Returns the seconds of training between two saves that cost least.
+// Returns the cheapest interval between two saves, in seconds of training.
 inline double best_interval(double stall, double between_failures) {
     if (stall >= 2 * between_failures) return between_failures;
     double share = stall / (2 * between_failures);
@@ -29,8 +29,9 @@ inline bool saves_on_the_way(const Interval& every, int steps) {
     return every.count > 0 && (every.unit == Interval::seconds || every.count < steps);
 }
 
-// Returns the maximum number of checkpoints on disk at one time in the next `steps_left` steps: those kept,
-// and the one being written. 1 if all are kept and saves go by time, as their number is unknown.
+// Returns the maximum number of checkpoints on disk at the same time in the next `steps_left` steps: those
+// kept, and the one being written. Returns 1 if all are kept and saves are due by time, because their number
+// is unknown.
 inline int64_t most_checkpoints(const Options& o, int steps_left) {
     bool by_steps = o.save_every.unit == Interval::steps;
     int64_t saves = by_steps && o.save_every.count ? 1 + steps_left / o.save_every.count : 1;
@@ -68,7 +69,7 @@ public:
         return left == 0 ? "after this step" : "in " + counted(left, "step");
     }
 
-    // Starts the interval anew when a save begins.
+    // Restarts the interval when a save begins.
     void restart(double now = seconds_now()) { last_ = now; }
 
     // Chooses the interval from the cost of saves measured so far. Returns whether the choice has changed
@@ -118,5 +119,5 @@ private:
     double seconds_ = 0, last_ = seconds_now();
     double told_ = 0;                  // seconds_ when it was last reported
     int saves_ = 0;                    // saves measured
-    double stalls_ = 0, written_ = 0;  // seconds: stalls in all, and writing of the last
+    double stalls_ = 0, written_ = 0;  // seconds: all stalls, and writing the last save
 };

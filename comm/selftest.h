@@ -1,7 +1,7 @@
 /*
 The selftest checks each rank's device, memory, links and disk before a run depends on them. Broken parts of a
-large machine often still work, but slowly or with an occasional wrong bit, and a single one makes thousands
-of others wait, or makes their results wrong. comm/selftest_verdict.h judges the findings.
+large machine often still work, but slowly or with an occasional wrong bit, and a single broken part makes
+thousands of others wait, or makes their results wrong. comm/selftest_verdict.h judges the findings.
 
     products    of known numbers (kernels/known_numbers.cuh), large enough that each SM computes many tiles of
                 each. The first one is checked against sums that the host computes (Huang & Abraham,
@@ -14,8 +14,8 @@ of others wait, or makes their results wrong. comm/selftest_verdict.h judges the
 
 All ranks run the same test at the same time, as in a run, so the ranks of a host share its resources. If the
 host takes part in a rate, the best of a few tries counts: other load makes single tries slow, a broken part
-all of them. For a rate of the device by itself, the median counts, because an overheating device becomes slow
-only once it is hot.
+makes all of them slow. For a rate that depends only on the device, the median counts, because an overheating
+device becomes slow only once it is hot.
 */
 #pragma once
 
@@ -126,10 +126,10 @@ private:
 // ----------------------------------------------------------------------------
 // disk
 
-// A file that is removed with this object, and also if the process ends.
+// A file that is removed with this object, or when the process ends.
 class ScratchFile {
 public:
-    // folder: empty for that of temporary files
+    // folder: if empty, the folder for temporary files
     explicit ScratchFile(const std::string& folder, int rank)
         : path_(folder_of(folder) + text("/selftest.%d.%d", rank, (int)getpid())),
           file_(open_to_write(path_, O_RDWR | O_CREAT | O_EXCL)) {
@@ -176,7 +176,7 @@ private:
 
 class Selftest {
 public:
-    // For all ranks. run_dir: the folder whose disk is tested; empty: that of temporary files.
+    // For all ranks. run_dir: the folder whose disk is tested; if empty, the folder for temporary files.
     Selftest(const World& world, const SelftestSizes& sizes, std::string run_dir)
         : world_(world),
           sizes_(sizes),
@@ -188,8 +188,8 @@ public:
         findings_.device = device_properties().name;
     }
 
-    // For all ranks: runs all tests. Returns the findings of every rank on the first one, nothing on the
-    // others.
+    // For all ranks: runs all tests. On the first rank, returns the findings of all ranks; on the others,
+    // nothing.
     std::vector<RankFindings> run() {
         in_step("products", [&] { test_products(); });
         in_step("memory", [&] { test_memory(); });
@@ -225,8 +225,8 @@ private:
         return values;
     }
 
-    // Returns the rate that represents a list of them: the median for devices with their own memory, else the
-    // best.
+    // Returns the rate that represents a list of rates: the median for devices with their own memory, else
+    // the best.
     static double rate_of_device(std::vector<double> rates) {
         if (has_own_memory) return value_at(rates, rates.size() / 2);
         return *std::ranges::max_element(rates);
@@ -412,7 +412,7 @@ private:
         findings_.tested["disk_bytes"] = (double)sizes_.disk * tries;
     }
 
-    // Called while the device works.
+    // Called while the device is busy.
     void note_clock() {
         nlohmann::ordered_json now = health_.read();
         for (const char* clock : {"sm_clock_mhz", "cpu_clock_mhz"}) {
@@ -441,7 +441,7 @@ private:
 // ----------------------------------------------------------------------------
 // the command
 
-// Returns the bytes/s that the ranks of a node write together, measured on the first node.
+// Returns the bytes/s that the ranks of a node together write to disk, measured on the first node.
 inline double storage_of_node(const SelftestVerdict& verdict) {
     double sum = 0;
     for (size_t rank = 0; rank < verdict.findings().size(); rank++) {

@@ -4,16 +4,16 @@ The findings of the ranks in a selftest, and which ranks are suspect. There are 
     faults    wrong bits, or errors that a device has counted: no other rank is needed to judge them.
     rates     judged by the rates of other ranks, among devices of the same kind.
 
-A rank is suspect if its rate is many times lower than the median. How much deviation is usual is measured on
-the ranks themselves, by the median distance from the median (MAD), which a few bad ranks hardly change. Rates
-differ by ratios, so all of this is done with their logarithms:
+A rank is suspect if its rate is unusually far below the median. The usual deviation is measured on the ranks
+themselves, by the median distance from the median (MAD), which a few bad ranks hardly change. Rates differ by
+ratios, so all of this is done with their logarithms:
 
     times = median / rate,   suspect if log times > max(log usual, 5 * 1.4826 * MAD of the logarithms)
 
 For normally distributed numbers, 1.4826 * MAD is their standard deviation. `usual`, the ratio by which
 healthy ranks may differ, is for equal devices, whose MAD is close to zero. With an even number of rates, the
-median is the faster of the two in the middle, and the MAD the smaller: so of two ranks the slow one is
-suspect, and of four, two may be.
+median is the faster of the two in the middle, and the MAD is the smaller of the two distances in the middle:
+so the slower of two ranks can be suspect, and so can two of four.
 
 A message has two ends. A rank that is slow with all of several partners is itself suspect; otherwise the link
 between the two ranks is.
@@ -83,8 +83,9 @@ struct PairRound {
 };
 
 // Returns the rounds. In round k, partners are ranks of a node whose numbers in the node differ only in bit
-// k; after these rounds, ranks with the same number in two nodes whose numbers differ only in bit k. So there
-// are log2 rounds, and in each, all links of a kind are busy at once.
+// k. In the rounds after these, partners have the same number in two nodes, whose numbers differ only in bit
+// k. So n ranks of a node need log2(n) rounds, as do n nodes, and in each, all links of a kind are busy at
+// once.
 inline std::vector<PairRound> pair_rounds(const std::vector<std::string>& hosts) {
     std::vector<std::string> nodes;           // in the order of their first ranks
     std::vector<std::vector<int>> ranks_of;   // by node
@@ -229,8 +230,8 @@ private:
             suspects_.push_back({rank, -1, fault, 0, 0, place(rank) + ": " + fault});
     }
 
-    // Suspects ranks whose bits differ from those of the majority. Each rank has already checked its own
-    // product.
+    // Marks ranks as suspect if their bits differ from those of the majority. Each rank has already checked
+    // its own product.
     void judge_bits() {
         std::map<std::string, size_t> ranks_with;
         for (const RankFindings& one : findings_) ranks_with[one.bits]++;
@@ -243,7 +244,7 @@ private:
         }
     }
 
-    // The rate of a rank's messages is that with its fastest partner.
+    // Sets the rate of a rank's messages to that with its fastest partner.
     void take_best_of_pairs() {
         for (RankFindings& one : findings_) {
             for (const PairFinding& pair : one.pairs)

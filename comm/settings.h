@@ -57,9 +57,9 @@ inline std::array<Multipliers, tensor_kinds> multipliers(const Options& o) {
     return by_kind;
 }
 
-// Returns ZeRO's settings, including what the optimizer keeps per element and needs. fp32 parameters are
-// their own master copy. host_threads: threads of a rank that steps its part of the optimizer state on the
-// host
+// Returns ZeRO's settings, including what the optimizer keeps per element and what it needs. fp32 parameters
+// are their own master copy. host_threads: threads with which a rank updates its part of the optimizer state
+// on the host
 inline ZeroSettings zero_settings(const Options& o, size_t element_bytes = sizeof(floatX),
                                   int host_threads = 0) {
     bool muon = o.optimizer == OptimizerKind::muon;
@@ -84,7 +84,7 @@ inline ZeroSettings zero_settings(const Options& o, size_t element_bytes = sizeo
             .checks = o.check_replicas > 0 || o.check_replay > 0};
 }
 
-// Returns whether the host steps some of the parameters.
+// Returns whether the host updates some of the parameters.
 inline bool steps_on_host(const Options& o) {
     return o.offload == Offload::optimizer || (!o.ngram.empty() && o.ngram_place != TablePlace::device);
 }
@@ -105,7 +105,7 @@ inline Norm norm_kernel(NormKind kind) {
     __builtin_unreachable();
 }
 
-// Returns the form of GELU. SwiGLU has none, and its result is not used.
+// Returns the form of GELU. SwiGLU uses no GELU, so the result for it is ignored.
 inline Gelu gelu_kernel(MlpKind kind) {
     switch (kind) {
     case MlpKind::gelu:
@@ -117,11 +117,11 @@ inline Gelu gelu_kernel(MlpKind kind) {
     __builtin_unreachable();
 }
 
-// Returns the number of tokens whose logits exist at once, if the user leaves it open. For each chunk, the
+// Returns the number of tokens whose logits exist at once, if the user does not set it. For each chunk, the
 // fp32 gradient of the classifier's weights is read and written: 8 bytes per element, for 2 FLOPs per element
-// and token. A card that does 150 to 300 FLOPs in the time of a byte is kept busy by about a thousand tokens
-// at once, whose logits take up to 1 GiB in bf16. Chunks have about the same size, because products of few
-// rows are slow, and consist of whole tiles if they can.
+// and token. A card that does 150 to 300 FLOPs in the time that a byte takes is kept busy by about a thousand
+// tokens at once, whose logits take up to 1 GiB in bf16. Chunks have about the same size, because products of
+// few rows are slow, and consist of whole tiles if possible.
 inline int chosen_loss_chunk(const ModelConfig& config, int tokens, size_t element_bytes = sizeof(floatX)) {
     const size_t budget = (size_t)(element_bytes == 2 ? 1024 : 256) << 20;
     constexpr int tile = 256;
@@ -131,7 +131,7 @@ inline int chosen_loss_chunk(const ModelConfig& config, int tokens, size_t eleme
     return ceil_div(even_share(tokens, most / unit * unit), unit) * unit;
 }
 
-// element_bytes: of the program that will run, which may be built for another precision than this one
+// element_bytes: of the program that will run, which may be built for a different precision from this one
 inline Workload training_workload(const Options& o, Recompute recompute,
                                   size_t element_bytes = sizeof(floatX)) {
     int tokens = o.micro_batch * o.own_tokens();
@@ -205,8 +205,8 @@ struct DataMessages {
     bool parameters = false, gradients = false;
 };
 
-// Returns the messages during a pass. Parameters are gathered in the first micro-batch's forward pass, and
-// gradients are summed in the last one's backward pass; cut ones, in each micro-batch.
+// Returns the messages during a pass. Parameters are gathered in the first forward pass, or in every pass if
+// they are cut. Gradients are summed in the last backward pass, or in every one if they are cut.
 inline DataMessages messages_beside(const PassOfStep& pass, bool cut_params, bool cut_grads) {
     return {.parameters = cut_params || (pass.forward && pass.first),
             .gradients = !pass.forward && (cut_grads || pass.last)};
@@ -267,7 +267,7 @@ inline std::string fp8_refusal(const Options& o) {
     }
     int tokens = o.micro_batch * o.own_tokens() / (o.tp > 1 ? o.tp * std::max(o.tp_overlap, 1) : 1);
     if (multiplies(tokens)) return "";
-    return text("%d tokens of a micro-batch at once on a rank, not a multiple of 16; choose other sizes",
+    return text("a rank processes %d tokens at once, which is not a multiple of 16; choose other sizes",
                 tokens);
 }
 
@@ -276,8 +276,8 @@ inline std::string fp8_refusal(const Options& o) {
 
 constexpr int kernels_of_layer = 30;  // approximately, forward and backward
 
-// auto: used if the host would launch kernels more slowly than the device runs them, at about 4 us each. The
-// time of a layer's products follows from their rate in FLOP/s.
+// auto: graphs are used if the host, at about 4 us per launch, would launch kernels more slowly than the
+// device runs them. The time of a layer's products follows from their rate in FLOP/s.
 inline bool wants_graphs(const Options& o, double gemm_rate) {
     constexpr double launch = 4e-6, margin = 2;
     double products = 6.0 * block_parameters(o) * o.micro_batch * o.sequence_length / gemm_rate;
@@ -287,8 +287,8 @@ inline bool wants_graphs(const Options& o, double gemm_rate) {
 }
 
 // Returns the bytes that the driver may use for the graphs of a run, before the rate is measured: 64 KiB per
-// kernel up to version 550 (says PyTorch's guide to its CUDAGraph trees), less since. The backward pass is
-// captured three times, because those that begin and end a step differ from the others.
+// kernel up to version 550 (according to PyTorch's guide to its CUDAGraph trees), less since then. The
+// backward pass is captured three times, because the first and the last one of a step differ from the others.
 inline size_t graph_memory(const Options& o) {
     constexpr double fastest_card = 3e15;
     constexpr size_t of_kernel = 64 << 10;

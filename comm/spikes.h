@@ -60,7 +60,7 @@ public:
         if (times_ > most_times) {
             world_.fail_on_all(
                 text("--spike-sigma %g: after step %d there were %d spikes in a row, %d times; "
-                     "give a larger one, a lower --learning-rate or other --train-data",
+                     "give a larger value, a lower --learning-rate or different --train-data",
                      o_.spike_sigma, to->step, o_.spike_skips, times_),
                 exit_not_finite);
         }

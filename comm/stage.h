@@ -19,7 +19,7 @@ tensor. It is the same for all ranks of a data group.
 #include "kernels/context_cut.h"      // ContextCut
 #include "kernels/embedding.cuh"      // VocabRange
 
-// Returns the part of each block that one of `tp` tensor ranks has, as a model of its own.
+// Returns the part of each block that one of `tp` tensor ranks has, as a smaller model.
 inline ModelConfig local_part(ModelConfig c, int tp) {
     c.heads /= tp;
     c.kv_heads = std::max(1, c.kv_heads / tp);  // if ranks outnumber KV heads, several share one
@@ -30,7 +30,7 @@ inline ModelConfig local_part(ModelConfig c, int tp) {
 // The sizes in a pass on this rank; heads and the MLP are its part of the whole.
 struct Dims {
     int B, T;                 // sequences, and the tokens of each
-    int N, n;                 // rows (B*T), and the own rows of this tensor rank between products
+    int N, n;                 // rows (B*T), and this tensor rank's own rows between products
     int C;                    // channels of the residual stream
     int NH, NKV, HS, A, QKV;  // query heads, key/value heads, their size; A = NH*HS; width of qkv
     int H;                    // channels between the convolutions of the local filter
@@ -52,8 +52,8 @@ constexpr int pieces_of(const ContextCut& cut) {
     return cut.ranks == 1 ? 1 : 2;
 }
 
-// The fewest queries, summed over its heads, that a call to attention for a part of the heads may have. With
-// fewer, many multiprocessors would wait for the last of its tiles. Tests lower it.
+// The minimum number of queries, summed over heads, in a call to attention for a part of the heads. With
+// fewer, many multiprocessors would wait for the last tiles. Tests lower it.
 inline size_t least_queries_of_part = 1 << 16;
 
 constexpr int most_head_parts = 8;
@@ -67,8 +67,8 @@ inline int head_parts(const Dims& d, const ContextCut& cut) {
     return parts;
 }
 
-// Returns the shape of attention for one of the pieces of the sequences that a context rank has, in one part
-// of the heads; without context ranks, there is only one piece with all heads.
+// Returns the shape of attention for one of a context rank's pieces of the sequences, and one part of the
+// heads; without context ranks, there is only one piece with all heads.
 inline AttentionShape attention_of(const Dims& d, const ContextCut& cut, int piece, int window,
                                    const int* doc_start) {
     if (cut.ranks == 1) return self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, window, doc_start);
@@ -85,8 +85,8 @@ inline AttentionShape attention_of(const Dims& d, const ContextCut& cut, int pie
                                  d.T, d.NH);
 }
 
-// Returns whether attention's backward pass computes the gradient of the bias of queries, keys and values:
-// they have one, and no other operation lies between the product and attention.
+// Returns whether attention's backward pass computes the gradient of the bias of queries, keys and values: it
+// does if they have one and no other operation lies between the product and attention.
 inline bool attention_makes_bias_gradient(const ModelConfig& c, int contexts) {
     return has_qkv_bias(c) && contexts == 1 && !c.qk_norm && !c.local_filter &&
            c.position != PositionKind::rope;
@@ -106,7 +106,7 @@ public:
         if (layout_.split.empty()) layout_.split = {config.layers};
         for (int layers : layout_.split) begin_.push_back(begin_.back() + layers);
         if ((int)layout_.split.size() != shape.stages * shape.chunks || begin_.back() != config.layers)
-            fail("pipeline: %zu parts of %d layers in all do not fit the model; see --pp-layers",
+            fail("pipeline: %zu parts with %d layers in total do not fit the model; see --pp-layers",
                  layout_.split.size(), begin_.back());
         auto list = training ? pipeline_actions(shape, number()) : forward_actions(shape);
         capacity = pipeline_capacity(list, shape.chunks);
@@ -159,7 +159,7 @@ public:
         return {first(tensor), first(tensor + 1) - first(tensor)};
     }
 
-    // The pipeline with another number of micro-batches.
+    // The pipeline with a different number of micro-batches.
     PipelineShape pipeline(int micro_batches) const {
         PipelineShape shape = layout_.pipeline;
         shape.micro_batches = micro_batches;
@@ -192,7 +192,7 @@ inline ParameterLayout parameter_layout(const ModelConfig& config, const Layout&
     return parameter_layout(config, layout.mesh.shards(), Stage(config, layout, position, training).units());
 }
 
-// Returns the traffic of any rank in training on micro-batches of B sequences of T tokens.
+// Returns the traffic of any rank that trains on micro-batches of B sequences of T tokens.
 inline MeshTraffic mesh_traffic(const ModelConfig& config, const Layout& layout, int B, int T,
                                 Dtype reduce_dtype) {
     Dims d(config, layout.mesh.tp, B, T / layout.mesh.cp);

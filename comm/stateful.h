@@ -1,17 +1,17 @@
 /*
-Contributors to checkpoints. The weights and the optimizer state are the first one (comm/zero_checkpoint.h);
-any other state that training changes, and that a resumed run needs, is another. On each rank, a contributor
-lists what it saves, and fills itself from a checkpoint of any layout. The rest is the same for all, and is
-done by the saver and the loader: folders, files, checksums, full disks, and errors that all ranks must learn
-of.
+Contributors to checkpoints. The weights and the optimizer state form the first contributor
+(comm/zero_checkpoint.h); any other state that training changes and a resumed run needs is a further one. On
+each rank, a contributor lists what it saves, and restores itself from a checkpoint of any layout. The saver
+and the loader handle what is common to all contributors: folders, files, checksums, full disks, and errors
+that all ranks must learn of.
 
 A save, on each rank:
 
-    begin_save()   training thread   fixes the state to save: as it is now
-    plan()         saver thread      lists tensors, and the bytes of them that this rank writes
+    begin_save()   training thread   fixes the state to save, as it is now
+    plan()         saver thread      lists the tensors, and counts the bytes that this rank writes
     write()        saver thread      writes the pieces, into a file for each rank and contributor
     let_go()       saver thread      releases the fixed state, whether it was written or not
-    end_save()     training thread   learns whether the checkpoint exists now
+    end_save()     training thread   is informed whether the checkpoint now exists
 
 Files whose contents have not changed need not be rewritten: plan() keeps their tensors, and the new
 checkpoint shares the files with the last one (data/checkpoint/folder.h).
@@ -20,9 +20,9 @@ A load, on all ranks:
 
     find_state()   looks for parts of the state that the ranks still have
     begin_load()   refuses the checkpoint, or assigns its pieces to the ranks
-    take()         uses a batch that this rank has read, and returns what other ranks need of it
+    take()         uses a batch that this rank has read, and returns the parts that other ranks need
     receive()      uses what another rank has read
-    settle()       waits until all of that is in its place
+    settle()       waits until everything read or received is in place
     end_load()     completes the load once all ranks have received everything
 */
 #pragma once
@@ -44,7 +44,7 @@ A load, on all ranks:
 struct SaveScope {
     const World* world = nullptr;
     bool in_background = false;  // training continues during write()
-    bool weights_alone = false;  // no run can resume from it: for a disk without room for more
+    bool weights_alone = false;  // only weights, for a disk without room for more; no run can resume from it
     bool has_last = false;       // the checkpoint saved or loaded last still exists, so tensors may be kept
     uint64_t id = 0;             // the save id (data/checkpoint/files.h)
 };
@@ -52,10 +52,11 @@ struct SaveScope {
 // A tensor of a contributor, the same on all ranks except for `rows`.
 struct PlannedTensor {
     CheckpointTensor tensor;
-    // A tensor of 0 rows receives the rows of all ranks, in rank order; this rank has this many.
+    // If its shape has 0 rows, the tensor receives the rows of all ranks, in rank order: `rows` of them from
+    // this rank.
     uint64_t rows = 0;
-    // The tensor is unchanged since the last checkpoint. Of the tensors written in one save, a contributor
-    // keeps all or none.
+    // The tensor is unchanged since the last checkpoint. A contributor keeps either all or none of the
+    // tensors that it wrote in one save.
     bool kept = false;
 
     bool counts_rows() const { return tensor.shape[0] == 0 && !kept; }
@@ -66,8 +67,8 @@ struct SavePlan {
     uint64_t bytes = 0;  // to be written by this rank
 };
 
-// Writes a piece: the number of its tensor in the plan, its slot and its elements, which count from the
-// beginning of this rank's rows if rows are counted.
+// Writes a piece, given by the number of its tensor in the plan, its slot and its elements. If the tensor
+// counts_rows(), elements are numbered from the beginning of this rank's rows.
 using WritePiece = std::function<void(const CheckpointPiece& piece, const void* values)>;
 
 // ----------------------------------------------------------------------------
@@ -112,9 +113,9 @@ public:
     virtual SavePlan plan() = 0;
     virtual void write(const WritePiece& write) = 0;
     virtual void let_go() {}
-    // published: the checkpoint exists, and is the last one from now on
+    // published: the checkpoint exists, and is now the newest one
     virtual void end_save(bool published) { (void)published; }
-    // Returns the seconds that changes of the state waited for the save that ends.
+    // Returns the seconds for which changes to the state had to wait for the save that is ending.
     virtual double stall() const { return 0; }
     // Returns whether the whole state belongs to one step; false if a step threw midway.
     virtual bool is_whole() const { return true; }
@@ -130,18 +131,19 @@ public:
     // Returns the pieces that this rank reads, in batches. Communicates with no other rank. Batch i of every
     // rank is received before any rank's batch i + 1 is used; a batch may be empty, to keep ranks in step.
     virtual std::vector<PieceBatch> begin_load(const CheckpointReader& reader, bool weights_only) = 0;
-    // values: of the batch, piece after piece. These and the messages remain valid until settle() has
+    // values: those of the batch, piece by piece. They and the messages remain valid until settle() has
     // returned.
     virtual Messages take(const PieceBatch& batch, const char* values) = 0;
     virtual void receive(std::string_view message) = 0;
     virtual void settle() = 0;
-    // For all ranks. Describes what was converted during the load, for the header of the run; empty: nothing.
+    // For all ranks. Describes what was converted during the load, for the header of the run; empty if
+    // nothing was.
     virtual std::string end_load() = 0;
 
     // ---- checks
 
-    // Returns memory that this rank and others may replicate, in the same order on all of them. by_tensor: in
-    // pieces named after tensors
+    // Returns the memory of this rank that other ranks may replicate, in the same order on all of them.
+    // by_tensor: divided into pieces that are named after tensors
     virtual std::vector<ReplicatedPiece> replicated(bool by_tensor) const {
         (void)by_tensor;
         return {};

@@ -1,6 +1,6 @@
 /*
-With every step, ranks share their losses, the squares of their gradients, and whether they ask for a stop or
-a checkpoint. The device sums these numbers over the ranks, and sends the sums to the host.
+In every step, the ranks share their losses, the squares of their gradients, and requests to stop or to save a
+checkpoint. The device sums these numbers over the ranks, and sends the sums to the host.
 */
 #pragma once
 
@@ -18,10 +18,10 @@ struct StepResult {
     float loss;           // mean over the targets of the step
     float gradient_norm;  // before clipping
     bool finite;          // false: the weights were not changed
-    bool stepped;         // false also after a loss or a norm above its limit
+    bool stepped;         // false also if the loss or the norm exceeded its limit
     bool stop;            // a rank was asked to stop
     bool saved;           // all ranks have finished the save under way
-    bool save;            // the first rank's clock says that one is due
+    bool save;            // the first rank's clock says that a save is due
     float late_rows;      // share of table rows from host memory that waited for an update; NaN: no rows
 };
 
@@ -35,14 +35,15 @@ public:
     // Makes the loss of all ranks NaN, because this one has an error.
     void poison(cudaStream_t stream) { fill(&data->loss, NAN, 1, stream); }
 
-    // Sets the number of table rows that came from this rank's host, and of those that waited for an update.
+    // Sets the number of table rows that came from this rank's host, and how many of them waited for an
+    // update.
     void count_rows(size_t rows, size_t late, cudaStream_t stream) {
         if (rows == 0) return;
         fill(&data->rows, (float)rows, 1, stream);
         fill(&data->late, (float)late, 1, stream);
     }
 
-    // Sends their current values to the host, as work of the stream.
+    // Sends the current values to the host, as work of the stream.
     void send(cudaStream_t stream) {
         copy_async(host_.data, data, 1, stream);
         sent_.record(stream);

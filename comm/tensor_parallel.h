@@ -1,8 +1,9 @@
 /*
 Tensor parallelism (Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
-Parallelism", 2019) with the activations between products split by rows as well, which is sequence parallelism
-(Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022). The ranks of a
-tensor group share each matrix of a block. A pair of matrices needs no communication between its two products:
+Parallelism", 2019) with the activations between matrix products split by rows as well, which is sequence
+parallelism (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022). The
+ranks of a tensor group share each matrix of a block. A pair of matrices needs no communication between its
+two products:
 
     column-parallel   each rank computes a part of the outputs of all rows    gather rows, then multiply
     row-parallel      each rank computes partial sums from its inputs         multiply, then scatter sums
@@ -19,7 +20,7 @@ contiguous in memory. 12 rows in 2 chunks over 3 ranks:
     rank           0  |   1   |   2   ||   0   |   1   |   2         own rows of rank 1:  2 3 8 9
 
 While one chunk is being sent, the product works on another. Communication has its own stream for that;
-without overlap it runs on the compute stream, with the same calls, so the results are identical to the bit.
+without overlap it runs on the compute stream, with the same calls, so the results are bit-identical.
 
 A rank keeps only its own rows of a column-parallel matrix's input. The weight's gradient needs all of them,
 so the backward pass regathers them, overlapped with the weight gradient that precedes it.
@@ -67,19 +68,19 @@ public:
     int rank() const { return group_.rank(); }
     int chunks() const { return chunks_; }
 
-    // Returns the number of a rank's own rows among `rows`. Fails if they cannot be cut evenly.
+    // Returns the number of a rank's own rows among `rows`. Fails if `rows` cannot be divided evenly.
     int own_rows(int rows) const {
         if (rows % ranks()) {
-            fail("sequence parallel: %d rows cannot be cut evenly for %d ranks; choose other values of "
-                 "--micro-batch or --sequence-length",
+            fail("sequence parallel: %d rows cannot be split evenly over %d ranks; choose another "
+                 "--micro-batch or another --sequence-length",
                  rows, ranks());
         }
         return rows / ranks();
     }
 
-    // Gathers the own rows of all ranks into `all` (rows, width), chunk by chunk. work(first, count) puts the
+    // Gathers every rank's own rows into `all` (rows, width), chunk by chunk. work(first, count) puts the
     // work that reads rows [first, first + count) of `all` on the compute stream, while the next chunks are
-    // being sent. `own` (own rows, width) must not change before all work has been put there. In a group of
+    // being sent. `own` (own rows, width) must not change before all work is on that stream. In a group of
     // one, own is all, and the only call is work(0, rows).
     template <typename Work>
     void gather(const floatX* own, floatX* all, int rows, int width, Work&& work) {
@@ -92,9 +93,9 @@ public:
         }
     }
 
-    // Starts the same gather, to overlap it with other work. Work that reads `all` is put on the compute
-    // stream after wait_for_gathered(), which is called before the next start_gather(). Scatters may come in
-    // between.
+    // Starts the same gather, to overlap it with other work. The caller calls wait_for_gathered() before it
+    // puts work that reads `all` on the compute stream, and before the next start_gather(). Scatters may come
+    // in between.
     void start_gather(const floatX* own, floatX* all, int rows, int width) {
         if (ranks() == 1) return work_alone(own, all, rows, [](int, int) {});
         send_rows(own, all, rows, width, [](int) {});
@@ -102,11 +103,11 @@ public:
     }
     void wait_for_gathered() { await(gathered()); }
 
-    // Sums `all` (rows, width) over the ranks, and scatters the own rows to `own` (own rows, width).
-    // work(first, count) puts the work that writes rows [first, first + count) of `all` on the compute
-    // stream, while the previous chunk is being sent. The compute stream can continue with other work, but
-    // may read or write `own`, and write `all`, only after wait(). In a group of one, own is all, and the
-    // only call is work(0, rows).
+    // Sums `all` (rows, width) over the ranks, and scatters the sums: `own` (own rows, width) receives this
+    // rank's rows. work(first, count) puts the work that writes rows [first, first + count) of `all` on the
+    // compute stream, while the previous chunk is being sent. The compute stream can continue with other
+    // work, but may read or write `own`, and write `all`, only after wait(). In a group of one, own is all,
+    // and the only call is work(0, rows).
     template <typename Work>
     void scatter(floatX* own, floatX* all, int rows, int width, Work&& work) {
         if (ranks() == 1) return work_alone(own, all, rows, work);
@@ -122,7 +123,7 @@ public:
         record(sends_, scattered());
     }
 
-    // These two do not overlap with work; the compute stream's next work finds the result.
+    // These two do not overlap with other work; the next work on the compute stream sees the result.
     void gather(const floatX* own, floatX* all, int rows, int width) {
         gather(own, all, rows, width, [](int, int) {});
     }
@@ -146,7 +147,7 @@ public:
 private:
     bool overlaps() const { return sends_ != compute_; }
 
-    // Rows that cannot be cut into as many chunks, such as those of a short text, are sent as one.
+    // Rows that cannot be cut into chunks_ chunks, such as those of a short text, are sent as one chunk.
     int chunks_of(int rows) const { return rows % (ranks() * chunks_) ? 1 : chunks_; }
 
     template <typename Work>
@@ -190,7 +191,7 @@ private:
 
     Communicator group_;
     int chunks_ = 1;
-    cudaStream_t compute_ = nullptr, sends_ = nullptr;  // one stream without overlap
+    cudaStream_t compute_ = nullptr, sends_ = nullptr;  // equal without overlap
     std::vector<Event> events_;
 };
 
@@ -199,14 +200,14 @@ private:
 
 enum class Parallel { column, row };
 
-// A linear layer may be a causal convolution over each row and the one before it, whose two taps are a weight
-// (2, OC, C): kernels/causal_conv.cuh has the formula.
+// A linear layer may be a causal convolution over each row and the row before it. Its weight (2, OC, C) holds
+// the two taps; kernels/causal_conv.cuh has the formula.
 struct CausalConv {
     floatX* products = nullptr;   // (N, 2, OC) of both taps; null: not a convolution
     floatX* dproducts = nullptr;  // (N, 2, OC) their gradient
     floatX* state = nullptr;      // (N / T, OC) the first taps of each sequence's newest token, or null
     ConvRows rows = {};
-    // on several context ranks, memory for the rows next to their pieces
+    // memory for the rows adjacent to this rank's pieces, if there are several context ranks
     const ContextParallel* contexts = nullptr;
     floatX* halo = nullptr;
 };
@@ -216,17 +217,18 @@ struct LinearInput {
     Fp8Operand fp8 = {};    // all rows in fp8
     // (own rows, C) column-parallel: rows that this rank has computed, to be gathered into `all`
     const floatX* own = nullptr;
-    // All rows are still in `all` in the backward pass, which need not regather them.
+    // All rows are still in `all` in the backward pass, so it need not regather them.
     bool in_place = true;
 };
 
-// Returns the input of a column-parallel layer. all: null in a group of one, where own rows are all rows
+// Returns the input of a column-parallel layer. all: null in a group of one, where a rank's own rows are all
+// rows
 inline LinearInput gathered_input(floatX* own, floatX* all, const Fp8Operand& fp8, bool in_place) {
     return {all ? all : own, fp8, own, in_place || !all};
 }
 
-// This rank's part of a linear layer out (N, OC) = inp (N, C) weight^T + bias. This one description serves
-// both passes, and the gradients of its parameters.
+// This rank's part of a linear layer out (N, OC) = inp (N, C) weight^T + bias. It describes the layer for
+// both passes, and for the gradients of its parameters.
 struct Linear {
     Parallel parallel = Parallel::column;
     int N = 0, C = 0, OC = 0;        // rows of activations; inputs and outputs of this rank's part
@@ -238,7 +240,7 @@ struct Linear {
     // A GELU that is computed together with the product.
     Gelu gelu = Gelu::tanh;
     floatX* gelu_out = nullptr;        // (N, OC) column-parallel: the GELU of the output, or null
-    const floatX* gelu_inp = nullptr;  // (N, C) row-parallel: the input of the GELU that makes inp, or null
+    const floatX* gelu_inp = nullptr;  // (N, C) row-parallel: input of the GELU whose output is inp, or null
     // (1) fp8: amax of gelu_out, or of gelu_inp's gradient, if one kernel writes all its rows; or null
     float* gelu_amax = nullptr;
     Fp8Operand dout8 = {};  // product_gradient() in fp8
@@ -246,7 +248,8 @@ struct Linear {
     const float* dout_column_sums = nullptr;
     CausalConv conv = {};  // for a convolution, which has no GELU
 
-    // The product and its gradient are (N, product_width()), which is wider than the output of a convolution.
+    // The product and its gradient are (N, product_width()); for a convolution, that is wider than the
+    // output.
     int product_width() const { return conv.products ? 2 * OC : OC; }
     const floatX* product_gradient() const { return conv.products ? conv.dproducts : dout; }
 
@@ -299,14 +302,14 @@ struct TensorParallel {
     floatX* partial_sums(floatX* own) const { return rows.ranks() == 1 ? own : partial; }
 };
 
-// In fp8: keeps all rows of the input for the weight's gradient. A product that reads all rows does so
+// In fp8: keeps all rows of the input for the weight's gradient. A product that reads all rows keeps them
 // itself.
 inline void keep_input(const TensorParallel& tp, const Linear& l) {
     tp.products.keep_input(l.inp.all, l.inp.fp8, l.N, l.C);
 }
 
 // Computes rows [first, first + rows) of out (N, OC) from those of the input. accumulate: adds to out, unless
-// the layer is a convolution. For a convolution, the rows before them must have been computed.
+// the layer is a convolution. For a convolution, all earlier rows must have been computed.
 inline void linear_rows(const TensorParallel& tp, const Linear& l, floatX* out, const floatX* bias, int first,
                         int rows, bool accumulate) {
     const floatX* inp = l.inp.all + (size_t)first * l.C;
@@ -315,7 +318,7 @@ inline void linear_rows(const TensorParallel& tp, const Linear& l, floatX* out, 
         tp.products.forward(l.conv.products + 2 * at, inp, l.inp.fp8, l.weight, nullptr, rows, l.C, 2 * l.OC);
         if (!l.conv.rows.is_cut()) {
             causal_conv_forward(out, l.conv.products, bias, l.conv.rows, first, rows, l.OC, tp.stream);
-        } else if (first + rows == l.N) {  // pieces of this rank need rows of others
+        } else if (first + rows == l.N) {  // this rank's pieces need rows of other ranks
             l.conv.contexts->taps_before(l.conv.halo, l.conv.products, l.conv.rows, l.OC);
             causal_conv_forward(out, l.conv.products, bias, l.conv.rows, 0, l.N, l.OC, tp.stream);
         }
@@ -364,9 +367,9 @@ inline void row_parallel(const TensorParallel& tp, const Linear& l, floatX* own_
     tp.rows.wait();
 }
 
-// Computes the gradient of the weight, and adds to that of the bias, from inp and dout. For convolutions and
-// row-parallel layers, the backward pass has done the bias already; that of a row-parallel layer is
-// replicated, and each rank adds the gradient from its own rows.
+// Computes the gradient of the weight from inp and dout, and adds to that of the bias. For convolutions and
+// row-parallel layers, the backward pass has already added the bias gradient; the bias of a row-parallel
+// layer is replicated, and each rank adds the gradient from its own rows.
 inline void weight_gradient(const TensorParallel& tp, const Linear& l) {
     bool bias_is_done = l.conv.products || l.parallel == Parallel::row;
     tp.products.backward_weight(l.dweight, l.product_gradient(), l.inp.all, l.inp.fp8, l.N, l.C,
@@ -385,7 +388,7 @@ inline void end_regather(const TensorParallel& tp, const Linear& l) {
 }
 
 // Computes the weight gradients that the backward passes of these layers deferred. Each input is regathered
-// for the first layer that reads it, overlapped with the weight gradient of the layer before.
+// for the first layer that reads it, overlapped with the weight gradient of the previous layer.
 inline void weight_gradients(const TensorParallel& tp, const std::vector<const Linear*>& layers) {
     auto gathers = [&](size_t i) {
         bool is_first = true;
@@ -420,16 +423,17 @@ inline void column_parallel_backward(const TensorParallel& tp, const Linear& l, 
     tp.rows.wait();
 }
 
-// Computes dinp (N, C), the gradient of the input, or of gelu_inp if there is one, from own_dout (own rows,
-// OC), the gradient of this rank's rows of the output, which is gathered into dout. Meanwhile the input of
-// `next`, the column-parallel layer whose backward pass follows, is regathered. with_dinp() puts work that
-// reads dinp on the compute stream before the weight's gradient, which may read the results.
+// Computes dinp (N, C), the gradient of the input, or of gelu_inp if there is one. own_dout (own rows, OC) is
+// the gradient of this rank's rows of the output, and is gathered into dout. During the product for the
+// weight's gradient, the input of `next`, the column-parallel layer whose backward pass follows, is
+// regathered. with_dinp() puts work that reads dinp on the compute stream before the weight's gradient, which
+// may read the results.
 template <typename WithInput>
 void row_parallel_backward(const TensorParallel& tp, const Linear& l, const floatX* own_dout, floatX* dinp,
                            Side side, WeightGradients weights, const Linear& next, WithInput&& with_dinp) {
     bool alone = tp.rows.ranks() == 1;
     auto product = [&](int first, int rows) { linear_rows_backward(tp, l, dinp, first, rows, false); };
-    // The gradient of a row's first tap comes from the next row, so the previous rows are complete only now.
+    // The gradient of a row's first tap comes from the next row, so the previous chunk is complete only now.
     auto convolution = [&](int first, int rows) {
         causal_conv_backward(l.conv.dproducts, l.dout, l.conv.rows, first, rows, l.OC, tp.stream);
         if (first > 0) product(first - rows, rows);
@@ -448,7 +452,7 @@ void row_parallel_backward(const TensorParallel& tp, const Linear& l, const floa
     else if (l.dbias)
         matmul_backward_bias(l.dbias, tp.scratch, own_dout, tp.rows.own_rows(l.N), l.OC, tp.stream);
     bool gathered = !begins(side);
-    if (alone && l.dout != own_dout && !gathered) {  // own_dout will have changed by then
+    if (alone && l.dout != own_dout && !gathered) {  // own_dout may change while dout is in use
         copy_async(l.dout, own_dout, (size_t)l.N * l.OC, tp.stream);
     }
     alone || gathered ? work(0, l.N) : tp.rows.gather(own_dout, l.dout, l.N, l.OC, work);

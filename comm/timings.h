@@ -1,11 +1,11 @@
 /*
 The times of a run's steps, collected from all ranks by the first one.
 
-Every rank records the work it gives its device (comm/recorder.h), reads the times of a step once the device
-has done it, and posts them to the first rank, which takes the posts that have arrived after each of its
-steps: no rank waits for another. The first rank logs the spread of each step and, every few steps, the means
-of all ranks, which ranks are slow (data/run/rank_times.h), and how a pipeline ran, beside its schedule
-without delays.
+Every rank records the work that it launches on its device (comm/recorder.h), reads the times of a step once
+the device has completed it, and posts them to the first rank. After each of its own steps, the first rank
+takes the posts that have arrived, so no rank waits for another. It logs the spread of each step and, every
+few steps, the means of all ranks, which ranks are slow (data/run/rank_times.h), and how a pipeline ran, next
+to its schedule without delays.
 
 Events cost a little. The number of events per step, and the cost of one, are known after a few steps; if they
 cost more than 1/200 of a step, waits and communication are recorded in only one step out of several.
@@ -46,8 +46,8 @@ struct StagePasses {
     std::vector<FlightEntry> passes;
 };
 
-// Shifts each stage to begin when the stage before it ends its first pass. So clocks need not be compared;
-// the time of one message in between is left out.
+// Shifts the times of each stage so that it begins when the previous stage ends its first pass. Clocks then
+// need not be compared; the time of the message between the two passes is left out.
 inline void align_stages(std::vector<StagePasses>& stages) {
     for (size_t s = 0; s < stages.size(); s++) {
         double begin = s == 0 ? 0 : stages[s - 1].passes.front().end;
@@ -56,7 +56,7 @@ inline void align_stages(std::vector<StagePasses>& stages) {
     }
 }
 
-// Returns the time that all stages are idle, relative to the time that they are busy.
+// Returns the total idle time of all stages, relative to their total busy time.
 inline double idle_share(const std::vector<StagePasses>& stages) {
     double busy = 0, end = 0;
     for (const StagePasses& stage : stages) {
@@ -86,8 +86,8 @@ inline PipelineCosts costs_of(const std::vector<StagePasses>& stages) {
     return costs;
 }
 
-// Returns, for the log, what the stages did, and the same schedule if all its passes took the mean times of
-// this step without any delay between them.
+// Returns a record for the log: what the stages did, and the same schedule as it would be if each pass took
+// the mean time of its kind in this step, without any delay between passes.
 inline nlohmann::ordered_json pipeline_record(std::vector<StagePasses> stages, PipelineShape shape) {
     align_stages(stages);
     auto forwards = std::ranges::count(stages[0].passes, Operation::forward, &FlightEntry::operation);
@@ -152,7 +152,7 @@ public:
         progress_.rank_places(places);
     }
 
-    // step: as the log counts, from 1.
+    // step: counted from 1, as in the log.
     void begin_step(int step) {
         if (!on_) return;
         bool traced = trace_ && step >= trace_->first && step <= trace_->last;
@@ -165,7 +165,7 @@ public:
         if (on_) recorder.end_step();
     }
 
-    // For all ranks, after a step: logs what has arrived. host_seconds: of the step
+    // For all ranks, after a step: logs what has arrived. host_seconds: the time of the step on this host
     void collect(int step, double host_seconds) {
         if (!on_) return;
         steps_++;
@@ -176,7 +176,7 @@ public:
         take_posts();
     }
 
-    // For all ranks, once the device has done everything: logs the rest.
+    // For all ranks, once the device has done everything: logs what has not been logged yet.
     void finish() {
         if (!on_) return;
         post_what_is_done();
@@ -199,14 +199,15 @@ private:
         return layers;
     }
 
-    // Log lines with numbers of every rank grow with the number of ranks, so they are written less often.
+    // Log lines with numbers of every rank grow with the number of ranks, so large runs write them less
+    // often.
     int interval_of_run() const { return 20 * (int)ceil_div(world_.size(), 512); }
 
     void choose_period(double host_seconds) {
         double share = recorder.events_of_step() * cost_of_event_ / host_seconds;
         period_ = world_.largest(std::max(1, (int)std::ceil(share / most_cost)));
         std::string seldom =
-            period_ > 1 ? text("; communication and waits in one step of %d", period_) : std::string();
+            period_ > 1 ? text("; communication and waits timed every %d steps", period_) : std::string();
         progress_.note(text("timings      %d events a step, %.2f us each: %.3f%% of its time%s",
                             recorder.events_of_step(), 1e6 * cost_of_event_, 100 * share, seldom.c_str()));
     }
@@ -275,7 +276,7 @@ private:
         int step = stage.passes[0].step;
         std::vector<StagePasses>& stages = pipelines_[step];
         stages.push_back(std::move(stage));
-        if (pipelines_.size() > 2) pipelines_.erase(pipelines_.begin());  // a stage posted nothing for it
+        if (pipelines_.size() > 2) pipelines_.erase(pipelines_.begin());  // some stage posted no passes
         if ((int)stages.size() < shape_.stages) return;
         std::ranges::sort(stages, {}, &StagePasses::stage);
         progress_.ranks({{"step", step}, {"pipeline", pipeline_record(stages, shape_)}});

@@ -1,12 +1,12 @@
 /*
 Writes the entries of all ranks over some steps as one timeline, on one clock (--trace-steps).
 
-A rank's entries are in seconds of its device's clock. Its host knows how far that is ahead of its own clock,
-within an error, and the first rank knows how far the hosts' clocks are ahead of its own. The file contains
-the sum of both errors for each rank: an effect that seems to precede its cause by less than that means
-nothing.
+A rank's entries are in seconds on its device's clock. The host measures how far that clock is ahead of its
+own, and the first rank measures how far each host's clock is ahead of its own; both measurements have an
+error. For each rank, the file contains the sum of the two errors: if an effect seems to precede its cause by
+less than that, this means nothing.
 
-The ranks send their entries in turn, so that the first one has those of only one rank in memory at a time.
+The ranks send their entries in turn, so that the first rank has those of only one rank in memory at a time.
 */
 #pragma once
 
@@ -30,16 +30,17 @@ The ranks send their entries in turn, so that the first one has those of only on
 //
 // The clocks of the machines of a job, compared over the control plane.
 //
-// Processes of a machine share a clock. The first rank asks one process of each other machine for its time,
+// Processes on one machine share a clock. The first rank asks one process of each other machine for its time,
 // several times, and uses the answer that came back fastest (Cristian, "Probabilistic clock synchronization",
-// 1989): the time in the answer is then that of the middle of the wait, with an error of half the wait.
+// 1989): the time in that answer is taken to be the time at the middle of the wait, with an error of at most
+// half the wait.
 
 struct ClockOffset {
     double ahead = 0;  // seconds by which a rank's seconds_now() is ahead of the first rank's
     double error = 0;  // seconds by which that may be wrong
 };
 
-// For all ranks: returns the offsets of all ranks on the first one; nothing on the others.
+// For all ranks: returns the offsets of all ranks on the first one, and an empty list on the others.
 inline std::vector<ClockOffset> clock_offsets(const World& world) {
     constexpr int rounds = 16;
     std::map<std::string, int> first_of_host;
@@ -73,7 +74,7 @@ inline std::vector<ClockOffset> clock_offsets(const World& world) {
     return offsets;
 }
 
-// Memory in use on a rank at a time of its record.
+// Device memory in use on a rank; time: as returned by recorder.host_time().
 struct MemorySample {
     double time;
     uint64_t bytes;
@@ -115,7 +116,8 @@ inline const char* entry_kind(const FlightEntry& entry) {
                                                : name_of(entry.operation);
 }
 
-// Adds a rank to the file. clock: the rank's, relative to the file's. Returns the error of its times.
+// Adds a rank to the file. clock: the offset of the rank's clock from the file's. Returns the error of the
+// rank's times in seconds.
 inline double add_rank(TraceFile& file, int rank, const std::string& name, const ClockOffset& clock,
                        double origin, const std::string& packed) {
     size_t end_of_line = packed.find('\n');
@@ -141,7 +143,7 @@ inline double add_rank(TraceFile& file, int rank, const std::string& name, const
         }
         file.add_span(rank, entry.track, entry_name(entry), entry_kind(entry), begin, end, details);
         if (!is_communication(entry.operation)) continue;
-        // Both ranks of a link count its messages alike, so the number identifies one.
+        // Both ranks of a link number its messages alike, so the number identifies a message.
         if (entry.traffic == (uint8_t)Traffic::pipeline && entry.group >= 0) {
             auto& group = head["groups"][(size_t)entry.group];
             const std::string direction = group["name"].get<std::string>().substr(0, 1);
@@ -161,8 +163,8 @@ inline double add_rank(TraceFile& file, int rank, const std::string& name, const
     return head["error"].get<double>() + clock.error;
 }
 
-// For all ranks, whose compute streams are idle: writes their kept entries to a file on the first one.
-// Returns there why the file could not be written; empty if it was.
+// For all ranks, once their compute streams are idle: writes the kept entries of all ranks to a file on the
+// first rank. Returns, on that rank, why the file could not be written; empty if it was.
 inline std::string write_trace(const World& world, const std::string& path,
                                const std::vector<FlightEntry>& entries,
                                const std::vector<MemorySample>& memory) {

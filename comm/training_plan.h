@@ -1,8 +1,8 @@
 /*
 Checks a training run before it starts.
 
-Everything that can be refused is refused here, alike on all ranks, before the run directory is created, an
-earlier run in it is cleared away, and device memory is taken: options that this build does not support, token
+Everything that can be refused is refused here, on all ranks alike, before the run directory is created, an
+earlier run in it is removed, and device memory is allocated: options that this build does not support, token
 files of another vocabulary, a model that does not fit, a folder that is in use.
 */
 #pragma once
@@ -24,7 +24,7 @@ files of another vocabulary, a model that does not fit, a folder that is in use.
 #include "data/tokens/data_notes.h"    // data_notes
 #include "kernels/cards.h"             // this_machine
 
-// For all ranks: refuses what can be refused before the run directory is created and memory is taken.
+// For all ranks: refuses what can be refused before the run directory is created and memory is allocated.
 inline TrainingPlan check_training(const TrainingLine& line, const World& world) {
     const Options& o = line.options;
     TrainingPlan plan;
@@ -32,7 +32,7 @@ inline TrainingPlan check_training(const TrainingLine& line, const World& world)
     int T = o.sequence_length;
     world.on_all_ranks([&] { check_build(o); });
     if (std::string warning = attention_warning(o); !warning.empty()) plan.notes.push_back(warning);
-    // Tokens of another vocabulary are refused before an earlier run is cleared away.
+    // Tokens of another vocabulary are refused before an earlier run is removed.
     plan.train_data = open_token_files(world, o.train_data, o.vocab_size, T, SampleOrder::shuffled, o.seed);
     std::vector<NamedList> sets = named_lists("--val-data", o.val_data);
     for (const NamedList& set : sets)
@@ -80,6 +80,6 @@ inline TrainingPlan open_training(const TrainingLine& line, const World& world) 
             prediction_text(this_machine(), peak_rate(o), takes_wgmma_attention(o), o, plan.memory->workload);
         if (!prediction.empty()) print("prediction   %s\n", prediction.c_str());
     }
-    fflush(stdout);  // the work that follows can take long, or wait for other ranks
+    fflush(stdout);  // the work that follows may take a long time, or wait for other ranks
     return plan;
 }

@@ -74,7 +74,7 @@ struct ModelInTraining : ModelPasses {
     virtual void weights_changed() = 0;
     // The tables, as a contributor to checkpoints; null if there are none.
     virtual Stateful* tables() = 0;
-    // Returns all contributors to its checkpoints. weights: the contributor of its state
+    // Returns all contributors to its checkpoints. weights: the contributor for the ZeroState
     Contributors contributors(Stateful& weights) {
         return tables() ? Contributors{&weights, tables()} : Contributors{&weights};
     }
@@ -201,9 +201,9 @@ struct TrainingRun {
         });
     }
 
-    // Warns if tables may outgrow their disk. It needs room for all rows that the remaining steps can touch:
-    // in the files of this host's ranks and, if these are in the run directory, in two checkpoints, because a
-    // new one is written before the old one is removed.
+    // Warns if tables may outgrow their disk. The disk needs room for all rows that the remaining steps can
+    // touch: in the files of this host's ranks and, if these files are in the run directory, also in two
+    // checkpoints, because a new one is written before the old one is removed.
     std::string tables_note() const {
         TableSizes sizes(o, o.micro_batch, o.own_tokens(), model.stage);
         if (sizes.tables() == 0 || o.ngram_place != TablePlace::disk) return "";
@@ -237,8 +237,9 @@ struct TrainingRun {
     }
 
     // Times the matrix products of some micro-batches, and chooses the fastest algorithm for each. A rank's
-    // first micro-batch, its last one and the others have different kinds of products. As many micro-batches
-    // are used as the last step has, up to a limit, because a batch that grows has all kinds only in the end.
+    // first micro-batch, its last one and the others have different kinds of products. The number of
+    // micro-batches is that of the last step, up to a limit, because a batch size that grows may reach all
+    // kinds only at the end.
     void tune() {
         auto first_micro_batches = [&] {
             int some = std::min(micro_batches_of_step(o, o.steps - 1), o.dp * std::max(o.pp, 3));
@@ -262,7 +263,7 @@ struct TrainingRun {
     // leave no time to save. Only the first rank decides, and informs the others.
     bool time_is_over() const {
         if (!world.is_root() || stop_requested) return false;
-        // assumed bytes/s of saving, until a checkpoint has been saved
+        // assumed speed of saving, in bytes/s, until a checkpoint has been saved
         const double assumed_rate = 5e8 * ceil_div(world.size(), world.most_on_a_host());
         int step = at.step + 1,
             saves = 1 + checkpoints.under_way() + (checkpoints.due(step) || o.keep_best > 0);
@@ -338,8 +339,8 @@ struct TrainingRun {
     // An untrained model does not count among the best.
     void keep_best(const ValidationSet& set, float loss) {
         if (at.best.begin(set.name, set.content))
-            progress.note("--keep-best  the losses so far were measured on other tokens: their checkpoints "
-                          "are no longer kept");
+            progress.note("--keep-best  losses so far were measured on other tokens: the checkpoints "
+                          "that were best by them are no longer kept");
         if (at.step > 0 && at.best.add(at.step, loss, o.keep_best))
             saving = saving || !checkpoints.is_on_disk(at.step);
     }
@@ -372,8 +373,8 @@ struct TrainingRun {
     }
 
     // Adds this rank's error, stop request and save state to the step's statistics. So all ranks agree in
-    // every step whether one of them was asked to stop, and whether all have their checkpoint on disk. Events
-    // after the statistics were sent count one step later.
+    // every step on whether one of them was asked to stop, and whether all of them have their part of the
+    // checkpoint on disk. Whatever happens after the statistics are sent counts in the next step.
     void tell_ranks(StatisticsOnDevice& stats) {
         if (!error.empty()) stats.poison(model.stream);
         if (stop_requested || is_last) fill(&stats.data->stop, 1, 1, model.stream);
@@ -392,8 +393,8 @@ struct TrainingRun {
         NotedLaunchErrors noted(error);
         model.weights_changed();
         stopping = result.stop, saving = result.save;
-        // The update still runs. If a step follows, its time includes the wait for the update; otherwise this
-        // step's does.
+        // The update is still running. If a step follows, its time includes the wait for the update;
+        // otherwise this step's does.
         if (!next_is_a_step()) model.state.synchronize();
         uint64_t trained_on = at.samples - at.spikes.samples_passed_over();
         progress.step(at.step, trained_on * o.sequence_length, result.loss, result.gradient_norm,
@@ -410,7 +411,7 @@ struct TrainingRun {
         if (spikes.has_enough(at)) go_back();
     }
 
-    // Called after too many spikes. The run is at another step now, so a save that was due is dropped.
+    // Called after too many spikes. The run is then at an earlier step, so a save that was due is dropped.
     void go_back() {
         model.state.synchronize();
         spikes.go_back(at);
@@ -420,7 +421,7 @@ struct TrainingRun {
 
     // ---- after the last step
 
-    // Runs all steps. If an error ends them, saves first what was trained until then.
+    // Runs all steps. If an error ends them, first saves what was trained up to then.
     template <typename Steps>
     void rescue_from_errors(Steps&& steps) {
         auto to_the_end = [&] {

@@ -1,24 +1,24 @@
 /*
 A watchdog is a thread that keeps ranks from waiting forever for each other: it looks at what the threads of
-its process are doing (data/base/deadlines.h), and when one has been at the same thing for longer than the
-time limit, finds out which rank it waits for. The stuck thread cannot do that itself: it may be in a launch
-or a library call.
+its process are doing (data/base/deadlines.h), and when one of them has spent longer than the time limit on
+the same thing, finds out which rank it is waiting for. The stuck thread cannot do that itself: it may be
+inside a launch or a library call.
 
     the rank that is stuck          asks the first rank
     the first rank                  calls the roll: asks all ranks what they are doing
-    all                             answer with their flight records, regardless of their other threads; a
-                                    process that is stopped, or a machine that hangs, does not
-    the first rank                  blames, in this order, ranks that do not answer, whose disk does not, that
-                                    have not reached what the others wait in, or whose device accepts no more
-                                    work; and ends the job. Or, if such a rank is making progress, lets the
-                                    others wait
+    all ranks                       answer with their flight records, even if their other threads are stuck; a
+                                    stopped process, or a machine that hangs, does not answer
+    the first rank                  blames, in this order, ranks that do not answer, ranks whose disk does not
+                                    respond, ranks that have not reached the call that the others wait in, or
+                                    ranks whose device accepts no more work, and ends the job; or lets the
+                                    others wait, if a rank that they wait for is making progress
 
 The line that ends the job names the rank that the flight records of all ranks point to (data/run/culprit.h),
-because these show what devices are doing. If records do not show it, as before the first step, it names the
-rank that the roll call points to.
+because those show what the devices are doing. If the records do not point to a rank, as before the first
+step, the line names the one that the roll call points to.
 
-A rank that gets no response to its question blames the first rank. So a job ends within the time limit and
-about ten seconds, and its last line names the rank to look at.
+A rank that gets no response to its question blames the first rank. So a job that hangs ends at most about ten
+seconds after the time limit, and its last line names the rank to look at.
 
 Before MPI connects the ranks, they cannot ask each other: the line then names the stopped processes of this
 machine.
@@ -85,12 +85,12 @@ inline bool write_states(const std::string& folder, const std::vector<RankState>
     return result.wait_for(patience) == std::future_status::ready && result.get();
 }
 
-// Names the rank that holds up a run in which a wait has taken longer than `limit` seconds: from the records
-// of the ranks if they show it, otherwise `said`, the watchdogs' own finding. all_known: these are the
-// records of all ranks
+// Returns a sentence that names the rank holding up a run in which a wait has taken longer than `limit`
+// seconds: the rank that the records point to, or else `said`, the watchdogs' own finding. all_known: these
+// are the records of all ranks
 inline std::string named_by_records(const std::vector<RankState>& states, double limit, bool all_known,
                                     const std::string& said) {
-    // Only the rank that noticed first has waited for `limit` seconds, others a little less.
+    // Only the rank that noticed first has waited for `limit` seconds, the others a little less.
     const HangDiagnosis diagnosis = diagnose_hang(states, limit / 2, all_known, true);
     return diagnosis.kind == Fault::nobody ? said : diagnosis.sentence;
 }
@@ -110,13 +110,13 @@ inline std::string keep_records(const std::string& run_dir, const std::vector<Ra
 // a single process
 //
 // The watchdog of a single process, which has no other ranks to ask, and none that wait for it. Its device
-// may take any time, but a disk that does not answer ends the run, with a line that names the file to the
-// user.
+// may take any amount of time, but a disk that does not respond ends the run, with a line that names the
+// file.
 
 constexpr std::chrono::milliseconds between_looks{100};
 
-// If the process itself was stopped (Ctrl-Z, a scheduler), all its waits look too long when it continues:
-// time is counted from then.
+// If the process itself was stopped (Ctrl-Z, a scheduler), all its waits look too long when it resumes, so
+// time is counted from that moment.
 class OwnPauses {
 public:
     // Two looks are close in time, unless the process was stopped in between.
@@ -170,7 +170,7 @@ struct RollAnswer {
         double seconds;
     };
     std::vector<Doing> doing;
-    // Its own, if recording has started, and those of ranks on its machine that cannot answer.
+    // Its own record, if recording has started, and those of ranks on its machine that cannot answer.
     std::vector<RankState> records = {};
 
     const Doing* longest_in(const std::string& in_phase) const {
@@ -214,7 +214,7 @@ inline RollAnswer answer_to_roll() {
     return answer;
 }
 
-// Returns the records that came with the answers, from each rank itself if it answered.
+// Returns the records in the answers: each rank's own if it answered, otherwise another rank's record of it.
 inline std::vector<RankState> records_of(const std::vector<RollAnswer>& roll) {
     std::map<size_t, RankState> by_rank;
     for (size_t rank = 0; rank < roll.size(); rank++) {
@@ -228,8 +228,8 @@ inline std::vector<RankState> records_of(const std::vector<RollAnswer>& roll) {
     return records;
 }
 
-// Names the ranks that block `asker` in `phase`, and why. Empty if all are making progress, or if the asker
-// has moved on. limit: seconds that a wait, or a piece of work, may take
+// Names the ranks that block `asker` in `phase`, and says why. Empty if all are making progress, or if the
+// asker has moved on. limit: seconds that a wait, or a piece of work, may take
 inline std::string blame(const std::vector<RollAnswer>& roll, int asker, const std::string& phase,
                          double limit, const NameOfRank& name_of) {
     constexpr size_t most_names = 4;
@@ -276,7 +276,7 @@ inline std::string blame_line(const std::string& reason, const std::string& wait
                 "stuck, or raise --communication-timeout (0: wait forever)",
                 reason.c_str(), waiting.c_str(), seconds, phase.c_str());
 }
-// The line if the rank that asked does not wait, but is stuck itself.
+// The line if the rank that asked is not waiting, but is itself stuck.
 inline std::string stuck_line(const std::string& reason, const std::string& phase) {
     return text("communication: %s, in the phase `%s`: check whether it is stuck, or raise "
                 "--communication-timeout (0: wait forever)",
@@ -286,8 +286,8 @@ inline std::string stuck_line(const std::string& reason, const std::string& phas
 // ----------------------------------------------------------------------------
 // processes that messages cannot reach
 
-// Returns the rank that a launcher gave a process, from its environment variables, each of which follows a 0
-// byte.
+// Returns the rank that a launcher assigned to a process, from the environment of that process, in which each
+// variable follows a 0 byte.
 inline std::string rank_told_in(const std::string& environment) {
     for (const LauncherVariables& row : launcher_table) {
         const std::string name = '\0' + std::string(row.rank) + '=';
@@ -390,7 +390,7 @@ private:
     void blame_stopped(const BusyState& wait) {
         std::string names;
         for (const std::string& process : stopped_neighbours()) append_item(names, process + " is stopped");
-        if (names.empty()) names = "a process is missing, and none of those here is stopped";
+        if (names.empty()) names = "a process is missing, and none is stopped";
         end_job(blame_line(names + " on " + host_, "another process", wait.seconds(), wait.phase));
     }
 
@@ -456,7 +456,7 @@ private:
         case question:
             return call_roll(from, text);
         case roll_call:
-            if (asked_) asked_ = seconds_now();  // the first rank works on the question
+            if (asked_) asked_ = seconds_now();  // the first rank is working on the question
             return send(answer, json_line(nlohmann::json(answer_to_roll())), from);
         case answer:
             if (roll_) roll_->answers[(size_t)from] = nlohmann::json::parse(text).get<RollAnswer>();
@@ -513,8 +513,8 @@ private:
     std::vector<RankState> records_;  // the evidence against the rank that is blamed
     std::optional<double> asked_;     // when this rank asked its question, if that is unanswered
     double ask_again_ = 0;
-    // The thread is joined before MPI ends. Other ranks get no answer after that, but none of them waits for
-    // one then.
+    // The thread is joined before MPI ends. Other ranks get no answer after that, but by then none of them
+    // waits for one.
     Periodic looks_{between_looks, [this] { look(); }};
 };
 

@@ -1,6 +1,6 @@
 /*
-Operations on tensors whose parts ranks own: initial values, the gradient that stops a run, and LAMB's ratios.
-No rank ever assembles a whole tensor that is larger than a piece.
+Operations on whole tensors, whose parts are owned by different ranks: initial values, the gradient that stops
+a run, and LAMB's trust ratios. No rank ever assembles a whole tensor that is larger than a piece.
 */
 #pragma once
 
@@ -39,7 +39,7 @@ void set_tensors(ZeroState& state, Values&& values) {
 }
 
 // For all ranks: sets the initial weights. Each value depends only on the seed, the tensor's name and the
-// element.
+// element's index.
 inline void initialize(ZeroState& state, uint64_t seed) {
     std::vector<float> values;
     set_tensors(state, [&](const TensorRow& row, const std::string& name, size_t first, size_t count) {
@@ -87,7 +87,7 @@ inline void raise_not_finite(const World& world, const ZeroState& state, int ste
                       exit_not_finite);
 }
 
-// Returns LAMB's trust ratios of the last step, with the names of all matrices.
+// Returns the name of each matrix and its LAMB trust ratio in the last step.
 inline std::vector<std::pair<std::string, float>> trust_ratios(const ZeroState& state) {
     size_t sections = state.layout().sections();
     std::vector<float> squares(2 * sections);

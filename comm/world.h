@@ -1,10 +1,11 @@
 /*
-The processes of a run. A program started by itself is a world of one and never touches MPI; started by mpirun
-or srun, it joins the others. World extends the control plane by the machines of the ranks, and by errors that
-all of them agree on. Calls that are said to be for all ranks must be made by every rank in the same order.
+The processes of a run. A program that is started alone is a world of one and never calls MPI; one that mpirun
+or srun starts joins the others. World adds to the control plane the machines of the ranks, and errors that
+all ranks agree on. Calls that are said to be for all ranks must be made by every rank in the same order.
 
-No rank may be left waiting for one that has exited, so a process that hits an exception of its own ends the
-whole job with MPI_Abort; nor for one that is stuck, so each process has a watchdog, even a single one.
+No rank may be left waiting for one that has exited, so a process with an exception that the other ranks do
+not share ends the whole job with MPI_Abort. No rank may wait forever for one that is stuck either, so each
+process has a watchdog, even a single one.
 */
 #pragma once
 
@@ -49,7 +50,7 @@ inline NotedError unpacked_error(const std::string& text) {
 }
 
 // The environment variables in which launchers pass each process the number of processes and its rank. Those
-// of mpirun come first, because in a Slurm job Slurm's count mpirun's daemons.
+// of mpirun come first, because within a Slurm job, Slurm's variables count mpirun's daemons.
 struct LauncherVariables {
     const char *size, *rank;  // an empty size: another row has it
     bool is_mpi;              // MPI uses them to find the other processes
@@ -72,12 +73,13 @@ inline int launched_processes() {
     return 0;
 }
 
-// Refuses to train in one process if the Slurm job asks for several tasks, and its script has started none.
+// Refuses to train in one process if the Slurm job asks for several tasks, but its script has not started
+// them.
 inline void check_all_started() {
     const char* tasks = getenv("SLURM_NTASKS");
     if (!tasks || atoi(tasks) <= 1 || launched_processes() > 0) return;
-    fail("SLURM_NTASKS is %d, and this process is alone; start all with srun --mpi=pmix or with mpirun, "
-         "or unset SLURM_NTASKS to train in one",
+    fail("SLURM_NTASKS is %d, but this process is alone; start all tasks with srun --mpi=pmix or mpirun, "
+         "or unset SLURM_NTASKS to train in one process",
          atoi(tasks));
 }
 
@@ -95,7 +97,7 @@ public:
     // Sets the names of the ranks in messages.
     virtual void name_ranks(NameOfRank) {}
 };
-// host: of this process, for messages before connect(); alone: there is no other process
+// host: this process's machine, for messages before connect(); alone: there is no other process
 using MakeWatch = std::unique_ptr<RankWatch>(const std::string& host, bool alone);
 
 class World : public ControlPlane {
@@ -117,7 +119,7 @@ public:
         if (promised > 1 && size_ != promised) {
             leave();
             fail("MPI: %d processes were started, but this one finds %d; start them with the mpirun of the "
-                 "MPI it is built with (%s), or with srun --mpi=pmix",
+                 "MPI that this program is built with (%s), or with srun --mpi=pmix",
                  promised, size_, mpi_library().c_str());
         }
         if (can_join) return;
@@ -156,7 +158,7 @@ public:
     int local_size() const {
         return local_size_;
     }
-    // The number of ranks on the machine that has most of them; the same on all ranks.
+    // The number of ranks on the machine that has the most; the same on all ranks.
     int most_on_a_host() const {
         std::map<std::string, int> of_host;
         int most = 1;
@@ -180,13 +182,13 @@ public:
     std::string name() const {
         return name_of(rank_);
     }
-    // Puts a rank's name before its message, unless the message begins with it already, as those of failed
+    // Puts a rank's name before its message, unless the message already begins with it, as those of failed
     // calls do.
     std::string said_by(int rank, const std::string& message) const {
         return message.starts_with(name_of(rank)) ? message : name_of(rank) + ": " + message;
     }
 
-    // For all ranks, each with its own: sets the names of ranks in messages of the watchdogs.
+    // For all ranks, each of which passes its own name: sets the names of ranks in the watchdogs' messages.
     void name_places(const std::string& mine) const {
         std::vector<std::string> places = gather(mine);
         if (!watch_) return;
@@ -377,9 +379,9 @@ inline void raise_error(const World& world, const NotedError& error) {
     world.on_all_ranks([&] { error.raise(); });
 }
 
-// For all ranks: returns the result of make() on the first one; if it throws there, all ranks throw the same.
-// A file that thousands of ranks read would overload the file system, and they might see different versions
-// of it.
+// For all ranks: calls make() on the first one, and returns its result on all; if make() throws, all ranks
+// throw the same error. Thousands of ranks that read the same file would overload the file system, and might
+// see different versions of the file.
 template <typename Make>
 std::string text_from_root(const World& world, Make&& make) {
     std::string text;
@@ -396,7 +398,7 @@ std::string text_from_root(const World& world, Make&& make) {
     world.fail_on_all(failure.message, failure.exit_code);
 }
 
-// Ends the job because of an error that only this rank knows of: the others may wait for it.
+// Ends the job because of an error that only this rank knows of: the others may be waiting for this rank.
 [[noreturn]] inline void abort_job(const World& world, const std::exception& error) {
     screen.give_up();
     print_error(world.said_by(world.rank(), message_of(error)));

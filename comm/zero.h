@@ -10,12 +10,12 @@ rank of a shard group holds a part of what plain data parallelism holds on every
 
 Every unit of the layout is cut evenly: part r of each unit belongs to rank r of the shard group. If the shard
 group is smaller than the data group (hybrid sharding), the ranks that own the same part, one in each shard
-group, all-reduce its gradient. So level 0 is simply a shard group of one data rank. If that has context
-ranks, they are the shard group, and are cut as at level 1.
+group, all-reduce its gradient. So level 0 is simply a shard group of one data rank. If that data rank has
+context ranks, they form the shard group, and state is cut over them as at level 1.
 
 Tensor and pipeline ranks have different parameters, with two exceptions: tensors that tensor ranks replicate,
 and tied embeddings, which are on the first and on the last stage. Right before the step, the ranks that own
-the same elements sum their gradients. All of them get the same bits from a sum, so copies stay equal.
+the same elements sum their gradients. They all get the same bits from a sum, so the copies stay identical.
 
 The passes over the model use the same protocol at every level:
 
@@ -25,7 +25,7 @@ The passes over the model use the same protocol at every level:
 comm/gradient_sums.h describes how gradients are summed over ranks, in fp32 or sent in bf16. Communication has
 its own streams: gradients are reduced while the backward pass continues with the next unit, parameters arrive
 while the passes work on earlier ones, and neither waits for the other. Without overlap those streams are the
-compute stream itself: the same operations one after the other, so the same bits.
+compute stream itself: the same operations run one after the other, so the results are bit-identical.
 
 Offload keeps the optimizer state in host memory and steps it there, unit by unit, while the device continues
 with the units that are done. An optimizer that uses norms (kernels/optimizer.h) makes one more pass over all
@@ -57,8 +57,8 @@ of the state are in comm/zero_arrays.h.
 #include "kernels/optimizer.h"      // Optimizer, OptimizerPass, OptimizerPart, OptimizerArrays
 #include "kernels/random.cuh"       // name_hash
 
-// How the first work on a unit's matrices treats their gradients: it adds to them, so they must be zero, or
-// overwrites them. Later work adds.
+// How the first work on a unit's matrices treats their gradients: it either adds to them, so they must be
+// zero, or overwrites them. Later work adds.
 enum class Matrices { added_to, overwritten };
 
 class ZeroState {
@@ -83,8 +83,8 @@ public:
 
     // ---- gradients, (unit_size) each
 
-    // The number of adjacent data ranks that all reduce in every micro-batch, and so need the same number of
-    // micro-batches; or 1.
+    // The number of adjacent data ranks that reduce gradients together in every micro-batch, and so need the
+    // same number of micro-batches; 1 if gradients are not cut.
     int ranks_in_step() const { return arrays_.cut_grads ? mesh_.shape.shard : 1; }
     // Starts a step: zeroes gradients, except those of matrices that are overwritten.
     void zero_gradients(Matrices matrices = Matrices::added_to);
@@ -92,15 +92,15 @@ public:
     // overwritten: that work computes the gradients of matrices, and overwrites them if overwrites() says so.
     // A second call in a micro-batch does nothing.
     void begin_gradients(int unit, Matrices matrices = Matrices::added_to);
-    // Returns whether matrices' gradients are overwritten: whole ones are new in each step, cut ones in each
-    // micro-batch.
+    // Returns whether the gradients of matrices are overwritten: gradients that stay whole start anew in each
+    // step, cut ones in each micro-batch.
     bool overwrites(bool first_micro_batch) const { return arrays_.cut_grads || first_micro_batch; }
     void reduce_gradients(int unit, bool last_micro_batch);
-    // Calls made(unit) from now on, when the compute stream has added to a unit's gradients and before they
-    // are reduced. Null: no more calls.
+    // Sets a function that is called whenever the compute stream's work has added to a unit's gradients,
+    // before they are reduced. Null: nothing is called.
     void watch_gradients(std::function<void(int unit)> made) { gradients_made_ = std::move(made); }
-    // Counts in the norm the squares (1), on the device, of gradients that this rank has in addition to
-    // these.
+    // Includes `squares` (1), on the device, in the norm: the sum of the squares of other gradients that this
+    // rank has.
     void count_squares(const float* squares) { other_squares_ = squares; }
     float* grads(int unit) const {
         return arrays_.cut_grads ? arrays_.whole_grads + grad_places_.offset(grad_places_.place(unit))
@@ -115,7 +115,7 @@ public:
     void update(
         StepStatistics* stats, const Optimizer& optimizer, ClipLimits limits,
         const std::function<void()>& measured = [] {});
-    // Sums the statistics that are sums (the first summed_statistics) over all ranks.
+    // Sums the first summed_statistics of the statistics over all ranks.
     void sum_statistics(StepStatistics* stats);
 
     // ---- what this rank owns
@@ -139,7 +139,7 @@ public:
     bool cuts_params() const { return arrays_.cut_params; }
     // (units + hashes_of_state), on the device; null without ZeroSettings::checks
     uint64_t* hashes() const { return arrays_.hashes; }
-    // On the device, or with offload on the host. Null: the array is not kept.
+    // On the device, or on the host with offload. Null: the array is not kept.
     float* owned_master(int unit) const {
         return arrays_.master ? arrays_.master + shard_offset(unit) : nullptr;
     }
@@ -149,18 +149,18 @@ public:
         return arrays_.slots[at] + arrays_.slot_at[at][unit];
     }
 
-    // Sets elements of the own part of a unit, from `at` on (counted from the part's beginning), and waits.
-    // Other ranks see the new values after publish_all().
+    // Sets elements of this rank's part of a unit, from element `at` of the part on, and waits until they are
+    // set. Other ranks see the new values after publish_all().
     void set(int unit, size_t at, std::span<const float> values);
-    // Copies elements of one slot, in their stored format, to host memory as work of `stream`, and back as
-    // work of the compute stream.
+    // Copies elements of one slot, in their stored format, to host memory on `stream`, and back on the
+    // compute stream.
     void copy_out(Slot slot, int unit, size_t at, size_t count, void* to, cudaStream_t stream) const;
     void copy_out(Slot slot, int unit, size_t at, size_t count, void* to) const {
         copy_out(slot, unit, at, count, to, compute_);
     }
     void copy_in(Slot slot, int unit, size_t at, size_t count, const void* from);
-    // For all ranks: gathers this slot over replicas, each of which has set its slice of the part that they
-    // own. Work of the compute stream.
+    // For all ranks: gathers this slot over the replicas, each of which has set its slice of the part that
+    // they all own. Runs on the compute stream.
     void gather_replicas(Slot slot);
     // For all ranks: after set(), sends all parameters to the ranks that use them.
     void publish_all();
@@ -180,7 +180,7 @@ public:
 
 private:
     struct Place {
-        int unit = -1;  // the unit that lies there
+        int unit = -1;  // the unit in this place
         bool in_use = false;
         Event ready = {}, free = {};
     };
@@ -199,7 +199,7 @@ private:
     bool has_copies(int unit) const { return has_tied_copy(unit) || !layout_.sums(unit).empty(); }
 
     size_t shard_size() const { return layout_.size() / shards_; }
-    // The beginning of the own part of a unit, in arrays of whole units and in arrays of own parts.
+    // The beginning of this rank's part of a unit, in arrays of whole units and in arrays of parts.
     size_t whole_offset(int unit) const { return layout_.unit_offset(unit) + owned_begin(unit); }
     size_t shard_offset(int unit) const { return layout_.unit_offset(unit) / shards_; }
 
@@ -228,7 +228,7 @@ private:
     const UnitBuffers param_places_, grad_places_;
 
     cudaStream_t compute_, reductions_, gathers_;
-    cudaStream_t host_;  // copies to and from the host, and steps on it
+    cudaStream_t host_;  // copies to and from the host, and host steps
     std::vector<cudaStream_t> own_streams_;
     Event order_, gradients_copied_;
     // copy_aside(): the copies are done; work starts to wait for them
@@ -335,7 +335,7 @@ inline char* ZeroState::owned(Slot slot, int unit) const {
                                   : (char*)owned_slot(slot, unit);
 }
 
-// On an offloaded state the copy is host work, because CUDA's own copy from host to host blocks the caller.
+// For an offloaded state, the copy is host work, because CUDA's own copy from host to host blocks the caller.
 inline void ZeroState::copy_out(Slot slot, int unit, size_t at, size_t count, void* to,
                                 cudaStream_t stream) const {
     size_t width = dtype_size(dtype_of(slot));
@@ -398,7 +398,7 @@ inline void ZeroState::gather_replicas(Slot slot) {
         if (visits) copy_async(here + begin, own + begin, end - begin, compute_);
         size_t each = slice_of(0).end, all = each * (size_t)replicas.size(), gathered = all <= room ? all : 0;
         if (gathered > 0) replicas.all_gather(here, each, Traffic::weights, compute_);
-        for (int replica = 0; replica < replicas.size(); replica++) {  // the rest
+        for (int replica = 0; replica < replicas.size(); replica++) {  // not gathered
             auto [from, to] = slice_of(replica);
             from = std::max(from, gathered);
             if (from < to) replicas.broadcast(here + from, to - from, replica, Traffic::weights, compute_);
@@ -482,7 +482,7 @@ inline void ZeroState::release(int unit) {
 // gradients
 
 inline void ZeroState::zero_gradients(Matrices matrices) {
-    gradients_copied_.hold(compute_);  // offload has copied the previous ones
+    gradients_copied_.hold(compute_);  // until offload has copied the previous ones
     bool all = arrays_.cut_grads || matrices == Matrices::added_to;
     if (all) return zero_async(arrays_.grads, arrays_.cut_grads ? shard_size() : layout_.size(), compute_);
     for (int unit : layout_.held()) zero_async(grads(unit), layout_.before_matrices(unit), compute_);
@@ -531,10 +531,10 @@ inline void ZeroState::copy_gradients_to_host(int unit) {
 // ----------------------------------------------------------------------------
 // the step
 //
-// Each rank sums the squares of the gradients it owns, the sums are added up to the global norm, and the
-// optimizer (on the device, or on the host for --offload optimizer) steps the parameters that the rank owns,
-// with one launch per unit, or one for each of its passes. Other ranks receive new parameters unit by unit,
-// overlapped with the next forward pass.
+// Each rank sums the squares of the gradients it owns, these sums are added up over the ranks to give the
+// global norm, and the optimizer (on the device, or on the host for --offload optimizer) steps the parameters
+// that the rank owns, with one launch per unit, or one per unit and pass. Other ranks receive new parameters
+// unit by unit, overlapped with the next forward pass.
 
 inline void ZeroState::sum_statistics(StepStatistics* stats) {
     order(compute_, reductions_);
@@ -600,7 +600,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
     LaunchGuard gives;
     sum_copies();
     wait(Traffic::gradients, reductions_);  // the last gradient has been summed
-    wait(Traffic::parameters, gathers_);    // and gathers have read what is stepped now
+    wait(Traffic::parameters, gathers_);    // gathers have read the parameters
     sum_squares(&stats->squares, arrays_.norm_scratch, arrays_.grads, counted_, compute_);
     if (other_squares_) accumulate(&stats->squares, other_squares_, 1, compute_);
     sum_statistics(stats);
@@ -648,7 +648,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
     is_whole_ = true;  // the device does all of it or, once something has failed, nothing
 }
 
-// Returns the arrays of this rank's part, on the device, or with offload on the host. scale: on the device
+// Returns the arrays of this rank's part, on the device, or on the host with offload. scale: on the device
 inline OptimizerArrays ZeroState::own_arrays(int unit, const float* scale) const {
     size_t at = shard_offset(unit);
     bool offload = settings_.offload;
@@ -685,7 +685,7 @@ inline void ZeroState::copy_updates(const std::vector<int>& units, bool to_host)
 }
 
 // Sums the squares of weights and updates over all ranks, for each section of the model. Each element counts
-// once, and one call sums everything: ranks that step the same section see the same bits.
+// once, and one call sums everything, so ranks that step the same section see the same bits.
 inline void ZeroState::sum_norms(const float* scale) {
     size_t sections = layout_.sections(), bytes = 2 * sections * sizeof(float);
     auto sum_own = [this, scale, sections](auto&& sum) {

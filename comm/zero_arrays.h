@@ -1,6 +1,6 @@
 /*
-The parameters that a rank trains and the state it keeps for them, depending on the settings of the run and
-its optimizer, and the memory for these. The work on them is in comm/zero.h.
+The memory for the parameters that a rank trains and for the state that it keeps for them, which depends on
+the settings of the run and its optimizer. The operations on them are in comm/zero.h.
 */
 #pragma once
 
@@ -18,14 +18,14 @@ its optimizer, and the memory for these. The work on them is in comm/zero.h.
 #include "kernels/global_norm.cuh"  // sum_squares_scratch
 #include "kernels/optimizer.h"      // most_optimizer_slots, TransformScratch
 
-// Factors of the optimizer's learning rate and weight decay.
+// Factors for the optimizer's learning rate and weight decay.
 struct Multipliers {
     double learning_rate = 1, weight_decay = 1;
 };
 
 // The kinds of messages that are sent while the compute stream works, instead of making it wait: those of
-// tensor ranks, pipeline stages and data ranks. A run overlaps all kinds or none; a plan without one of them
-// shows what its overlap saves.
+// tensor ranks, pipeline stages and data ranks. A run overlaps all kinds or none; a plan that leaves out one
+// kind shows what its overlap saves.
 struct Overlap {
     bool tensor, pipeline, data;
     Overlap(bool all = true) : tensor(all), pipeline(all), data(all) {}
@@ -41,12 +41,12 @@ struct ZeroSettings {
     std::array<Multipliers, tensor_kinds> multipliers = {};
     bool keep_master = false;  // an fp32 copy of the parameters for the optimizer
     bool offload = false;
-    TablePlace table_place = TablePlace::device;  // has the rows of n-gram tables
+    TablePlace table_place = TablePlace::device;  // keeps the rows of n-gram tables
     int table_prefetch = 1,
-        table_staleness = 0;     // on the host: steps that rows are fetched ahead; updates they miss
+        table_staleness = 0;     // on the host: steps by which rows are fetched ahead; updates they may miss
     size_t table_cache = 0;      // tables on disk: bytes of host memory for rows
     std::string table_dir = {};  // and the folder of their files
-    int host_threads = 0;        // OpenMP threads of steps on the host; 0: as OpenMP chooses
+    int host_threads = 0;        // OpenMP threads for host steps; 0: as OpenMP chooses
     Overlap overlap = true;
     Dtype reduce_dtype = Dtype::fp32;  // in which gradients are sent to other data ranks
     int prefetch = 1;                  // level 3: units gathered ahead of their use
@@ -55,7 +55,7 @@ struct ZeroSettings {
     bool checks = false;  // room for hashes of what ranks hold, and of their gradients
 };
 
-// Returns the slots that a state keeps of each element.
+// Returns the slots that a state keeps for each element.
 inline std::vector<Slot> slots_of(const ZeroSettings& settings) {
     std::vector<Slot> slots = {Slot::weight};
     if (!settings.training) return slots;
@@ -63,15 +63,15 @@ inline std::vector<Slot> slots_of(const ZeroSettings& settings) {
     slots.insert(slots.end(), settings.slots.begin(), settings.slots.end());
     return slots;
 }
-// Returns the slots that it keeps of one tensor.
+// Returns the slots that a state keeps for one tensor.
 inline std::vector<Slot> slots_of(const ZeroSettings& settings, const TensorRow& row) {
     std::vector<Slot> slots = slots_of(settings);
     if (row.is_block_matrix())
         std::erase_if(slots, [&](Slot slot) { return std::ranges::count(settings.not_of_matrices, slot); });
     return slots;
 }
-// Returns the elements of a slot that a rank with `own` elements of a unit has room for. A slot that the
-// matrices of blocks do not have needs room only for elements that may precede them.
+// Returns the number of elements for which a slot has room on a rank that owns `own` elements of a unit. A
+// slot that is not kept for the blocks' matrices needs room only for the elements that may precede them.
 inline size_t capacity_of_slot(const ZeroSettings& settings, Slot slot, const ParameterLayout& layout,
                                int unit, size_t own) {
     return std::ranges::count(settings.not_of_matrices, slot) ? std::min(own, layout.before_matrices(unit))
@@ -120,7 +120,7 @@ static_assert(offsetof(StepStatistics, norm) == summed_statistics * sizeof(float
 struct ZeroArrays {
     bool cut_grads, cut_params;  // over the ranks of the shard group
 
-    floatX* params;        // all units, or (cut) the own part of each
+    floatX* params;        // all units, or (cut) this rank's part of each
     floatX* whole_params;  // cut: the places of units in use
     float* whole_grads;    // likewise
     float* grads;          // laid out like params
@@ -128,12 +128,12 @@ struct ZeroArrays {
     float* norm_scratch;
     uint64_t* hashes;        // (units + hashes_of_state), if checks are on
     float* section_squares;  // (2, sections) of weights and of updates, if the optimizer uses norms
-    // The own part of each unit begins at slot_at[slot][unit].
+    // This rank's part of each unit begins at slot_at[slot][unit].
     float* slots[most_optimizer_slots] = {};
     std::vector<size_t> slot_at[most_optimizer_slots];
-    float* master;  // own parts, without gaps; null: none is kept
-    // offload: in host memory, as slots and master are then
-    float* host_grads;    // the own part of each unit
+    float* master;  // this rank's parts, without gaps; null: none is kept
+    // offload: in host memory, like slots and master
+    float* host_grads;    // this rank's part of each unit
     floatX* host_params;  // likewise
     float* host_scale;    // (1)
     float* host_section_squares;

@@ -6,9 +6,10 @@ background, they are copied into host memory first: they do not change until the
 its own stream and overlaps with the passes, and only the update waits for it.
 
 To load, a slot of the checkpoint is first assigned to each slot of the state. A rank sends the pieces that it
-reads to the ranks whose slices contain some of their elements; an element goes to one of the replicas that
-own it. So the ranks read disjoint parts of the checkpoint, and only their own if the layout is that of the
-save. In the end the replicas gather their slices, from device to device over the links of their group.
+reads to the ranks whose slices contain some of their elements; an element is sent to only one of the replicas
+that own it. So the ranks read disjoint parts of the checkpoint, and each reads only its own part if the
+layout is that of the save. At the end, the replicas gather their slices from device to device, over the links
+of their group.
 */
 #pragma once
 
@@ -47,11 +48,11 @@ save. In the end the replicas gather their slices, from device to device over th
 //     bf16, master             bf16                     the weights
 //     fp32                     bf16, master             the weights rounded, and unrounded for a master copy
 //     bf16                     fp32, or bf16, master    the weights, for a master copy too
-//     moments                  none, or others wanted   none of them
+//     moments                  none (or weights_only)   none of them
 //     no moments               moments                  refused, unless only weights are wanted
 
-// SlotSources names the stored slot from which each slot of a state is filled. A slot of the state without
-// one stays as it is.
+// SlotSources names the stored slot from which each slot of a state is filled. A slot of the state without a
+// source stays as it is.
 struct SlotSources {
     std::optional<Slot> of[slot_count];
     std::optional<Slot>& operator[](Slot slot) { return of[(size_t)slot]; }
@@ -82,24 +83,24 @@ inline SlotSources slot_sources(const CheckpointReader& reader, const ZeroSettin
     return sources;
 }
 
-// conversions() describes how weights are converted if the state stores them differently from the checkpoint;
-// the text is empty if they are not. The numbers stay the same unless they are rounded, or a master copy is
-// left out.
+// Describes how weights are converted if the state stores them in another precision than the checkpoint;
+// empty if they are not converted. The numbers stay the same unless they are rounded, or a master copy is not
+// used.
 inline std::string conversions(const CheckpointTensor& stored, const SlotSources& sources) {
     std::vector<std::string> all;
     Dtype kept = dtype_of(Slot::weight), there = *stored.dtype(Slot::weight);
     const char* had = dtype_name(there);
     if (sources[Slot::weight] == Slot::master) {
         if (there != kept)
-            all.push_back(text("weights %s in the checkpoint, taken from its fp32 master copy", had));
+            all.push_back(text("weights stored as %s, restored from the fp32 master copy", had));
     } else if (there != kept) {
         const char* how = kept == Dtype::bf16 ? "rounded" : "widened";
-        all.push_back(text("weights %s in the checkpoint, %s to %s", had, how, dtype_name(kept)));
+        all.push_back(text("weights stored as %s, %s to %s", had, how, dtype_name(kept)));
     }
     if (sources[Slot::master] == Slot::weight)
-        all.push_back(text("no master copy in the checkpoint, made from its %s weights", had));
+        all.push_back(text("no master copy in the checkpoint: one was made from its %s weights", had));
     if (stored.dtype(Slot::master) && !sources.uses(Slot::master))
-        all.push_back("the fp32 master copy in the checkpoint is left out");
+        all.push_back("the fp32 master copy in the checkpoint is not used");
     std::string result;
     for (const std::string& one : all) result += (result.empty() ? "" : "; ") + one;
     return result;
@@ -116,7 +117,7 @@ inline void check_tensors(const CheckpointReader& reader, const ParameterLayout&
         }
         const CheckpointTensor& tensor = index.tensors[number];
         if (tensor.shape != row.shape()) {
-            fail("%s: tensor %s is %s, and in the model %s; choose the options that it was trained with",
+            fail("%s: tensor %s is %s, but %s in the model; choose the options that it was trained with",
                  reader.folder().c_str(), name.c_str(), shape_text(tensor.shape).c_str(),
                  shape_text(row.shape()).c_str());
         }
@@ -173,7 +174,7 @@ public:
 
     std::string take() { return std::move(bytes_); }
 
-    // Calls visit(header, values) for each run. width(slot) gives the bytes of an element.
+    // Calls visit(header, values) for each run. width(slot) returns the bytes per element.
     template <typename Width, typename Visit>
     static void each(std::string_view message, Width&& width, Visit&& visit) {
         while (!message.empty()) {
@@ -231,14 +232,14 @@ public:
         return plan;
     }
 
-    // Fills and writes the staging memory in turns.
+    // Alternately fills the staging memory and writes it out.
     void write(const WritePiece& write) override {
         if (scope_.in_background) state_.wait_for_copies();
         for (size_t begin = 0, end; begin < saved_.size(); begin = end) {
             uint64_t bytes = 0;
             for (end = begin; end < saved_.size() && bytes + saved_[end].bytes() <= room_; end++)
                 bytes += saved_[end].bytes();
-            if (!scope_.in_background) {  // otherwise all of it is there
+            if (!scope_.in_background) {  // otherwise it holds everything already
                 copy(begin, end, state_.stream());
                 cudaCheck(cudaStreamSynchronize(state_.stream()));
             }
@@ -346,7 +347,7 @@ private:
         return bytes;
     }
 
-    // Touches the memory, so that the first copy does not wait until the system has found it.
+    // Touches the memory, so that the first copy does not wait for the system to allocate pages.
     void reserve(size_t bytes) {
         if (staging_ && bytes <= room_) return;
         staging_.reset();
@@ -407,7 +408,7 @@ inline std::vector<ReplicatedPiece> ZeroCheckpoint::replicated(bool by_tensor) c
     const ZeroSettings& settings = state_.settings();
     bool cut = state_.cuts_params();
     std::vector<ReplicatedPiece> pieces;
-    // Adds elements [begin, end) of a unit, from an array that starts at element `at` of it.
+    // Adds elements [begin, end) of a unit, from an array that starts at the unit's element `at`.
     auto add = [&](Replicated what, const char* slot, int unit, const void* array, size_t width, size_t at,
                    size_t begin, size_t end, bool on_host) {
         auto piece = [&](const std::string& name, size_t from, size_t to) {

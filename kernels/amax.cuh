@@ -28,7 +28,7 @@ inline float amax_cpu(const floatX* inp, size_t n) {
     return amax;
 }
 
-// Stores the amax of out (n) in *amax, unless amax is null. Called by functions that write out.
+// Stores the amax of out (n) in *amax, unless amax is null. Called by functions that write `out`.
 inline void keep_amax_cpu(float* amax, const floatX* out, size_t n) {
     if (amax) *amax = amax_cpu(out, n);
 }

@@ -13,7 +13,7 @@ by tile, and with dp_ij = dout_i . v_j and ds_ij = p_ij (dp_ij - dout_i . out_i)
 
     dv_j = sum_i p_ij dout_i,  dk_j = sum_i ds_ij q_i,  dq_i = sum_j ds_ij k_j
 
-All sums run in a fixed order, so the bits are the same on every run.
+All sums run in a fixed order, so the results of all runs are bit-identical.
 */
 #pragma once
 
@@ -85,7 +85,7 @@ inline void launch_attention_backward(Qkv<floatX> dqkv, float* scratch, const fl
 // ----------------------------------------------------------------------------
 // launchers
 
-// Returns the floats of scratch that attention_backward needs in a program whose activations have
+// Returns how many floats of scratch attention_backward needs in a program whose activations have
 // `element_bytes` bytes: enough for any card, or for the host if that program runs on the host. dbias:
 // whether the gradient of a bias is wanted.
 inline size_t attention_backward_scratch(const AttentionShape& shape, bool dbias = false,
@@ -117,7 +117,7 @@ inline int keys_of_tile(const AttentionShape& s) {
     return s.HS <= 128 ? 128 : 64;
 }
 
-// The first key that query i sees, if a sequence is one document: which documents there are is not known.
+// The first key that query i sees, if a sequence is one document: the actual documents are not known here.
 inline int first_key_of_one_document(AttentionShape s, int i) {
     s.doc_start = nullptr;
     return s.first_key(0, i);
@@ -132,16 +132,19 @@ inline LaunchCost attention_forward_cost(const floatX* out, const float* lse, co
             .attention = attention_work(s, 2, true)};
 }
 
-// Returns the costs of a pass over out and dout for statistics of the rows, and of the gradients. Hopper's
-// kernel sums dq in scratch only where queries see keys of more than one tile, and leaves column sums of
-// every 16 rows for the bias. Other cards sum all of dq in scratch; one more kernel converts the sums, and
-// the bias gradient is summed from dqkv.
+// Returns the costs of the kernel that computes statistics of the rows of out and dout, and of the kernels
+// that compute gradients. Hopper's kernel sums dq in scratch only where queries see keys of more than one
+// tile, and leaves column sums of every 16 rows for the bias. Other cards sum all of dq in scratch; one more
+// kernel converts the sums, and the bias gradient is summed from dqkv.
 inline std::vector<LaunchCost> attention_backward_costs(const floatX* dqkv, const float* scratch,
                                                         const floatX* dout, const float* lse,
                                                         const AttentionShape& s, const float* dbias) {
     const int keys = keys_of_tile(s), queries = s.HS <= 64 ? 128 : s.HS <= 192 ? 64 : 32;  // of a tile
     const bool wgmma = ledger->card.has_wgmma() && hopper_attention_fits(s),
                mma = !wgmma && ledger->card.capability > 0;
+    // Hopper's kernel writes gradients of all keys. Others visit the tiles that queries see, after a memset.
+    const int first = mma ? first_key_of_one_document(s, 0) / keys * keys : 0,
+              end = mma ? std::min(round_up(s.keys_end(), keys), s.Tk) : s.Tk;
     int width = 0;
     auto take = [&](int of_tiles) { width = of_tiles; };
     wgmma ? with_hopper_width(s.HS, take) : with_head_width(s.HS, take);
@@ -151,8 +154,8 @@ inline std::vector<LaunchCost> attention_backward_costs(const floatX* dqkv, cons
         if (first_key_of_one_document(s, i) / keys < last / keys) rows_of_several_tiles += queries;
     }
     double summed = round_up(s.Tq, queries), out = array_bytes(dout, s.B, s.Tq, s.A()),
-           all_keys = array_bytes(dqkv, s.B, s.Tk, 2 * s.NKV * s.HS),
-           seen_keys = array_bytes(dqkv, s.B, s.keys_end(), 2 * s.NKV * s.HS),
+           seen_keys = array_bytes(dqkv, s.B, s.keys_end() - first, 2 * s.NKV * s.HS),
+           written_keys = array_bytes(dqkv, s.B, end - first, 2 * s.NKV * s.HS),
            statistics =
                array_bytes(scratch, s.B, 2.0 * s.NH + 1, round_up(s.Tq, BackwardScratchSize::padding)),
            sums_of_row = array_bytes(scratch, s.B, s.NH * width), sums = rows_of_several_tiles * sums_of_row,
@@ -160,7 +163,7 @@ inline std::vector<LaunchCost> attention_backward_costs(const floatX* dqkv, cons
     std::vector<LaunchCost> costs = {
         {.read = 2 * out + array_bytes(lse, s.B, s.NH, s.Tq), .written = statistics},
         {.read = 2 * out + seen_keys + statistics + sums,
-         .written = all_keys + (mma ? summed * sums_of_row : out + sums + partials),
+         .written = written_keys + (mma ? summed * sums_of_row : out + sums + partials),
          .attention = attention_work(s, 5, false)}};
     if (mma) costs.push_back({.read = array_bytes(scratch, s.B, s.Tq, s.A()), .written = out});
     double bias = array_bytes(dbias, s.q_row);
@@ -172,8 +175,8 @@ inline std::vector<LaunchCost> attention_backward_costs(const floatX* dqkv, cons
 // Position t of a sequence attends to max(doc_start[t], t - window + 1) ... t (window 0: no limit; doc_start
 // null: 0). doc_start[t] <= t, and it never decreases along a sequence. Query head h reads key/value head h /
 // (NH / NKV). The queries of the call are those at the positions q0 ... q0 + Tq - 1. Other queries in qkv are
-// not read, and neither are keys and values after these positions. AttentionShape says where heads lie.
-inline void attention_forward(floatX* out,  // (B, out_rows, out_heads, HS), from the first query's on, as lse
+// not read, and neither are keys and values after these positions. AttentionShape defines where heads are.
+inline void attention_forward(floatX* out,  // (B, out_rows, out_heads, HS), from the first query on, like lse
                               float* lse,   // (B, out_heads, out_rows)
                               Qkv<const floatX> qkv, const AttentionShape& shape, cudaStream_t stream,
                               float* amax = nullptr) {  // (1) amax of out, or null
@@ -201,7 +204,7 @@ inline void attention_backward(Qkv<floatX> dqkv,    // laid out like qkv
               launch_attention_backward(dqkv, scratch, dout, qkv, out, lse, shape, stream, dbias));
 }
 
-// These calls have all heads in one array (B, Tk, NH + 2*NKV, HS).
+// These overloads are for calls with all heads in one array (B, Tk, NH + 2*NKV, HS).
 inline void attention_forward(floatX* out, float* lse, const floatX* qkv, const AttentionShape& shape,
                               cudaStream_t stream, float* amax = nullptr) {
     attention_forward(out, lse, in_rows(qkv, shape), shape, stream, amax);

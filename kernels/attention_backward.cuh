@@ -24,7 +24,7 @@ struct BackwardScratchSize {
     int B, NH, rows, width;  // rows: Tq rounded up to whole tiles; width: of a tile
     int columns;             // columns of dqkv if their sums are wanted, else 0
     int sums_of_columns;     // partial sums of columns per sequence
-    size_t before_sums;      // floats before the column sums, a multiple of 4: vectors are as aligned as data
+    size_t before_sums;      // floats before the column sums; a multiple of 4, which aligns them like `data`
 
     BackwardScratchSize(const AttentionShape& s, int width, bool column_sums)
         : B(s.B),
@@ -57,7 +57,7 @@ struct Turn {
     size_t sums;  // offset of the tile's sums in the scratch, in floats
 
     __device__ void wait() const { counter_wait(counter, number); }
-    // Waits, but first checks `seen`, an earlier value of the counter: usually it was this turn's already.
+    // Waits, but first checks `seen`, an earlier value of the counter, which usually is this turn's number.
     __device__ void wait(unsigned seen) const { counter_wait(counter, number, seen); }
     __device__ void pass() const { counter_set(counter, number + 1); }
 };
@@ -106,7 +106,7 @@ constexpr int stats_block = 256, stats_queries = stats_block / 8;
 
 // Eight threads write the statistics of one query. A block handles `stats_queries` queries of one head, in
 // sequence blockIdx.y; blocks of different heads are neighbors in the grid because heads are neighbors in
-// memory. Queries after the last get an infinite lse, so that their probabilities are 0.
+// memory. Rows past the last query get an infinite lse, so that their probabilities are 0.
 template <int W>
 __global__ void attention_stats_kernel(BackwardScratch scratch, const floatX* dout, const floatX* out,
                                        const float* lse, AttentionShape s) {

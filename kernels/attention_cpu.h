@@ -296,7 +296,7 @@ inline void attention_backward_head_cpu(const AttentionBackward& a, float* dkv, 
     }
 }
 
-// Return the floats of scratch: the dkv of one head, and of all heads.
+// Return the number of floats of scratch: for the dkv of one head, and of all heads.
 inline size_t attention_backward_head_scratch_cpu(const AttentionShape& s) {
     return (size_t)ceil_div(s.Tk, tile_rows) * 2 * tile_rows * HeadTile(s.HS).width;
 }

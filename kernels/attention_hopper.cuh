@@ -185,7 +185,7 @@ __device__ void hopper_forward_compute(HopperForwardShared<HSP>& shared, floatX*
             k.next();
             add_scores(keys);
             pin(scores);
-            // This wait also keeps the compiler from moving the wgmma_wait below it up, above the softmax.
+            // This wait also keeps the compiler from moving the next wgmma_wait up, above the softmax.
             Handover& v_done = shared.v_there[v.at];
             v.next();
             shared.v_there[v.at].wait(v.phase);

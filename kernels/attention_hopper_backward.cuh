@@ -11,8 +11,8 @@ as rows,
 p and ds stay in registers for dv and dk; ds goes through shared memory only for dq, because dq sums over the
 keys of both warpgroups.
 
-If a bias gradient is wanted, which is the column sums of dqkv, each warp also writes the column sums of the
-rows of dqkv that it writes, from the same registers.
+If a bias gradient (the column sums of dqkv) is wanted, each warp also writes the column sums of its rows of
+dqkv, from the same registers.
 
 Blocks take turns in adding to dq (attention_order.h). The TMA (the copy engine) does the additions, which a
 dedicated thread issues. The block with the last turn has the whole sum and writes it directly to dqkv.
@@ -216,8 +216,8 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
                              ds_left[n / 8][n / 2 % 4]);
         fence_async();
         start_sum(dk, ds_left, shared.q[buffer]);
-        // Both halves of ds are stored. Both warpgroups are also done with the ds of the tile before, whose
-        // buffer is written next.
+        // After this barrier, both halves of ds are stored, and both warpgroups are done with the ds of the
+        // preceding tile, whose buffer is written next.
         named_barrier_sync(1, computing_threads);
         float dq[32];
         uint64_t left = ScoreTile::columns_from(shared.ds[buffer], Sizes::dq_query(group));

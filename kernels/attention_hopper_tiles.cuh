@@ -16,10 +16,10 @@ constexpr int warpgroup_size = 128, warpgroup_rows = 64;
 constexpr int computing_groups = 2, computing_threads = computing_groups * warpgroup_size;
 constexpr int computing_warps = computing_threads / warp_size;
 constexpr int hopper_threads = computing_threads + warpgroup_size;
-// Registers per thread. The three warpgroups together have what the block starts with, 168 for each thread.
+// Registers per thread. The average over the three warpgroups is what the block starts with: 168.
 constexpr int loading_registers = 40, computing_registers = 232;
 
-// A tile of `rows` rows of a head: consecutive panels, each as many columns wide as the swizzle.
+// A tile of `rows` rows of a head: consecutive panels, each as wide as the swizzle.
 template <int rows, int HSP>
 struct SwizzledTile {
     static constexpr int columns = HSP % 64 == 0 ? 64 : 32, width = columns * sizeof(floatX);
@@ -59,8 +59,8 @@ struct SwizzledTile {
             pair;
     }
 
-    // Returns a map that loads panels of a tensor (B, rows_of_sequence, heads, HS), in rows `row` apart, with
-    // zeros from column HS and row `count` on.
+    // Returns a map that loads panels of a tensor (B, rows_of_sequence, heads, HS), whose rows are `row`
+    // elements apart, with zeros from column HS and row `count` on.
     static CUtensorMap map(const floatX* from, const AttentionShape& s, int heads, size_t row, int count,
                            int rows_of_sequence) {
         return tensor_map(
@@ -115,7 +115,7 @@ __device__ inline int warpgroup_number() {
 }
 
 // Result n of a product in this thread is in row result_row(n) of its warpgroup's 64 and in column
-// result_column(n). Its distance down and to the right of the thread's result 0 is the same in every thread.
+// result_column(n). Its distances down and right from the thread's result 0 are the same in all threads.
 __device__ constexpr int further_down(int n) {
     return n / 2 % 2 * 8;
 }

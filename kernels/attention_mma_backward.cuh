@@ -7,8 +7,8 @@ diagonal, for each head of its group, and sums dk and dv in registers. Scores ar
 queries, so that p and ds are already in registers as the left operands of the products for dv and dk.
 
 Blocks add to dq in turns (attention_backward.cuh), in ascending order of their tiles of keys. A block and
-that of the preceding tile of keys visit the same tiles of queries in the same order, so that one waits for
-the other only at the start.
+the block of the preceding tile of keys visit the same tiles of queries in the same order, so that one waits
+for the other only at the start.
 */
 #pragma once
 
@@ -23,9 +23,9 @@ the other only at the start.
 // tiles
 
 // Tiles of `keys` by `queries`. Each of eight warps owns 16 keys. If the block has fewer than 128 keys,
-// several warps share 16 of them: each computes a part of the columns of every product, and p and ds then
-// meet in shared memory. With two stages, the next queries load while the current ones are in use. One block
-// fills a multiprocessor.
+// several warps share 16 of them: each computes a part of the columns of every product, and stores its parts
+// of p and ds in shared memory. With two stages, the next queries load while the current ones are in use. One
+// block fills a multiprocessor.
 template <int HSP_, int keys_, int queries_, int stages_>
 struct BackwardTiles {
     static constexpr int HSP = HSP_, keys = keys_, queries = queries_, stages = stages_;

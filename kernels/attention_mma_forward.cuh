@@ -40,7 +40,7 @@ constexpr auto forward_tiles() {
 }
 
 // Grid (tiles of queries, NH, B). `scale` turns scores into base-2 exponents. Keys load during the product
-// with the values of the tile before, and values during the product with the keys.
+// with the previous tile's values, and values during the product with the keys.
 template <typename Tiles>
 __global__ void __launch_bounds__(Tiles::threads, 2)
     attention_forward_kernel(floatX* out, float* lse, float* amax, Qkv<const floatX> qkv, AttentionShape s,

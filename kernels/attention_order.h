@@ -71,8 +71,8 @@ struct QueryTileWork {
 // ----------------------------------------------------------------------------
 // backward
 
-// Returns the number of key/value heads in a section. With three blocks of a head side by side, at T = 1024
-// too, memory is read a third as often as with one, and blocks seldom wait for their turns.
+// Returns the number of key/value heads in a section. With three blocks of a head side by side, memory is
+// read a third as often as with one, and blocks seldom wait for their turns, even at T = 1024.
 inline int backward_section(const AttentionShape& s, int multiprocessors) {
     constexpr int side_by_side = 3;
     return even_share(s.B * s.NKV, ceil_div(multiprocessors, side_by_side));

@@ -14,7 +14,7 @@ constexpr int max_head_size = 256;
 // Pointers to the first query of a call and to the first key, or to their gradients.
 template <typename T>
 struct Qkv {
-    T *queries, *keys;  // values follow the keys of their position
+    T *queries, *keys;  // the values of a position follow its keys
 };
 
 // A call has Tq queries of each sequence, and Tk keys and values. Query i is at position q0 + i among these.
@@ -24,8 +24,9 @@ struct AttentionShape {
     int B, Tq, Tk, q0, NH, NKV, HS;
     int window = 0;                  // the most keys that a query sees, its own included; 0: no limit
     const int* doc_start = nullptr;  // (B, Tk) first position of each position's document, or null
-    // Rows of queries and rows of outputs in memory from a sequence to the next, and elements from a row of
-    // queries, and of keys and values, to the next. Outputs and lse have room for out_heads heads.
+    // Strides: from sequence to sequence in rows, of queries (q_rows) and of outputs (out_rows); from row to
+    // row in elements, of queries (q_row) and of keys and values (kv_row). Outputs and lse have room for
+    // out_heads heads.
     int q_rows = 0, out_rows = 0, q_row = 0, kv_row = 0, out_heads = 0;
 
     HOST_DEVICE int group() const { return NH / NKV; }  // query heads that share a key/value head
@@ -44,8 +45,8 @@ struct AttentionShape {
     }
     HOST_DEVICE size_t value(int b, int at, int h) const { return key(b, at, NKV + h); }
 
-    // Offset of a head's output for a query from that of the first head and query, in rows `out_row` apart;
-    // and in lse (B, out_heads, out_rows).
+    // Offset of a head's output for a query from the output of the first head and query, in rows that are
+    // out_row() elements apart; lse(): the same offset in lse (B, out_heads, out_rows).
     HOST_DEVICE int out_row() const { return out_heads * HS; }
     HOST_DEVICE size_t output(int b, int i, int h) const {
         return ((size_t)b * out_rows + i) * out_row() + (size_t)h * HS;
@@ -76,27 +77,27 @@ inline AttentionShape attention_shape(AttentionShape s) {
              s.NH, s.NKV, s.HS, max_head_size);
     }
     if (s.q0 < 0 || s.Tq < 1 || s.Tq > s.Tk - s.q0) {
-        fail("attention: %d queries from position %d of %d on do not fit; each needs one of the positions",
-             s.Tq, s.q0, s.Tk);
+        fail("attention: %d queries from position %d on do not fit in %d positions; use fewer queries", s.Tq,
+             s.q0, s.Tk);
     }
     s.q_rows = s.Tk, s.out_rows = s.Tq, s.out_heads = s.NH;
     s.q_row = s.kv_row = (s.NH + 2 * s.NKV) * s.HS;
     return s;
 }
 
-// Returns the heads that lie in one array of such a shape. Query i is in the row of its position.
+// Returns pointers to the heads in one array of such a shape. Query i is in the row of its position.
 template <typename T>
 HOST_DEVICE Qkv<T> in_rows(T* qkv, const AttentionShape& s) {
     return {qkv + (size_t)s.q0 * s.q_row, qkv + (size_t)s.NH * s.HS};
 }
 
-// Returns the shape with queries and outputs in consecutive rows of arrays (B, rows, heads, HS), of which the
-// call is for NH consecutive heads, and with the keys and values of these in another array (B, Tk, 2*NKV,
-// HS).
+// Returns the shape with queries and outputs in consecutive rows of arrays (B, rows, heads, HS), where the
+// call covers NH consecutive heads, and with the keys and values of these heads in another array (B, Tk,
+// 2*NKV, HS).
 inline AttentionShape attention_shape_apart(AttentionShape s, int rows, int heads) {
     s = attention_shape(s);
     if (s.Tq > rows || s.NH > heads)
-        fail("attention: %d queries of %d heads do not fit into %d rows of %d", s.Tq, s.NH, rows, heads);
+        fail("attention: %d queries of %d heads do not fit in %d rows of %d heads", s.Tq, s.NH, rows, heads);
     s.q_rows = s.out_rows = rows, s.out_heads = heads;
     s.q_row = heads * s.HS, s.kv_row = 2 * s.NKV * s.HS;
     return s;

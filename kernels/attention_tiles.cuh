@@ -43,14 +43,14 @@ inline bool hopper_attention_fits(const AttentionShape& shape) {
 
 constexpr float log2_e = 1.44269504f;
 
-// Shared memory that a block may have on the cards with the least, and on an A100 and up. A multiprocessor
-// has 1 KiB more, and reserves 1 KiB for each block.
+// Shared memory that a block may have on the cards with the least, and on the A100 and its successors. A
+// multiprocessor has 1 KiB more, and reserves 1 KiB for each block.
 constexpr size_t least_shared_bytes = 99 * 1024, large_shared_bytes = 163 * 1024,
                  reserved_shared_bytes = 1024;
 
 // The properties of a card that matter here.
 struct AttentionCard {
-    size_t shared_bytes;  // a block's
+    size_t shared_bytes;  // per block
     int multiprocessors;
 
     // Calls f with the shared memory that a block may have on all cards like this one, as
@@ -133,8 +133,8 @@ __device__ void load_tile(Tile<HSP> to, const floatX* from, int stride, int coun
     }
 }
 
-// Stores the first `count` of the `rows` rows from row `first` of a tile on, by `threads` threads, of which
-// this is `thread`. Returns the amax of what the thread writes.
+// Stores the first `count` of the `rows` rows that begin at row `first` of a tile. Called by `threads`
+// threads, each with its index `thread`. Returns the amax of what the thread writes.
 template <int rows, int threads, int HSP>
 __device__ Amax store_tile(floatX* to, Tile<HSP> from, int first, int thread, int stride, int count, int HS) {
     Amax element;
@@ -213,7 +213,7 @@ struct Fragment {
 
 // The left operand of one step of a product: 16 rows by `depth` columns, loaded from a tile at (row, k) or
 // from the transpose of a tile. In bf16 it can also be taken from a Fragment at (16 m, k), whose elements are
-// already in the right lanes; in float these must go through shared memory.
+// already in the right lanes; in float they must go through shared memory.
 template <typename T>
 struct LeftOf;
 using Left = LeftOf<floatX>;
@@ -222,7 +222,7 @@ constexpr bool tensor_cores = std::is_same_v<floatX, __nv_bfloat16>;
 template <>
 struct LeftOf<__nv_bfloat16> {
     static constexpr int depth = 16;
-    uint32_t at[4];  // the layout that mma.sync takes
+    uint32_t at[4];  // in the layout that mma.sync expects
 
     template <int width>
     __device__ void load(Tile<width> tile, int row, int k) {
@@ -347,8 +347,8 @@ __device__ inline float quad_sum(float value) {
 // ----------------------------------------------------------------------------
 // shapes
 
-// Returns whether all queries of a tile that begins at q, whose last query sees no key before last_first, see
-// all of the keys [k, k + keys).
+// Returns whether all queries of a tile see all keys in [k, k + keys). The tile begins at query q, and its
+// last query sees no key before last_first.
 __device__ inline bool all_seen(int q, int last_first, int k, int keys) {
     return k + keys - 1 <= q && last_first <= k;
 }

@@ -1,5 +1,5 @@
 /*
-bf16 as its bits, the upper half of an fp32, for code that moves and converts it where it has no type.
+bf16 as its bits (the upper half of an fp32), for code that moves and converts it without a bf16 type.
 */
 #pragma once
 

@@ -1,12 +1,11 @@
 /*
-One launch for several parts of an array. Each block of the grid belongs to one part, which a table gives: the
-table is a kernel parameter, so it needs no memory and is read as fast as any constant.
+One launch for several parts of an array. Each block of the grid belongs to one part, which it looks up in a
+table. The table is a kernel parameter, so it needs no memory and is read as fast as any constant.
 
     each_block_table<Table>(parts, blocks_of,
                             [&](const Table& table) { launch(kernel, table.blocks(), ..., table); });
 
-A launch handles at most the parts that its table holds, enough for those of a unit. More parts need more
-launches.
+A table has room for the parts of a unit. More parts need more tables, and a launch for each.
 */
 #pragma once
 
@@ -14,11 +13,11 @@ launches.
 
 #ifndef DEVICE_CPU
 
-// A kernel parameter may have 4 KiB, which limits `most`, a power of two.
+// The parameters of a kernel may have 4 KiB, which limits `most`, a power of two.
 template <typename Part, int most>
 struct BlockTable {
     int count = 0;
-    unsigned end[most];  // ends of the parts' blocks; each part's follow those of the part before
+    unsigned end[most];  // end of each part's blocks, which follow those of the part before
     Part part[most];
 
     unsigned blocks() const { return count > 0 ? end[count - 1] : 0; }

@@ -8,8 +8,8 @@ expect: the rate of large cuBLASLt products in published measurements, less what
 run of hours. The share of the A100 with NVLink, and the shares and times below the table, are fitted to the
 step times of published runs by test/bench/calibrate_planner.cu.
 
-Nodes are those in which such cards are usually bought: the number of cards that links join, and the network's
-rate per card, in one direction. Other nodes can be described in a file (comm/machine.h).
+A row also describes the nodes in which such cards are usually bought: the number of linked cards, and the
+network's rate per card, in one direction. Other nodes can be described in a file (comm/machine.h).
 */
 #pragma once
 
@@ -19,8 +19,8 @@ rate per card, in one direction. Other nodes can be described in a file (comm/ma
 
 #include "kernels/common.cuh"
 
-// The rate of attention's inner loops on one multiprocessor, with heads of 128, as a share of the rate of
-// products.
+// The rate of attention's inner loops on one multiprocessor, with heads of size 128, as a share of the rate
+// of products.
 struct AttentionShare {
     double forward, backward;
 };
@@ -37,11 +37,11 @@ inline AttentionShare attention_share(int capability) {
 }
 
 struct Card {
-    const char* words;  // all in cudaDeviceProp::name, in any order; the first such row is used
+    const char* words;  // all must be in cudaDeviceProp::name, in any order; the first matching row is used
     int capability;     // see capability_of
     int multiprocessors;
     double flops;           // FLOP/s
-    double memory;          // bytes that the driver offers: the name's GiB, less what it reserves
+    double memory;          // bytes that the driver offers: the nominal GiB, less what it reserves
     double memory_rate;     // bytes/s
     double link_rate;       // bytes/s
     double product_share;   // fraction of flops to expect
@@ -113,8 +113,8 @@ inline const Card* find_card(const std::string& name) {
     return nullptr;
 }
 
-// Returns the FLOPs of dense bf16 products, with sums in fp32, that a multiprocessor does per clock; 0: not
-// known. GeForce cards do half as many as others of their generation.
+// Returns the FLOPs of dense bf16 products, with sums in fp32, that a multiprocessor performs per clock; 0:
+// not known. GeForce cards do half as many as others of their generation.
 inline double flops_per_clock(const cudaDeviceProp& device) {
     constexpr struct {
         int capability;
@@ -143,12 +143,12 @@ struct Machine {
     int capability = 90;                                 // see Card
     // other parameters of kernel times (comm/machine_rates.h)
     double attention_forward = 0, attention_backward = 0;  // FLOP/s of the inner loops with heads of 128
-    double gemm_half_k = 90;  // sum length that takes as long as the first operands' arrival: fitted
+    double gemm_half_k = 90;  // K whose sums take as long as loading the first operands: fitted
     double launch = 2.5e-6;   // seconds from one kernel to the next: fitted
     // the host, per device: bytes of its memory, that memory's bytes/s, and bytes/s between host and device,
     // one way
     double host_memory = 128e9, host_bandwidth = 25e9, host_link = 22e9;
-    double storage = 2e9;   // bytes/s that a node writes to its runs' disk
+    double storage = 2e9;   // bytes/s at which a node writes to its runs' disk
     double disk = 2e9;      // bytes/s of random 4 KB pages on local disks, for each device
     bool measured = false;  // rates come from --measure, on such devices
 
@@ -184,9 +184,9 @@ inline Machine machine_of(const Card& card) {
     return machine;
 }
 
-// Returns the rates of a device. If it has another number of multiprocessors than its row, it is part of a
+// Returns the rates of a device. If its number of multiprocessors differs from its row's, it is part of a
 // card (MIG) or another card of the same name: flops and memory_rate are scaled accordingly. clock (Hz) and
-// memory_rate are as the driver reports them; 0: it does not.
+// memory_rate are as the driver reports them; 0: not reported.
 inline Machine machine_of(const cudaDeviceProp& device, double clock, double memory_rate) {
     Machine m = {};
     m.multiprocessors = device.multiProcessorCount;

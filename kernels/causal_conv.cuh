@@ -6,7 +6,7 @@ computes both taps side by side, inp (N, 2, C): the row's contribution to the ne
     backward     dinp[t][0] = dout[t + 1],  dinp[t][1] = dout[t]
 
 The first row of a document or a sequence has no row before it, so its first term is left out, as is dout[t +
-1] if row t + 1 is such a row. A row before or after it may be on another context rank. Nothing is saved.
+1] if row t + 1 is such a row. A row's neighbor may be on another context rank. Nothing is saved.
 
 Rows may be processed in parts, in ascending order: work on rows [first, first + count) reads, or writes, the
 first taps of rows [first - 1, first + count - 1).
@@ -21,10 +21,10 @@ first taps of rows [first - 1, first + count - 1).
 // The rows of a micro-batch: sequences of T each or, on a context rank, pieces of sequences.
 struct ConvRows {
     int N, T;
-    // position at which the document of each row begins, of all rows of a sequence; null: at 0
+    // position at which each row's document begins, for all rows of a sequence; null: 0
     const int* doc_start = nullptr;
     // (N / T, C) first taps of the row before each sequence or piece, if sequences continue earlier ones or
-    // there are several context ranks; null: they do not.
+    // there are several context ranks; otherwise null
     const floatX* before = nullptr;
     const floatX* after = nullptr;  // (N / T, C) likewise, the gradient of the row after each piece
     ContextCut cut = {};            // several ranks: a sequence has two pieces here
@@ -106,7 +106,7 @@ __global__ void causal_conv_forward_kernel(floatX* out, const floatX* inp, const
     }
 }
 
-// One row of dout per block, which writes it to both places.
+// One row of dout per block; the block writes it to both places.
 template <int W>
 __global__ void causal_conv_backward_kernel(floatX* dinp, const floatX* dout, ConvRows rows, int first,
                                             int C) {

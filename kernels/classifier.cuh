@@ -12,8 +12,8 @@ normalizer calculation for softmax", 2018).
 
 If the vocabulary is split across devices, each has the logits of a contiguous range of tokens, and they
 exchange three numbers per row: classifier_part finds the maximum, the sum and the target's logit over one
-device's tokens, and classifier merges the results of all devices, in their order, so that every device gets
-the same bits.
+device's tokens, and classifier merges the results of all devices in rank order, so that the results are
+bit-identical on all devices.
 */
 #pragma once
 
@@ -23,7 +23,7 @@ the same bits.
 #include "kernels/common.cuh"
 #include "kernels/fast_math.cuh"
 
-// sum_v exp(x_v - max). It starts with a finite maximum, so that logits of -Inf count as 0.
+// sum_v exp(x_v - max). It starts with a finite maximum, so that logits of -Inf contribute 0.
 struct SoftmaxSum {
     float max = -FLT_MAX, sum = 0;
 };
@@ -34,8 +34,8 @@ HOST_DEVICE inline SoftmaxSum merge(SoftmaxSum a, SoftmaxSum b) {
 }
 
 // Returns the target's index among tokens first_token .. first_token + V - 1, or -1 if it is elsewhere or
-// there is none. Padding columns do not count, although they would have the numbers of the next device's
-// first tokens.
+// there is none. Padding columns do not match, although they have the indices of the next device's first
+// tokens.
 HOST_DEVICE inline int target_here(int target, int first_token, int V) {
     return target >= first_token && target - first_token < V ? target - first_token : -1;
 }
@@ -43,7 +43,7 @@ HOST_DEVICE inline int target_here(int target, int first_token, int V) {
 // One device's results for a row, stored as three floats, which are easy to send.
 struct ClassifierPart {
     SoftmaxSum total;
-    float target_logit = 0;  // 0 where the target is not among the tokens
+    float target_logit = 0;  // 0 if the target is not among this device's tokens
 };
 constexpr int classifier_part_floats = 3;
 
@@ -55,7 +55,8 @@ HOST_DEVICE inline void store_part(float* parts, size_t n, ClassifierPart part) 
 }
 
 // A vocabulary that is split across devices, as one of them sees it: its own tokens begin at first_token, and
-// parts (ranks, N, 3) holds each device's results of classifier_part. Null: all tokens are on this device.
+// parts (ranks, N, 3) holds each device's results of classifier_part. No parts: all tokens are on this
+// device.
 struct VocabParts {
     const float* parts = nullptr;
     int ranks = 1, first_token = 0;
@@ -149,8 +150,8 @@ inline void sum_losses_cpu(float* total, const float* losses, int N) {
 
 #ifndef DEVICE_CPU
 
-// One block per row. Blocks of the largest size keep the rows in progress few, two per multiprocessor, so
-// that they stay in the L2 cache from one pass to the next.
+// One block per row. With blocks of the largest size, only two rows per multiprocessor are in progress at a
+// time, so they stay in the L2 cache from one pass to the next.
 constexpr int classifier_block = 1024;
 
 template <int W>
@@ -246,8 +247,8 @@ __global__ void sum_losses_kernel(float* total, const float* losses, int N) {
 // launchers
 
 // dloss is the gradient of the objective with respect to each loss: 1 / (number of targets in the global
-// batch). The logits are those of this device's V tokens; the losses are over the whole vocabulary, the same
-// on every device.
+// batch). The logits are those of this device's V tokens; the losses are over the whole vocabulary, so they
+// are the same on every device.
 inline void classifier(floatX* logits /* (N, Vp) */, float* losses /* (N) */, const int* targets /* (N) */,
                        float dloss, int N, int V, int Vp, bool want_gradient, cudaStream_t stream,
                        const VocabParts& vocab = {}) {

@@ -13,7 +13,7 @@ the matrix also sums what it writes, as the backward passes of norms and of atte
 
 #include "kernels/common.cuh"
 
-// Column sums: stage one sums slice s, rows s, s + bias_slices, ..., of dout; stage two sums the slices.
+// Slice s is rows s, s + bias_slices, ... of dout. Stage one sums each slice, stage two adds up the slices.
 constexpr int bias_slices = 64;
 
 // Floats of scratch that matmul_backward_bias needs.
@@ -24,8 +24,8 @@ inline size_t matmul_backward_bias_scratch(int OC) {
 // ----------------------------------------------------------------------------
 // CPU
 
-// Sums partials (count, planes, C) over the first index: first += the sum of plane 0; second, unless null, +=
-// that of plane 1; third, unless null, = that of plane 2.
+// Sums partials (count, planes, C) over the first index. Adds plane 0 to `first`, adds plane 1 to `second`
+// unless that is null, and stores plane 2 in `third` unless that is null.
 inline void add_partials_cpu(float* first, float* second, const float* partials, int count, int C,
                              int planes = 2, float* third = nullptr) {
     constexpr int columns = 128;
@@ -72,7 +72,7 @@ inline void add_bias_sums_cpu(float* dbias, const float* sums, int OC) {
 // CUDA kernels
 #ifndef DEVICE_CPU
 
-// A block sums 32 columns of plane blockIdx.y; its warps divide the partial sums among them.
+// A block sums 32 columns of plane blockIdx.y; its warps divide the partial sums among themselves.
 __global__ void add_partials_kernel(float* first, float* second, float* third, const float* partials,
                                     int count, int C, int planes) {
     __shared__ float warp_sums[warp_size][warp_size];
@@ -104,16 +104,16 @@ inline void add_partials(float* first, float* second, const float* partials, int
 
 constexpr int bias_warps = 16;
 
-// Layout of vectors of W numbers in shared memory: element i of vector v is at i * plane + v. Planes begin in
-// banks so far apart that neighboring threads use different ones, whether each accesses a vector or a single
-// number.
+// Layout of vectors of W elements in shared memory: element i of vector v is at i * plane + v. Planes begin
+// in banks far enough apart that neighboring threads use different banks, whether each accesses a vector or a
+// single element.
 template <int W>
 HOST_DEVICE constexpr int vector_plane(int vectors) {
     constexpr int apart = warp_size / W;
     return (vectors + warp_size - apart - 1) / warp_size * warp_size + apart;
 }
 
-// Block (x, y) sums slice y of rows for the 32 W columns from 32 W x on. Its warps take turns at the rows.
+// Block (x, y) sums slice y, in the 32 W columns from column 32 W x on. Its warps take rows in turn.
 template <int W>
 __global__ void sum_columns_kernel(float* sums, const floatX* dout, int N, int OC) {
     constexpr int plane = vector_plane<W>(warp_size);
@@ -181,7 +181,7 @@ inline void matmul_backward_bias(float* dbias,        // (OC) +=
               launch_backward_bias(dbias, scratch, dout, N, OC, stream));
 }
 
-// Adds the gradient of the bias if the kernel that made dout has already summed its columns.
+// Adds `sums` to the gradient of the bias, for a dout whose kernel has already summed its columns.
 inline void add_bias_sums(float* dbias,       // (OC) +=
                           const float* sums,  // (OC)
                           int OC, cudaStream_t stream) {

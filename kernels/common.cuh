@@ -45,7 +45,7 @@ constexpr const char* device_name = "cpu";
 constexpr const char* device_name = "cuda";
 #endif
 
-// True if the device has memory of its own, separate from the host's.
+// True if the device's memory is separate from the host's.
 #ifdef __CUDACC__
 constexpr bool has_own_memory = true;
 #else
@@ -62,7 +62,7 @@ HOST_DEVICE constexpr Integer round_up(Integer size, std::type_identity_t<Intege
     return ceil_div(size, to) * to;
 }
 
-// Returns the fewest workers that finish the items (at least one) as early as `most` workers would.
+// Returns the smallest number of workers that finish the items (at least one) as early as `most` would.
 constexpr int even_share(int items, int most) {
     return ceil_div(items, ceil_div(items, most));
 }
@@ -78,7 +78,7 @@ constexpr int vec_width = 16 / sizeof(T);
 
 constexpr int warp_size = 32;
 
-// Returns the threads among which to divide a row of items: even_share(), rounded up to whole warps.
+// Returns the number of threads that share a row of items: even_share(), rounded up to whole warps.
 constexpr int row_threads(int items, int most) {
     return ceil_div(even_share(items, most), warp_size) * warp_size;
 }
@@ -143,14 +143,14 @@ struct ProfileRange {
 #endif
 };
 
-// The CPU's side of a launcher that only GPUs implement.
+// The CPU's part of a launcher that is implemented only for GPUs.
 [[noreturn]] inline void fail_on_cpu() {
-    fail("CPUs have no products in fp8 or with a fused GELU; build with DEVICE=cuda");
+    fail("matrix products in fp8 or with a fused GELU need a GPU; build with DEVICE=cuda");
 }
 
 // A launcher's body is one ON_DEVICE. After the stream it is passed the cost on a card, for a ledger (a
 // LaunchCost, or several); the plain loop for the cpu device; and the kernel launch for other devices. It
-// throws Error if the work cannot be started (or notes the error: NotedLaunchErrors).
+// throws Error if the work cannot be started (or notes the error; see NotedLaunchErrors).
 #ifdef DEVICE_CPU
 
 #define ON_DEVICE(stream, cost, cpu_call, ...)                                                               \
@@ -165,7 +165,7 @@ struct ProfileRange {
     if (ledger) return ledger->launched(__func__, stream, cost);                                             \
     NotedLaunchErrors::run([&] { __VA_ARGS__; })
 
-// kernel<<<grid, block, shared_bytes, stream>>>(arguments...), with converted arguments and errors checked.
+// kernel<<<grid, block, shared_bytes, stream>>>(arguments...), with arguments converted and errors checked.
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
             Arguments... arguments) {
@@ -232,7 +232,7 @@ __device__ void store_last(T* to, const Vec<T, N>& values) {
         store(to, values);
 }
 
-// Calls f with vec_width<T> if it divides a row of `row` elements, else with 1, as std::integral_constant.
+// Calls f with vec_width<T>, or 1 if that does not divide `row` elements, as a std::integral_constant.
 template <typename T, typename F>
 void with_vec_width(size_t row, F&& f) {
     if (row % vec_width<T> == 0)
@@ -241,13 +241,13 @@ void with_vec_width(size_t row, F&& f) {
         f(std::integral_constant<int, 1>{});
 }
 
-// The sum over a warp, in every lane. The order of additions is fixed.
+// Returns the sum over a warp, in every lane. The order of additions is fixed.
 __device__ inline float warp_sum(float value) {
     for (int offset = warp_size / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
     return value;
 }
 
-// The sum over each group of `lanes` neighboring lanes, a power of two, in every lane.
+// Returns, in every lane, the sum over its group of `lanes` neighboring lanes (a power of two).
 __device__ inline float group_sum(float value, int lanes) {
     for (int offset = lanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
     return value;
@@ -260,8 +260,8 @@ __device__ inline float warp_max(float value) {
     return value;
 }
 
-// Combines one value per warp into one per block, in every thread. All threads of a one-dimensional block
-// take part.
+// Combines one value per thread, and returns the result in every thread. All threads of a one-dimensional
+// block must take part.
 template <float (*warp_combine)(float)>
 __device__ float block_combine(float value, float neutral) {
     __shared__ float per_warp[warp_size];

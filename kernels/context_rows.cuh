@@ -1,6 +1,6 @@
 /*
-Rows of keys and values between two orders: by context rank (ranks, B, own, W), as ranks send them, and by
-position (B, T, W), as attention reads them (kernels/context_cut.h).
+Moves rows of keys and values between two orders: by context rank (ranks, B, own, W), as ranks send them, and
+by position (B, T, W), as attention reads them (kernels/context_cut.h).
 
     order_by_position    out[b, t] = inp[owner(t), b, index(t)]
     add_by_rank          out[owner(t), b, index(t)] (+)= inp[b, t]    in float, for t < end
@@ -10,13 +10,13 @@ position (B, T, W), as attention reads them (kernels/context_cut.h).
 #include "kernels/common.cuh"
 #include "kernels/context_cut.h"
 
-// The rows of B sequences, cut over contexts.
+// The rows of B sequences that are split across context ranks.
 struct ContextRows {
     ContextCut cut;
     int B, W;
 
     HOST_DEVICE size_t rows() const { return (size_t)B * cut.T; }
-    // Offset by rank of the row at a position of sequence `b`, and its offset by position.
+    // Offsets, in the two orders, of the row at a position of sequence `b`.
     HOST_DEVICE size_t by_rank(int b, int at) const {
         return (((size_t)cut.owner(at) * B + b) * cut.own() + cut.index(at)) * W;
     }
@@ -91,9 +91,9 @@ inline void order_by_position(floatX* out,        // (B, T, W)
               }));
 }
 
-// overwrite: writes all rows, zeros from `end` on. Otherwise adds, and leaves rows from `end` on.
+// overwrite: writes all rows, zeros from `end` on. Otherwise adds, and leaves rows from `end` on unchanged.
 inline void add_by_rank(float* out,         // (ranks, B, own, W)
-                        const floatX* inp,  // (B, T, W), of which positions below `end` are read
+                        const floatX* inp,  // (B, T, W); only positions below `end` are read
                         const ContextRows& s, int end, bool overwrite, cudaStream_t stream) {
     auto cost = [&]() -> LaunchCost {
         double read = array_bytes(inp, s.B, end, s.W), seen = array_bytes(out, s.B, end, s.W);

@@ -3,12 +3,12 @@ Matrix products with cuBLASLt, for the launchers of matmul.cuh: how each kind is
 
 cuBLASLt runs a product in three steps: describe it, ask for the best algorithm, start that. The first two
 take longer than a small product, so their results are kept for the next product of the same kind. The
-algorithm determines the order of sums, so keeping it also gives the same product the same bits for the whole
-run.
+algorithm determines the order of sums, so keeping it also makes the results of equal products bit-identical
+throughout the run.
 
 The library only estimates which algorithm is best: it does not know what the caches hold, or that a product
 is added to its output. If the products of a model have been timed (product_tuning.cuh), the fastest algorithm
-is used instead: AlgorithmChoices holds it, as bytes that mean the same to the same library on the same card.
+is used instead: AlgorithmChoices holds it, as bytes that are valid for this library version and card.
 */
 #pragma once
 
@@ -34,14 +34,14 @@ inline void cublas_check(cublasStatus_t status, const char* call, const char* fi
 inline void check_cublas_version(const cudaDeviceProp& card, size_t version = cublasLtGetVersion()) {
     constexpr size_t first_for_blackwell = 120800;
     if (card.major < 10 || version >= first_for_blackwell) return;
-    fail("cuBLASLt: version %zu has no products for %s; install that of CUDA 12.8 or later", version,
+    fail("cuBLASLt: version %zu does not support %s; install the version of CUDA 12.8 or later", version,
          card.name);
 }
 
-// Returns the limits of the workspace that cuBLASLt may use while a product runs, in bytes. The first always
-// applies: kernels older than Hopper's gain little from more. The others are offered when products are timed,
-// if the card has 256 times as much memory: with them, some kernels split the sums of small matrices over
-// more blocks.
+// Returns the limits of the workspace that cuBLASLt may use while a product runs, in bytes. The first is
+// always allowed; cards older than Hopper have a small one, because their kernels gain little from more. The
+// others are offered when products are timed, if the card has 256 times as much memory: with them, some
+// kernels split the sums of small matrices over more blocks.
 inline std::vector<size_t> workspace_limits(const cudaDeviceProp& device) {
     std::vector<size_t> limits = {size_t(device.major >= 9 ? 32 : 4) << 20};
     for (size_t more : {size_t(128) << 20, size_t(256) << 20}) {
@@ -50,7 +50,7 @@ inline std::vector<size_t> workspace_limits(const cudaDeviceProp& device) {
     return limits;
 }
 
-// Each stream has a workspace of its own, because products of two streams may run at the same time.
+// Each stream has its own workspace, because products of two streams may run at the same time.
 class Workspaces {
 public:
     std::vector<size_t> limits = workspace_limits(device_properties());
@@ -59,7 +59,7 @@ public:
     size_t size_for(size_t needed) const { return needed <= limits.front() ? limits.front() : limits.back(); }
 
     // Returns null if out of memory. A stream keeps its smaller workspace when it gets the larger one,
-    // because a CUDA graph may use it.
+    // because a CUDA graph may still use the smaller one.
     void* of_stream(cudaStream_t stream, size_t bytes) {
         void*& workspace = made_[{stream, bytes}];
         if (workspace) return workspace;
@@ -78,7 +78,7 @@ private:
 template <typename T>
 constexpr cudaDataType cuda_type = sizeof(T) == 2 ? CUDA_R_16BF : CUDA_R_32F;
 
-// Work fused into a product, on numbers that it has in registers anyway. gelu is in its tanh form.
+// Work fused into a product, on results that are still in registers. gelu is the tanh form.
 enum class Epilogue {
     none,
     bias,           // D = the product + bias
@@ -91,8 +91,8 @@ enum class Epilogue {
 struct EpilogueRow {
     cublasLtEpilogue_t name;
     const char* text;
-    Epilogue in_front;     // the product's own if a later kernel does the rest; itself: no kernel can
-    bool fused_on_hopper;  // default on Hopper if both ways are possible; on other cards it is not to fuse
+    Epilogue in_front;     // stays fused if a separate kernel does the rest; itself: no kernel can
+    bool fused_on_hopper;  // default on Hopper if both ways are possible; other cards do not fuse
 };
 
 constexpr EpilogueRow epilogue_rows[] = {
@@ -116,8 +116,8 @@ constexpr Epilogue bias_if_any(const void* bias) {
     return bias ? Epilogue::bias : Epilogue::none;
 }
 
-// D (m, n) = op(A) op(B) in the library's terms, with matrices stored by columns: our rows are its columns,
-// so A is the operand that has the innermost dimension of D.
+// D (m, n) = op(A) op(B) in the library's terms, with matrices in column-major order: our rows are its
+// columns, so A is the operand that has the innermost dimension of D.
 struct Product {
     int m, n, k;
     bool transpose_a = false, transpose_b = false;
@@ -126,7 +126,7 @@ struct Product {
     cudaDataType d_type = cuda_type<floatX>;
     // fp8: only with A transposed and B not, and scales for both
     cudaDataType a_type = cuda_type<floatX>, b_type = cuda_type<floatX>;
-    bool fast_sums = false;  // fp8: sums in the tensor cores' fewer bits, about 14 on Hopper
+    bool fast_sums = false;  // fp8: tensor cores sum in fewer bits, about 14 on Hopper
     int spared = spared_multiprocessors;
     auto operator<=>(const Product&) const = default;
 };
@@ -145,7 +145,7 @@ struct Operands {
     const void* vector() const { return sums ? sums : bias; }
 };
 
-// Largest power of two that divides the address, up to the 256 that cudaMalloc gives; 0 for null.
+// Largest power of two that divides the address, up to 256, the alignment of cudaMalloc; 0 for null.
 inline uint32_t pointer_alignment(const void* pointer) {
     if (!pointer) return 0;
     uintptr_t address = (uintptr_t)pointer | 256;
@@ -184,7 +184,7 @@ inline std::string kind_text(const ProductKind& kind) {
     return text + fast + (spared ? ", " + std::to_string(spared) + " multiprocessors spared" : "");
 }
 
-// Names the card, the library and the largest workspace: algorithms of another setup mean nothing here.
+// Names the card, the library and the largest workspace: algorithms of a different setup are not valid here.
 inline std::string cublas_setup() {
     const cudaDeviceProp& device = device_properties();
     return std::string(device.name) + ", " + std::to_string(device.multiProcessorCount) +
@@ -282,7 +282,7 @@ constexpr int most_candidates = 16;
 inline std::vector<Algorithm> proposed_algorithms(const ProductKind& kind, const ProductPlan& plan, int most,
                                                   size_t workspace) {
     auto [a, b, d, vector, pre_gelu] = kind.alignments;
-    // GELU epilogues read and write pre_gelu in vectors, and no attribute tells the library its alignment.
+    // GELU epilogues read and write pre_gelu in vectors, but no attribute specifies its alignment.
     constexpr uint32_t least_of_gelu = 16;
     if (pre_gelu > 0 && pre_gelu < least_of_gelu) return {};
     cublasLtMatmulPreference_t preference;
@@ -314,7 +314,7 @@ inline std::vector<Algorithm> proposed_algorithms(const ProductKind& kind, const
     return algorithms;
 }
 
-// Applies the choice for this kind of product, if there is one and the library would run it.
+// Applies the choice for this kind of product, if there is one and the library accepts it.
 inline void take_choice(const ProductKind& kind, ProductPlan& plan) {
     auto choice = cublas().choices.find(kind_text(kind));
     if (choice == cublas().choices.end()) return;
@@ -340,7 +340,7 @@ inline ProductPlan make_plan(const ProductKind& kind, const Operands& operands) 
     ProductPlan plan = describe(kind, operands);
     auto algorithms = proposed_algorithms(kind, plan, 1, cublas().workspaces.limits.front());
     if (!algorithms.empty()) plan.algorithm = algorithms[0];
-    // On cards other than Hopper, cuBLASLt's GELU epilogue also starts a second kernel, a slow one.
+    // On cards other than Hopper, cuBLASLt's GELU epilogue also starts a second kernel, which is slow.
     Epilogue epilogue = kind.product.epilogue;
     bool usual = device_properties().major == 9 && epilogue_row(epilogue).fused_on_hopper;
     plan.unfused = can_be_unfused(epilogue) && (algorithms.empty() || !usual);
@@ -369,8 +369,8 @@ inline void take_workspaces(cudaStream_t stream) {
     for (const auto& [kind, plan] : cublas().plans) {
         size_t bytes = workspaces.size_for(plan.algorithm.workspace);
         if (workspaces.of_stream(stream, bytes)) continue;
-        fail("matrix products: %zu MiB for their workspace are not free; choose a smaller --micro-batch, or "
-             "give --matmul-tuning off",
+        fail("matrix products: no memory is left for their workspace of %zu MiB; choose a smaller "
+             "--micro-batch, or give --matmul-tuning off",
              bytes >> 20);
     }
 }

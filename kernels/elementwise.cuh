@@ -16,7 +16,7 @@ All arrays are (n) and floatX. f computes in float, and its result is rounded on
 // ----------------------------------------------------------------------------
 // CPU
 
-// Pieces have a fixed size, in whole vectors, so the number of threads does not change a bit of the result.
+// Pieces have a fixed size, in whole vectors, so the result is bit-identical for any number of threads.
 template <auto f, typename... Inputs>
 void elementwise_cpu(floatX* out, float* amax, size_t n, const Inputs*... inp) {
     constexpr size_t piece = 8192;
@@ -50,8 +50,8 @@ __global__ void elementwise_kernel(floatX* out, float* amax, size_t n, const Inp
     element.keep(amax);
 }
 
-// Returns a number that a power of two divides only if it divides n and the address of every array, in
-// elements: rows cut out of a tensor need not begin with a whole vector.
+// Returns a row length for with_vec_width(): a power of two divides it only if it divides n and every array's
+// address, in elements. Rows cut out of a tensor need not be aligned to a vector.
 template <typename... Arrays>
 size_t common_row(size_t n, const Arrays*... arrays) {
     return n | ((uintptr_t)arrays | ...) / sizeof(floatX);
@@ -62,7 +62,7 @@ size_t common_row(size_t n, const Arrays*... arrays) {
 // ----------------------------------------------------------------------------
 // launchers
 
-// amax: (1) receives the amax of out, or null.
+// amax: (1), receives the amax of out; or null.
 template <auto f, typename... Inputs>
 void elementwise(floatX* out, float* amax, size_t n, cudaStream_t stream, const Inputs*... inp) {
     static_assert((std::is_same_v<Inputs, floatX> && ...));
@@ -82,9 +82,9 @@ HOST_DEVICE inline float sum_of_two(float a, float b) {
     return a + b;
 }
 
-// out = inp1 + inp2, for a sum that no norm follows, as at the end of a pipeline stage; if one does,
-// residual_norm_forward (norm.cuh) computes both in one pass. Both round the sum in the same way, to the same
-// bits.
+// out = inp1 + inp2, for a sum that no norm follows, as at the end of a pipeline stage; if a norm follows,
+// residual_norm_forward (norm.cuh) computes both in one pass. The sums of the two functions are
+// bit-identical.
 inline void residual_forward(floatX* out /* (n), may be inp1 or inp2 */, const floatX* inp1 /* (n) */,
                              const floatX* inp2 /* (n) */, size_t n, cudaStream_t stream) {
     elementwise<sum_of_two>(out, nullptr, n, stream, inp1, inp2);

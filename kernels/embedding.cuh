@@ -9,15 +9,15 @@ Many tokens share a row of a table, so the backward pass would need atomics, who
 Instead the host sorts the tokens, and rows of dout for the same row of a table are summed one after another.
 On a GPU this is a segmented reduction: the sorted list is cut into pieces of 64, one per warp, so that all
 warps have the same work, whether tokens are rare or one of them fills the batch. A warp adds the sums that
-begin in its piece to the table, and leaves the sum that began before it as a carry. The carries form a sorted
-list too, of 1/64 the length, which the next launch sums into the table in the same way: three launches
-suffice for 64^3 = 262,144 tokens. The order of additions is fixed, so every run has the same bits; and the
-launches do not depend on the tokens, so a CUDA graph can hold them.
+begin in its piece to the table, and leaves a sum that began in an earlier piece as a carry. The carries form
+a sorted list too, of 1/64 the length, which the next launch sums into the table in the same way: three
+launches suffice for 64^3 = 262,144 tokens. The order of additions is fixed, so all runs are bit-identical;
+and the launches do not depend on the tokens, so a CUDA graph can hold them.
 
-The backward pass reads dout once, and reads and writes the rows of the tables that occur, in float. For
-carries it writes and reads, in float, up to 1/64 of the elements of dout per table, which a cache can hold.
-If there are positions, it reads dout twice, the second time from the L2 cache: the launch goes through the
-channels in slices of 128 (16 MiB for 65,536 tokens in bf16), each by token first, then by position.
+The backward pass reads dout once, and it reads and writes, in float, the rows of the tables that occur. Per
+table it also writes and reads carries, in float: up to 1/64 of the elements of dout, which fit in a cache. If
+there are positions, dout is read a second time, from the L2 cache: the launch processes the channels in
+slices of 128 (16 MiB for 65,536 tokens in bf16), each first by token, then by position.
 
 If the vocabulary is split across devices, a VocabRange gives the rows of the table that are on this one.
 Other tokens give zeros, so that the sum over the devices, one of which adds the positions, is the embedding.
@@ -58,7 +58,7 @@ struct PositionList {
     HOST_DEVICE int row(int i) const { return positions[by_position[i]]; }
 };
 
-// On a GPU a list is summed in pieces of this length, then so is the list of their carries, and so on.
+// Length of the pieces in which a GPU sums a list, then the list of their carries, and so on.
 constexpr int sum_length = 64;
 
 // Returns the number of launches for a list of N.
@@ -132,7 +132,7 @@ __global__ void embedding_forward_kernel(floatX* out, const int* tokens, const f
     store(out + n * C + c, sum);
 }
 
-constexpr int sum_warps = 4;  // warps of a block, with a piece each
+constexpr int sum_warps = 4;  // warps of a block; each sums one piece
 constexpr int sum_ahead = 8;  // rows that a warp loads at once
 // minimum blocks per multiprocessor: in bf16 they keep 48 KiB of loads in flight, more than an H200 delivers
 // to each multiprocessor in 1 us
@@ -146,7 +146,7 @@ struct CarryList {
     HOST_DEVICE int row(int i) const { return rows[i]; }
 };
 
-// The rows to sum, and the places of their sums.
+// The rows to sum, and where their sums are stored.
 template <typename List, typename T>
 struct RowSums {
     List list;
@@ -154,7 +154,7 @@ struct RowSums {
     const T* inp;               // (rows, C)
     float* table;               // (rows, C) +=
     float* carries = nullptr;   // (pieces, C)
-    int* carry_rows = nullptr;  // (pieces) of the table; -1: no sum for this table continues into the piece
+    int* carry_rows = nullptr;  // (pieces) table rows; -1: no sum continues into the piece
 
     HOST_DEVICE int pieces() const { return ceil_div(count, sum_length); }
     HOST_DEVICE int blocks() const { return ceil_div(pieces(), sum_warps); }
@@ -180,7 +180,7 @@ __device__ void sum_piece(const RowSums<List, T>& sums, int piece, int C, int c)
     Vec<float, W> sum = {};
 #pragma unroll 1
     for (int first = begin; first < end; first += warp_size) {
-        // Each lane inspects one of the next 32 rows. Bit j of a mask is row j of these.
+        // Each lane inspects one of the next 32 rows. Bit j of a mask belongs to row j of these.
         constexpr int none = -2;
         int i = first + lane, place = 0, row = -1, next = -1;
         if (i < end) place = list.place(i), row = list.row(i), next = i + 1 < end ? list.row(i + 1) : none;
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(warp_size* sum_warps, sum_blocks)
         sum_piece<W>(second, piece - blocks * sum_warps, C, c);
 }
 
-// Returns the floats of the carries of `pieces` pieces and of their rows: a multiple of 16 bytes if a row is.
+// Returns the floats for the carries of `pieces` pieces and their rows: a multiple of 16 bytes if a row is.
 inline size_t carry_floats(int pieces, int C) {
     return (size_t)pieces * C + ceil_div(pieces, 4) * 4;
 }
@@ -268,7 +268,7 @@ double tables_bytes(const T* wte, const T* wpe, int N, int C, const VocabRange& 
     return array_bytes(wte, share_here(vocab) * std::min(N, ledger->V), C) + array_bytes(wpe, ledger->T, C);
 }
 
-// A token outside of `vocab` counts as zeros: its row is its position's alone, or 0 without positions.
+// A token outside of `vocab` counts as zeros: its row is only that of its position, or 0 without positions.
 inline void embedding_forward(floatX* out /* (N, C) */, const int* tokens /* (N) */,
                               const floatX* wte /* (vocab.count, C) */,
                               const floatX* wpe /* (T, C) or null */,

@@ -10,9 +10,9 @@ exits with the error's code. Destructors undo unfinished work on the way.
 #include <string>
 #include <utility>
 
-// Exit codes, for scripts that restart the program: only after the last is a restart worthwhile.
+// Exit codes, for scripts that restart the program: a restart is worthwhile only after the last of these.
 constexpr int exit_bad_input = 1;     // the user's input: options, files, a machine that is too small
-constexpr int exit_not_finite = 70;   // the numbers of a run are not finite
+constexpr int exit_not_finite = 70;   // a loss or a gradient is not finite
 constexpr int exit_failed_part = 75;  // another process, a link, a device or a disk (sysexits.h: EX_TEMPFAIL)
 
 struct Error : std::runtime_error {
@@ -54,7 +54,7 @@ __attribute__((format(printf, 1, 2))) inline std::string text(const char* format
     throw Error(message);
 }
 
-// Throws FailedPart, for a process, a link, a device or a disk.
+// Throws FailedPart: a process, a link, a device or a disk has failed.
 [[noreturn]] __attribute__((format(printf, 1, 2))) inline void fail_part(const char* format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -74,8 +74,8 @@ struct NotedError {
     }
 };
 
-// Runs work where nothing may be thrown, such as in a step that no rank can leave by itself, and notes its
-// first error.
+// Runs work where nothing may be thrown, such as in a step that ranks can only leave together. Notes the
+// error unless one was noted before.
 template <typename Work>
 void note_error(NotedError& noted, Work&& work) {
     try {
@@ -85,7 +85,7 @@ void note_error(NotedError& noted, Work&& work) {
     }
 }
 
-// Notes only the message, if the program continues after the error.
+// Notes only the message, for errors after which the program continues.
 template <typename Work>
 void note_error(std::string& message, Work&& work) {
     NotedError noted = {exit_bad_input, message};

@@ -3,7 +3,7 @@ The exponential and the normal distribution as branch-free float arithmetic, so 
 loops over them: they vectorize the C library's versions only under -ffast-math, which breaks NaN and Inf.
 
 A GPU has instructions for 2^x and 1/x. They are accurate enough for bf16 (relative error of the exponential:
-2^-16) and take a third of the instructions of the accurate versions, which would make kernels wait for
+2^-16) and need a third of the instructions of the accurate versions, which would make kernels wait for
 arithmetic rather than memory.
 */
 #pragma once
@@ -61,7 +61,7 @@ struct Normal {
     float density, below;
 };
 
-// To 3e-7 absolute: Abramowitz & Stegun, Handbook of Mathematical Functions, 26.2.17.
+// Accurate to 3e-7 (absolute): Abramowitz & Stegun, Handbook of Mathematical Functions, 26.2.17.
 HOST_DEVICE inline Normal fast_normal(float x) {
     float density = 0.39894228f * fast_exp(-0.5f * x * x);
     float t = fast_inverse(1 + 0.2316419f * fabsf(x));

@@ -4,10 +4,10 @@
     e4m3    4 bits of exponent, 3 of fraction, up to 448      values of the forward pass
     e5m2    5 bits of exponent, 2 of fraction, up to 57344    gradients
 
-A matrix (rows, columns) of floatX is stored as q = round(x * scale), together with a float, the value of 1 in
-q. The scale maps the largest element to the largest number of the format. It is computed from the same
-numbers it is applied to, so nothing saturates. Rounding is to nearest even. A NaN or infinite element makes
-the whole matrix NaN.
+A matrix (rows, columns) of floatX is stored as q = round(x * scale), together with a float, the value that q
+= 1 stands for. The scale maps the largest element to the largest number of the format. It is computed from
+the same elements that it is applied to, so nothing saturates. Rounding is to nearest even. A NaN or infinite
+element makes the whole matrix NaN.
 
 Hopper multiplies in fp8 only if the inner dimension of both operands is contiguous, so a matrix is needed as
 it is for one product and transposed for another. One pass writes both, through a tile in shared memory. The
@@ -28,8 +28,8 @@ amax must be known by then (amax.cuh).
 
 enum class Fp8 { e4m3, e5m2 };
 
-// A scale is an array aligned to 16 bytes: the amax and, at the next multiple of 16 bytes, the value of 1 in
-// q. For scales aligned otherwise, cuBLASLt proposes algorithms and then refuses to start them.
+// A scale is an array aligned to 16 bytes: the amax and, at the next multiple of 16 bytes, the value of q =
+// 1. If a scale has another alignment, cuBLASLt proposes algorithms and then refuses to start them.
 constexpr int fp8_one_at = 4, fp8_scale_floats = 8;
 
 struct Fp8Matrix {

@@ -7,11 +7,11 @@ the weights' gradient in fp32. As in matmul.cuh:
                  dweight += or = dout^T inp                              reads dout8 and inp8, both transposed
 
 BlockProducts computes these for all matrices of the blocks that a rank holds, or calls matmul.cuh if fp8 is
-off. A weight is identified by its address. It is quantized both ways at its first use after a change or,
-where memory is short, one way at each use. A layer's input is quantized both ways at once: as it is, into
-memory that all products share, until the next one; and transposed, into memory that the layer owns until its
-backward pass, because the weight's gradient reads nothing else of the input. The gradient of a layer's output
-is also quantized both ways, but neither copy is kept.
+off. A weight is identified by its address. It is quantized in both orientations at its first use after a
+change or, where memory is short, in one orientation at each use. A layer's input is quantized in both at
+once: as it is, into memory that all products share, until the next one overwrites it; and transposed, into
+memory that the layer owns until its backward pass, because the weight's gradient reads nothing else of the
+input. The gradient of a layer's output is also quantized in both, but neither copy is kept.
 */
 #pragma once
 
@@ -93,12 +93,12 @@ struct Fp8Sizes {
     size_t weights = 0;         // elements of all matrices
     size_t matrices = 0;        // number of matrices; 0: fp8 is off
     size_t largest_weight = 0;  // elements of the largest matrix
-    bool keeps_weights = true;  // copies of both orientations, until the weights change
+    bool keeps_weights = true;  // keeps copies in both orientations until the weights change
     // Tensor cores can accumulate in fewer bits, which is faster and enough for the forward pass; this makes
     // the gradients' products do so too.
     bool fast_gradients = false;
     // The shape of the largest activation or gradient. In training, a micro-batch has exactly this many rows;
-    // a call with fewer works on a part of them.
+    // a call with fewer rows works on a part of a micro-batch.
     size_t rows = 0, width = 0;
 };
 
@@ -124,7 +124,7 @@ struct Fp8Operand {
     static Fp8Operand of_gradient(float* scale) { return {scale, nullptr, scale != nullptr}; }
 };
 
-// The memory of these products: copies of weights, of one activation, and of one gradient both ways.
+// The memory of these products: copies of weights, one activation, and one gradient (in both orientations).
 struct Fp8Arrays {
     Fp8Matrix inp = {}, dout = {};
     uint8_t* weights = nullptr;  // all matrices, one after another; or only one, in one orientation
@@ -158,8 +158,8 @@ public:
           stream_(stream),
           arrays_(memory, sizes) {}
 
-    // Marks what is kept of all weights as stale. at_once: updates it now, because the next use may be in a
-    // CUDA graph, which repeats on every launch what was captured.
+    // Marks the amax and the copies of every weight as stale. at_once: updates them now, because the next use
+    // may be in a CUDA graph, which repeats on every launch what was captured.
     void weights_changed(bool at_once) {
         shared_weight_ = {};
         for (auto& [place, weight] : weights_) {
@@ -174,7 +174,7 @@ public:
         shared_weight_ = {};
     }
 
-    // inp8: belongs to inp; used if inp is all rows.
+    // inp8: belongs to inp; used if inp has all rows.
     void forward(floatX* out, const floatX* inp, const Fp8Operand& inp8, const floatX* weight,
                  const floatX* bias, int N, int C, int OC, bool accumulate = false) {
         if (on_) {
@@ -185,7 +185,7 @@ public:
         matmul_forward(out, inp, weight, bias, N, C, OC, stream_, accumulate);
     }
 
-    // Makes the fp8 copy of an input that forward() keeps, for inputs of which forward() saw only some rows
+    // Makes the fp8 copy of an input that forward() would have kept, if forward() was passed only some rows
     // at a time.
     void keep_input(const floatX* inp, const Fp8Operand& inp8, int N, int C) {
         if (on_ && (size_t)N == rows_)
@@ -223,8 +223,8 @@ public:
         gelu_backward(form, dpre, dpre, pre, (size_t)N * C, stream_, amax);
     }
 
-    // dout: unchanged since backward_input(), if that has read it. dbias, scratch, accumulate: see
-    // matmul_backward_weight().
+    // dout: must not have changed since backward_input(), if that has read it. dbias, scratch, accumulate:
+    // see matmul_backward_weight().
     void backward_weight(float* dweight, const floatX* dout, const floatX* inp, const Fp8Operand& inp8, int N,
                          int C, int OC, float* dbias = nullptr, float* scratch = nullptr,
                          bool accumulate = true) {
@@ -251,8 +251,8 @@ private:
         bool is_fresh = false;
     };
 
-    // Quantizes inp (rows, columns) to to.values and, if it is all rows, to `transposed`; either may be null.
-    // A part of the rows is scaled by its own amax, in to.scale.
+    // Quantizes inp (rows, columns) into to.values and, if it has all rows, into `transposed`; either may be
+    // null. A part of the rows is scaled by its own amax, in to.scale.
     Fp8Matrix quantized(Fp8Matrix to, uint8_t* transposed, Fp8 format, const floatX* inp,
                         const Fp8Operand& operand, int rows, int columns) {
         bool all = (size_t)rows == rows_;
@@ -296,9 +296,9 @@ private:
     const bool on_, keeps_weights_, fast_gradients_;
     const size_t rows_;
     cudaStream_t stream_;
-    Fp8Arrays arrays_;                    // weights and scales: the first not assigned to a matrix yet
+    Fp8Arrays arrays_;                    // weights, scales: point to the first ones not yet assigned
     const floatX* transposed_ = nullptr;  // the gradient whose transpose is in arrays_.dout
     float* transposed_scale_ = nullptr;
-    std::pair<const floatX*, bool> shared_weight_ = {};  // weight in arrays_.weights, and if transposed
+    std::pair<const floatX*, bool> shared_weight_ = {};  // weight in arrays_.weights; whether transposed
     std::map<const floatX*, Weight> weights_;
 };

@@ -52,7 +52,7 @@ HOST_DEVICE float gelu_gradient(float dout, float x) {
 // ----------------------------------------------------------------------------
 // launchers
 
-// amax: (1) receives the amax of out, or in the backward pass of dinp; may be null.
+// amax: (1) receives the amax of out, or, in the backward pass, of dinp; may be null.
 inline void gelu_forward(Gelu form, floatX* out /* (n), may be inp */, const floatX* inp /* (n) */, size_t n,
                          cudaStream_t stream, float* amax = nullptr) {
     switch (form) {

@@ -3,10 +3,10 @@ Sums of squares; the norm of all gradients, and the factor that clips it (Pascan
 
     norm = sqrt(sum of squares),   scale = min(1, max_norm / norm)
 
-All values are squared in one launch, and the order of additions is fixed: each range is summed in chunks of a
-fixed size, then the chunks are, so a sum depends on neither the number of threads nor the device's size. A
-norm or loss that is not finite, or exceeds a limit that the host has set before, makes the scale NaN, and the
-optimizer then changes nothing: a bad step is stopped on the device, without waiting for the host to look.
+All values are squared in one launch, and the order of additions is fixed: chunks of a fixed size are summed,
+then their sums, so a sum depends on neither the number of threads nor the device's size. A norm or loss that
+is not finite, or exceeds a limit that the host has set beforehand, makes the scale NaN, and the optimizer
+then changes nothing: a bad step is stopped on the device, without waiting for the host to look.
 */
 #pragma once
 
@@ -19,20 +19,20 @@ optimizer then changes nothing: a bad step is stopped on the device, without wai
 
 constexpr size_t norm_chunk = 16384;
 
-// A range of elements in an array, and the index of the sum that they count in. Ranges of one sum are
-// consecutive.
+// A range of elements in an array, and the index of the sum to which their squares are added. Ranges of one
+// sum are consecutive.
 struct SquaresRange {
     size_t at, count;
     int sum = 0;
 };
 
-// Floats of scratch that sum_squares needs for one range. Several ranges need the total of theirs.
+// Floats of scratch that sum_squares needs for one range. For several ranges, add them up.
 inline size_t sum_squares_scratch(size_t count) {
     return ceil_div(count, norm_chunk);
 }
 
 struct ClipLimits {
-    float max_norm;                                  // 0 does not clip
+    float max_norm;                                  // 0: no clipping
     float most_loss = FLT_MAX, most_norm = FLT_MAX;  // above these, the step is skipped
     HOST_DEVICE ClipLimits(float max_norm) : max_norm(max_norm) {}
 };
@@ -98,7 +98,7 @@ __global__ void sum_squares_kernel(float* scratch, const T* values,
     if (threadIdx.x == 0) scratch[blockIdx.x] = sum;
 }
 
-// One block per sum. The ranges of this table are of chunks, in scratch.
+// One block per sum. The ranges of this table are ranges of chunks' sums in scratch.
 __global__ void sum_chunks_kernel(float* sums, const float* scratch,
                                   const __grid_constant__ SquaresTable table) {
     const SquaresRange& chunks = table.part[table.find(blockIdx.x)];
@@ -147,8 +147,8 @@ __global__ void clip_scale_kernel(float* norm_and_scale, const float* sum_square
 // ----------------------------------------------------------------------------
 // launchers
 
-// Sets the sums that occur in the ranges; the others keep their values. T: float or floatX. If a range begins
-// or ends off a multiple of 16 bytes, all are summed in a different order than aligned ones.
+// Sets the sums that occur in the ranges; the others keep their values. T: float or floatX. If any range
+// begins or ends at an address that is not a multiple of 16 bytes, all are summed in a different order.
 template <typename T>
 void sums_of_squares(float* sums, float* scratch, const T* values, const std::vector<SquaresRange>& ranges,
                      cudaStream_t stream) {

@@ -6,7 +6,7 @@ A graph is fixed: the same kernels on the same memory with the same sizes. So ea
 everything that the work depends on. Work with a new key runs normally; the second time it is captured, and
 from then on its graph is launched. The first run also makes libraries load their code, choose their
 algorithms and allocate their memory, none of which is allowed during a capture. The kernels and their order
-are the same as in a normal run, so the results are identical to the bit.
+are the same as in a normal run, so the results are bit-identical.
 
 The work must be on one stream, or on others that fork from it and join it by events. Anything else that the
 host does in it must not matter, because it is skipped when the graph is launched.

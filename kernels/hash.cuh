@@ -1,14 +1,14 @@
 /*
 A 64-bit hash of any bytes on a device: ranks that should hold the same numbers compare eight bytes instead of
-all of them, and a single flipped bit shows.
+all of them, and a single flipped bit is detected.
 
     hash = sum over i of mix(word[i], i)   modulo 2^64,    word[i]: the bytes 8 i to 8 i + 7
 
 For each i, mix is a bijection of the word (the finalizer of MurmurHash3; Appleby, 2011), so any change within
-one word changes the hash. A change in several words, such as a swap of two, goes undetected once in 2^64. The
-order of the terms does not matter: the hash is the same for any number of threads and on every device, and
-the hash of a whole is the sum of the hashes of its parts, wherever these are. It protects against faults, not
-attackers: collisions are easy to construct.
+one word changes the hash. A change in several words, such as a swap of two, goes undetected with probability
+2^-64. The order of the terms does not matter: the hash is the same for any number of threads and on every
+device, and the hash of a whole is the sum of the hashes of its parts, wherever these are. It protects against
+faults, not attackers: collisions are easy to construct.
 */
 #pragma once
 
@@ -99,8 +99,8 @@ inline void launch_hash(uint64_t* hash, const uint8_t* bytes, size_t n, uint64_t
 // ----------------------------------------------------------------------------
 // launchers
 
-// Adds to *hash the hash of n bytes that begin at word `first_word` of the whole. Every part but the last
-// consists of whole words.
+// Adds to *hash the hash of n bytes that begin at word `first_word` of the whole. Every part except the last
+// must consist of whole words.
 inline void add_hash(uint64_t* hash /* (1) */, const void* bytes, size_t n, uint64_t first_word,
                      cudaStream_t stream) {
     const uint8_t* from = static_cast<const uint8_t*>(bytes);

@@ -1,9 +1,10 @@
 /*
 The subset of the CUDA runtime API that train_gpt uses, for machines without a GPU.
 
-"Device" memory is host memory. A stream is a worker thread that runs its tasks in order; nothing else orders
-two streams, so code that forgets an event misbehaves here as it would on a card (and ThreadSanitizer sees
-it). Like non-blocking CUDA streams, streams made here do not synchronize with the default stream.
+"Device" memory is host memory. A stream is a worker thread that runs its tasks in order; only events order
+the tasks of different streams, so code that forgets an event misbehaves here as it would on a card (and
+ThreadSanitizer reports it). Like non-blocking CUDA streams, streams made here do not synchronize with the
+default stream.
 */
 #pragma once
 
@@ -23,7 +24,7 @@ it). Like non-blocking CUDA streams, streams made here do not synchronize with t
 // ----------------------------------------------------------------------------
 // memory
 
-// Linux overcommits memory and kills the process later, so the check is ours.
+// Checks that the memory is available: Linux would overcommit it, and kill the process later.
 inline cudaError_t cudaMalloc(void** pointer, size_t bytes) {
     *pointer = nullptr;
     if (host_captures > 0) return cudaErrorStreamCaptureUnsupported;

@@ -12,8 +12,8 @@ The memory of the machine that a program runs on.
 #include <sys/mman.h>
 #include <sys/resource.h>
 
-// Returns the number after `key` in a file of Linux, or the one at its beginning if there is no key.
-// SIZE_MAX: not found.
+// Returns the number after `key` in a file, or the one at the beginning of the file if `key` is empty;
+// SIZE_MAX if there is none.
 inline size_t number_in_file(const std::string& path, const std::string& key = "") {
     std::ifstream file(path);
     std::string word;
@@ -28,10 +28,10 @@ struct GroupFiles {
     const char *folder, *limit, *used, *unused_pages;
 };
 
-// Returns the bytes that each of some processes of this host could still allocate: its share of MemAvailable,
-// or of what is left of a limit of a control group around it, and at most what is left of its address space
-// (ulimit -v), which it shares with none. Unused page cache counts as free, because the kernel drops it
-// before a group is out of memory. root: a prefix of all paths, for tests.
+// Returns the bytes that each of `processes` processes on this host can still allocate: an equal share of
+// MemAvailable, or of what remains of the limit of an enclosing control group, but at most what remains of
+// its own address space (ulimit -v). Unused page cache counts as free, because the kernel drops it before a
+// group runs out of memory. root: a prefix of all paths, for tests.
 inline size_t host_available_memory(int processes = 1, const std::string& root = "") {
     constexpr GroupFiles versions[] = {
         {"memory/", "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file"},
@@ -45,8 +45,8 @@ inline size_t host_available_memory(int processes = 1, const std::string& root =
         available = std::min(available, limit - std::min(limit, used));
     };
     // Each line has a hierarchy's number, its controllers, and the path of the process's group in it. A
-    // container may see its own group as the root but the group's path from outside: groups that are not
-    // found have no limit.
+    // container may see its own group as the root, but with the path that it has outside: groups that are not
+    // found count as unlimited.
     std::ifstream groups(root + "/proc/self/cgroup");
     for (std::string line; std::getline(groups, line);) {
         bool is_v2 = line.starts_with("0::");

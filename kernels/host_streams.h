@@ -1,10 +1,11 @@
 /*
-Streams and events for host_cuda.h, what the rest of it shares with them (errors, the device), and captures: a
-stream that is being captured keeps its work for a graph (host_graphs.h) instead of running it, and so does
+Streams and events for host_cuda.h; errors and the device, which the rest of that file uses too; and captures:
+a stream that is being captured keeps its work for a graph (host_graphs.h) instead of running it, and so does
 each stream that waits for one in the same capture.
 
-Work that throws counts as a failed kernel: until cudaGetLastError() no stream runs any more work, so nothing
-is computed from what the failure left, and waiting for a stream or an event returns cudaErrorLaunchFailure.
+Work that throws counts as a failed kernel: until cudaGetLastError() is called, no stream runs any more work,
+so nothing is computed from incomplete results, and waiting for a stream or an event returns
+cudaErrorLaunchFailure.
 */
 #pragma once
 
@@ -122,7 +123,7 @@ struct HostDevice {
     void* (*allocate)(size_t bytes) = allocate_host_memory;
     void (*release)(void* pointer) = free;
     int major = 0, minor = 0;  // compute capability
-    size_t shared_bytes = 0;   // limit of a block
+    size_t shared_bytes = 0;   // limit per block
     int threads = 0;           // OpenMP threads of each stream; 0: as OpenMP chooses
 };
 inline constinit HostDevice host_device;
@@ -154,15 +155,15 @@ struct HostCapture {
     HostStream* origin;
     std::vector<HostStream*> streams;
     std::vector<std::function<void()>> tasks;
-    // For each stream but the origin, the length of `tasks` after its last work; erased when a stream waits
-    // for that work.
+    // For each stream except the origin, the length of `tasks` after its last work; erased when a stream
+    // waits for that work.
     std::map<HostStream*, size_t> unjoined;
     bool invalid = false;  // a call was made that cannot be captured
     bool ended = false;
 };
 
-// The number of captures that this thread has begun and not ended. Meanwhile it may not allocate, free, or
-// copy synchronously.
+// The number of captures that this thread has begun and not ended. While there are any, it may not allocate,
+// free, or copy synchronously.
 inline thread_local int host_captures = 0;
 
 // The number of unfinished tasks in all streams.
@@ -176,7 +177,7 @@ public:
               run();
           }) {}
 
-    // Waits for all work, so that the caller can then free the memory that it uses.
+    // Waits for all work, so that the caller can free the memory that the work uses.
     ~HostStream() {
         {
             std::lock_guard lock(mutex_);
@@ -186,10 +187,10 @@ public:
         worker_.join();
     }
 
-    // The most tasks in a queue: as on a GPU, enqueueing one more blocks until there is room.
+    // The maximum number of tasks in a queue: as on a GPU, enqueueing one more blocks until there is room.
     static constexpr size_t most_tasks = 1024;
 
-    // Tasks that order streams (marks and waits of events) still run after work has failed, so that nothing
+    // Tasks that order streams (event records and waits) still run after work has failed, so that nothing
     // waits forever.
     enum Kind { work, order };
 
@@ -218,7 +219,7 @@ public:
         return tasks_.empty();
     }
 
-    // Null if work runs instead of being captured. Only for the thread that enqueues.
+    // Null if work runs instead of being captured. Called only by the thread that enqueues.
     const std::shared_ptr<HostCapture>& capture() const { return capture_; }
     void join(const std::shared_ptr<HostCapture>& capture) {
         capture_ = capture;
@@ -230,7 +231,7 @@ private:
     // A task stays at the front of the queue while it runs, so an empty queue means that all work is done.
     void run() {
 #ifdef _OPENMP
-        // This is a setting of each thread, which a new thread does not inherit.
+        // The number of OpenMP threads is a per-thread setting, which a new thread does not inherit.
         if (host_device.threads > 0) omp_set_num_threads(host_device.threads);
 #endif
         std::unique_lock lock(mutex_);

@@ -1,11 +1,11 @@
 /*
 Numbers that are known in advance, for tests of devices and links.
 
-    out[i] = a whole number from -64 to 63, random by (key, i)
+    out[i] = a pseudorandom integer from -64 to 63, determined by (key, i)
 
 bf16 represents them exactly, and fp32 every sum of up to 4096 products of two of them, which is 2^24 at most.
-So the order in which a library sums does not matter: a product of such matrices has the same bits on every
-device, and a device with other bits is broken. No two tiles of a matrix are the same.
+So the order in which a library sums does not matter: a product of such matrices is bit-identical on every
+device, and a device with a different result is broken. No two tiles of a matrix are the same.
 */
 #pragma once
 

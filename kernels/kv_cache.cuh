@@ -5,15 +5,16 @@ positions are kept, so that a new token costs one query instead of a pass over t
     att_t = sum_j p_tj v_j,  p_tj = exp(s_tj) / sum_j exp(s_tj),  s_tj = q_t . k_j / sqrt(HS)
 
 Query t of the T in qkv is at position past + t. j runs over the positions 0 .. past + t, or the last `window`
-of them. Formula and qkv are those of attention.cuh, and the results are the same to rounding. Texts of
-several lengths have a `past` each; one whose past is negative is skipped, and its output is zero.
+of them. The formula and the layout of qkv are those of attention.cuh, and the results agree up to rounding.
+Texts of different lengths each have their own `past`; a text whose past is negative is skipped, and its
+output is zero.
 
-A cache (B, limit, 2, NKV, HS) is that of one layer. Its row for a position, [NKV keys | NKV values], is the
+A cache (B, limit, 2, NKV, HS) belongs to one layer. Its row for a position, [NKV keys | NKV values], is the
 end of that position's row of qkv, so new rows are copied as they are. Nothing is saved: there is no backward
 pass.
 
-Few queries leave nothing to share between them, and the time is that of reading the cache once. So a block
-handles one query of one head, and spreads the keys over its threads.
+When there are few queries, they have little to share, and the time is that of reading the cache once. So a
+block handles one query of one head, and spreads the keys over its threads.
 */
 #pragma once
 
@@ -25,9 +26,9 @@ handles one query of one head, and spreads the keys over its threads.
 #include "kernels/fast_math.cuh"
 
 struct KvCacheShape {
-    AttentionShape attention;  // describes qkv and att, whose position t is past + t of the text
+    AttentionShape attention;  // describes qkv and att, whose position t is position past + t of the text
     int limit, past;
-    const int* pasts;  // (B), on the device; null: `past` is that of every text
+    const int* pasts;  // (B), on the device; null: every text has the same `past`
 
     HOST_DEVICE int before(int b) const { return pasts ? pasts[b] : past; }
 
@@ -45,13 +46,12 @@ struct KvCacheShape {
     HOST_DEVICE int first(int position) const { return attention.first_key(0, position); }
 };
 
-// Returns the shape of T positions that follow `past` in the cache. Throws Error if it has no room for them.
-// pasts: on the device, one for each text; the caller ensures that there is room.
+// Returns the shape for T positions that follow `past` others. Throws Error if the cache has no room for
+// them. pasts: on the device, one for each text; the caller ensures that there is room.
 inline KvCacheShape kv_cache_shape(int B, int T, int limit, int past, int NH, int NKV, int HS, int window,
                                    const int* pasts = nullptr) {
     if (past < 0 || T > limit - past) {
-        fail("key/value cache: no room for %d positions after %d in one of %d; make it longer", T, past,
-             limit);
+        fail("key/value cache: no room for %d positions after %d; make it longer than %d", T, past, limit);
     }
     return {self_attention_shape(B, T, NH, NKV, HS, window, nullptr), limit, past, pasts};
 }
@@ -183,7 +183,7 @@ struct HeadSlice {
 };
 
 // Grid (T, NH, B). A team of `lanes` neighboring lanes, a power of two, reads a key; the block's teams take
-// turns at the positions, several at a time so that their loads overlap.
+// positions in turn, several at a time, so that their loads overlap.
 template <int W>
 __global__ void __launch_bounds__(kv_cache_block)
     kv_cache_attention_kernel(floatX* att, const floatX* qkv, const floatX* cache, KvCacheShape s,

@@ -2,11 +2,11 @@
 LAMB (You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", 2020): AdamW's
 update, scaled so that the step of each matrix is proportional to its own norm.
 
-    u = m_hat / (sqrt(v_hat) + eps) + weight_decay w           m_hat and v_hat as AdamW has them
+    u = m_hat / (sqrt(v_hat) + eps) + weight_decay w           m_hat and v_hat as in AdamW
     w = w - learning_rate ratio u,   ratio = |w| / |u|
 
-The norms are over a section: queries, keys and values are matrices of their own here, as are the gates and
-the values of SwiGLU. The ratio is 1 for biases and norms, which never decay, and where either norm is 0.
+The norms are over a section: queries, keys and values count as separate matrices here, and so do the gates
+and the values of SwiGLU. The ratio is 1 for biases and norms, which never decay, and where |w| or |u| is 0.
 
 A step has two passes: the first writes u over the gradient, so it needs no more memory than AdamW; between
 them the squares of w and u are summed over all ranks.
@@ -40,7 +40,7 @@ struct LambUpdate {
     }
 };
 
-// Steps by u.
+// Subtracts u times the learning rate and the ratio.
 struct LambStep {
     static constexpr int slots = 0;
     static constexpr bool steps = true;

@@ -6,8 +6,8 @@ that are made meanwhile are imaginary: they have addresses at which nothing can 
 accidental access crashes.
 
 Each launcher states what its kernels cost on a card, regardless of the device this program is built for: the
-bytes of memory that they read and write, counting each pass over a tensor, and their FLOPs. Single numbers,
-and fills of them, are left out.
+bytes of memory that they read and write, counting each pass over a tensor, and their FLOPs. Scalars, and
+fills of scalars, are left out.
 */
 #pragma once
 
@@ -52,9 +52,9 @@ struct LaunchCost {
     double flops() const { return attention.flops + product.flops(); }
 };
 
-// Properties of the card that a ledger is for, as launchers need them.
+// Properties that launchers need of the card that a ledger is for.
 struct LedgerCard {
-    size_t element_bytes;  // a parameter's or an activation's
+    size_t element_bytes;  // of a parameter or an activation
     int capability = 90;   // see capability_of; 0: the host
 
     bool is_hopper() const { return capability / 10 == 9; }
@@ -67,10 +67,10 @@ struct LedgerCard {
 // from `first` on.
 struct GroupOfRanks {
     int number = 0, first = 0, stride = 1, ranks = 1;
-    int side_by_side = 0;  // a pair of ranks of two stages: the number of such pairs; else 0
-    int blocks = 0;        // such a pair: thread blocks that move its messages; 0: no limit
+    int side_by_side = 0;  // for a pair of ranks in two stages: the number of such pairs; else 0
+    int blocks = 0;        // for such a pair: most thread blocks that move its messages; 0: no limit
 
-    // Returns the group of two of its ranks, given by their indices in it.
+    // Returns the group that consists of two of this group's ranks, given by their indices.
     GroupOfRanks pair(int one, int other) const {
         auto [low, high] = std::minmax(one, other);
         return {number, first + low * stride, (high - low) * stride, 2, 1};
@@ -82,7 +82,7 @@ struct GroupOfRanks {
     auto operator<=>(const GroupOfRanks&) const = default;
 };
 
-// A call of a group. operation, purpose: Operation and Traffic (data/run/flight_record.h).
+// A communication call of a group. operation, purpose: Operation and Traffic (data/run/flight_record.h).
 struct GroupCall {
     int operation, purpose;
     GroupOfRanks group;
@@ -194,9 +194,8 @@ public:
     }
     void forget() { entries.clear(), sections = {beside_passes}, known_.clear(); }
 
-    // Returns an address for an array of this size, or for a stream or an event. Arrays of floatX have an
-    // address range of their own, because in an fp32 build their type is also float; and so have arrays of
-    // the host.
+    // Returns an address for an array of this size, or for a stream or an event. Arrays of floatX have a
+    // separate address range, because in an fp32 build their type is also float; so do arrays of the host.
     template <typename T>
     T imagine(size_t bytes = 1, bool is_floatX = false, bool on_host = false) {
         uintptr_t &next = next_[is_floatX][on_host], at = next;

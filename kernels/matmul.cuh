@@ -3,11 +3,11 @@ The linear layer, which takes nearly all the time of training:
 
     forward      out (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC)
     backward     dinp (N, C) = dout (N, OC) weight
-                 dweight += dout^T inp, or = for the first that writes it
+                 dweight += dout^T inp, or = for the first product that writes it
                  dbias += column sums of dout
 
 The backward pass needs inp and weight. The products are left to the vendor's library, cuBLASLt or oneDNN,
-with sums in fp32 on both. Work on numbers that are still in registers (+=, bias, GELU, its gradient, column
+with sums in fp32 on both. Work on results that are still in registers (+=, bias, GELU, its gradient, column
 sums) is done in an epilogue, or by a separate kernel after the product where that is faster (column_sums.cuh
 has the one for column sums).
 */
@@ -65,7 +65,7 @@ inline void matmul_backward_weight_cpu(float* dweight, const floatX* dout, const
 // ----------------------------------------------------------------------------
 // products with their epilogues
 
-// Runs a product with its epilogue in the library. The library has no += for dbias.
+// Runs a product with its epilogue in the library. The library cannot add to dbias.
 inline cublasStatus_t multiply_fused(const Product& product, const ProductPlan& plan,
                                      const Algorithm& algorithm, const Operands& operands,
                                      cudaStream_t stream) {
@@ -75,7 +75,7 @@ inline cublasStatus_t multiply_fused(const Product& product, const ProductPlan& 
     return status;
 }
 
-// Returns the product to ask the library for if a kernel after it does the rest.
+// Returns the product to request from the library if a separate kernel does the rest of the epilogue.
 inline std::pair<Product, Operands> product_in_front(Product product, Operands operands) {
     if (product.epilogue == Epilogue::bias_gelu) operands.d = operands.pre_gelu;
     product.epilogue = epilogue_row(product.epilogue).in_front;
@@ -108,7 +108,7 @@ inline void multiply(const Product& product, const Operands& operands, cudaStrea
 // ----------------------------------------------------------------------------
 // launchers
 
-// The cost of d (rows, columns), whose elements are sums of `sums` products of a row of a and a column of b.
+// The cost of d (rows, columns), in which each element is a sum of `sums` products of elements of a and b.
 template <typename D, typename A, typename B>
 LaunchCost product_cost(const D* d, const A* a, const B* b, double rows, double columns, double sums,
                         bool accumulate, bool fast_sums = false) {
@@ -118,13 +118,13 @@ LaunchCost product_cost(const D* d, const A* a, const B* b, double rows, double 
             .product = {rows, columns, sums, sizeof(A) == 1, fast_sums}};
 }
 
-// Returns whether cuBLASLt has this form as an epilogue for rows of this width.
+// Returns whether cuBLASLt has this form of GELU as an epilogue for rows of this width.
 constexpr bool gelu_may_ride(Gelu form, int width, size_t element_bytes) {
     return form == Gelu::tanh && width % 8 == 0 && element_bytes == 2;
 }
 
-// The cost of a product with GELU or its gradient, which reads or writes `size` bytes more: as an epilogue,
-// or as a kernel.
+// The cost of a product with GELU or its gradient, which reads or writes `size` more bytes, either in an
+// epilogue or in a separate kernel.
 inline std::vector<LaunchCost> gelu_costs(LaunchCost product, double size, bool gradient) {
     if (!ledger->card.has_gelu_in_products())
         return {product, {.read = gradient ? 2 * size : size, .written = size}};
@@ -149,7 +149,7 @@ inline void matmul_forward(floatX* out,           // (N, OC)
                        {.a = weight, .b = inp, .d = out, .bias = bias}, stream));
 }
 
-// Computes out = gelu(pre). An epilogue applies it to pre before that is rounded to floatX.
+// Computes out = gelu(pre). An epilogue applies GELU to pre before pre is rounded to floatX.
 inline void matmul_gelu_forward(Gelu form,
                                 floatX* out,           // (N, OC)
                                 floatX* pre,           // (N, OC): for gelu_backward
@@ -178,7 +178,7 @@ inline void matmul_backward_input(floatX* dinp,          // (N, C)
                        {.a = weight, .b = dout, .d = dinp}, stream));
 }
 
-// For inp = gelu(pre): dpre = gelu'(pre) times the gradient of inp. An epilogue computes it before that
+// For inp = gelu(pre): dpre = gelu'(pre) times the gradient of inp. An epilogue multiplies before that
 // gradient is rounded to floatX.
 inline void matmul_backward_gelu(Gelu form,
                                  floatX* dpre,          // (N, C)
@@ -244,15 +244,15 @@ struct SparedMultiprocessors {
 // ----------------------------------------------------------------------------
 // speed of the device
 
-// Seconds that each of five measurements of the rate lasts. A GPU needs a while to reach its clock.
+// Seconds for each of five measurements of the rate. A GPU needs a while to reach its full clock.
 constexpr double rate_seconds = has_own_memory ? 0.02 : 0.006;
 
 // Returns the FLOP/s of a product of two (size, size) matrices, as a yardstick for training.
 inline double gemm_rate(int size, cudaStream_t stream) {
     SparedMultiprocessors none(0);
     size_t elements = (size_t)size * size;
-    // Normally distributed numbers: constant ones would use less power and run at a higher clock. They may
-    // repeat.
+    // Normally distributed numbers: constant ones would use less power and run at a higher clock. The numbers
+    // may repeat.
     std::vector<floatX> numbers(std::min(elements, size_t(1) << 16));
     uint64_t key = random_key(0, "gemm rate");
     for (size_t i = 0; i < numbers.size(); i++) numbers[i] = floatX(random_normal(key, i));
@@ -282,8 +282,8 @@ inline double gemm_rate(int size, cudaStream_t stream) {
     return 2.0 * size * size * size / times[times.size() / 2];
 }
 
-// Returns the GEMM rate of this device, from the largest product that takes a reasonable time and fits in
-// `available` bytes.
+// Returns the GEMM rate of this device: the highest rate of products of increasing size, up to the largest
+// that takes a reasonable time and fits in `available` bytes.
 inline double measured_gemm_rate(size_t available, cudaStream_t stream) {
     double rate = 0;
     for (int size = 512; size <= 8192; size *= 2) {

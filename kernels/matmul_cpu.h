@@ -1,7 +1,7 @@
 /*
 Matrix products on a CPU, by oneDNN, for the linear layers of kernels/matmul.cuh: in fp32, or with operands
-rounded to bf16, which is about twice as fast on processors with dot products or matrix units for that. Sums
-and results are fp32 either way.
+rounded to bf16, which is about twice as fast on processors with bf16 dot products or matrix units. Sums and
+results are fp32 either way.
 
 Operands stay fp32 in memory. A product in bf16 is computed block by block, so that the rounded copies are
 small and stay in the cache. The copy of a right block serves all left blocks that it is multiplied with, and
@@ -13,7 +13,7 @@ has the layout that oneDNN's loops prefer:
             round left[m, k]
             out[m, n] += left[m, k] right[k, n]
 
-The blocks depend only on the sizes, so a product gives the same bits every time.
+The blocks depend only on the sizes, so a product is bit-identical every time.
 */
 #pragma once
 
@@ -44,7 +44,7 @@ inline dnnl::memory::desc matrix_desc(dnnl::memory::data_type type, int rows, in
 }
 
 // Computes out = or += left right + bias, for matrices with the given layouts. bias is null if there is none.
-// Constructing an equal one is cheap: oneDNN keeps the code that it has compiled.
+// Constructing an equal one again is cheap: oneDNN keeps the code that it has compiled.
 class CpuProduct {
 public:
     using Desc = dnnl::memory::desc;
@@ -119,8 +119,8 @@ private:
 };
 
 // The rounded copy of a block as the right operand. If the matrix is stored by rows, oneDNN chooses the
-// layout. For one stored by columns, reordering would cost more than it gains, because their stride is often
-// a power of two.
+// layout. For one stored by columns, reordering would cost more than it gains, because its stride is often a
+// power of two.
 class RightBlock {
 public:
     void round(Elements block, int rows, int columns) {

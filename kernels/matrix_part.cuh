@@ -1,8 +1,8 @@
 /*
 Copies parts of a matrix, as ranks hold them, to and from the whole matrix.
 
-A part is a run of elements of a box, which consists of some columns of all rows, row by row. Element i of the
-part is
+A part is a run of consecutive elements of a box (in row-major order). A box consists of some columns of all
+rows. Element i of the part is
 
     e = begin + i,   row = e / columns,   column = first column + e % columns
 
@@ -59,8 +59,8 @@ void convert_cpu(To* out, const From* inp, size_t n, const float* scale) {
 
 constexpr unsigned part_block = 256;
 
-// Each row of the box has blocks of its own, because finding the row of an element by division would take
-// longer than moving it.
+// Each row of the box has its own blocks, because finding the row of an element by division would take longer
+// than moving it.
 template <PartCopy direction>
 __global__ void copy_part_kernel(floatX* matrix, floatX* part, MatrixPart at, size_t first_row,
                                  unsigned blocks_of_row) {

@@ -26,7 +26,7 @@ struct MemoryPattern {
     }
 };
 
-// A summary of the wrong words in a range. The default is that of no wrong words.
+// A summary of the wrong words in a range. By default there are none.
 struct WrongWords {
     unsigned long long count = 0, first = ~0ull;  // first: lowest index of a wrong word
     unsigned long long bits = 0;                  // bits that have the wrong value in some word
@@ -68,7 +68,7 @@ __global__ void write_pattern_kernel(uint64_t* words, size_t n, MemoryPattern pa
     }
 }
 
-// Wrong words are few, so their atomics cost nothing. The order of the atomics changes nothing either.
+// Wrong words are few, so their atomics cost little. The order of the atomics does not affect the result.
 __global__ void check_pattern_kernel(WrongWords* wrong, const uint64_t* words, size_t n,
                                      MemoryPattern pattern) {
     size_t step = (size_t)gridDim.x * blockDim.x;

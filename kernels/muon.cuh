@@ -6,12 +6,13 @@ updates (Liu et al., "Muon is scalable for LLM training", 2025). For each matrix
     o = approximately the nearest matrix to u with orthonormal rows or columns
     w = w (1 - learning_rate weight_decay) - learning_rate 0.2 sqrt(max(rows, cols)) o
 
-The elements of an AdamW update have a root mean square of about 0.2, those of an orthogonal matrix one of 1 /
+The elements of an AdamW update have a root mean square of about 0.2, and those of an orthogonal matrix 1 /
 sqrt(max(rows, cols)), so a learning rate that suits AdamW suits Muon too. Embeddings, the head, norms and
-biases are stepped by AdamW. Queries, keys and values are matrices of their own, and so are gates and values.
+biases are updated by AdamW. Queries, keys and values count as separate matrices, and so do the gates and
+values of SwiGLU.
 
 Newton-Schulz steps, X = a X + (b A + c A^2) X with A = X X^T, push all singular values towards 1 using only
-matrix products. With these coefficients, five of them bring every value that is not tiny into 0.65 .. 1.2,
+matrix products. With these coefficients, five steps bring every value that is not tiny into 0.65 .. 1.2,
 which works as well as exact orthogonality and takes fewer steps.
 */
 #pragma once
@@ -27,7 +28,7 @@ which works as well as exact orthogonality and takes fewer steps.
 #include "kernels/optimizer_pass.cuh"
 
 struct Muon {
-    AdamW adamw;      // steps the other tensors; Muon uses its learning rate and decay too
+    AdamW adamw;      // updates the other tensors; Muon uses its learning rate and decay too
     double momentum;  // for the matrices
 };
 
@@ -121,7 +122,7 @@ struct MuonUpdate {
     }
 };
 
-// Steps by o.
+// Decays the weight, and subtracts o times the learning rate and the scale.
 struct MuonStep {
     static constexpr int slots = 0;
     static constexpr bool steps = true;
@@ -151,7 +152,7 @@ inline std::vector<OptimizerPart> muon_parts(const std::vector<OptimizerPart>& p
 }
 
 // Returns a pass that runs `matrices` over the matrices of blocks and `others`, if there is one, over the
-// rest.
+// other parts.
 inline OptimizerPass muon_pass(const OptimizerPass& matrices, const OptimizerPass& others = {}) {
     auto each = [=](const OptimizerPass::Parts& parts, auto&& run) {
         run(matrices, muon_parts(parts, true));

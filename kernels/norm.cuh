@@ -17,9 +17,9 @@ dxhat = dout * weight, the backward pass is
     dbias   += sum over rows of dout
 
 where rmsnorm omits average(dxhat) and dbias. dinp accumulates because it is the gradient of the residual
-stream, to which the skip connection also contributes. dinp is also the gradient of the output of the layer
-before, which was added to the stream: the sums of its columns are the gradient of that layer's bias. The
-backward pass computes them from registers, which saves reading dinp again.
+stream, to which the skip connection also contributes. dinp is also the gradient of the output of the
+preceding layer, which was added to the stream: the sums of its columns are the gradient of that layer's bias.
+The backward pass computes them from registers, which saves reading dinp again.
 
 The variance is computed from the centered row, in a second pass: E[x^2] - E[x]^2 would cancel when the mean
 is large. On a GPU each row is read from memory once: the forward pass keeps it in shared memory, the backward
@@ -55,20 +55,21 @@ inline int norm_blocks_of_turn(int C) {
 }
 
 // The maximum number of blocks, each of which computes the partial sum of a set of rows. Other cards run 216
-// to 340 blocks at once, and any of them fewer beside communication, so exactly one wave of blocks on one
-// card would be two waves on another, the second nearly empty. There are enough for several waves, so that
-// the last matters little. If rows are long, the partial sums dominate: in total they are limited to 32 MiB,
-// or to one wave's.
+// to 340 blocks at once, and all cards run fewer while communication kernels run, so exactly one wave of
+// blocks on one card would be two waves on another, the second nearly empty. The maximum allows several
+// waves, so that the last one matters little. If rows are long, the partial sums dominate: their total size
+// is limited to 32 MiB, but there is at least one wave.
 inline int norm_partials(int C) {
     constexpr size_t most = 1056, bytes = (size_t)32 << 20;
     return (int)std::clamp(bytes / (3 * sizeof(float) * C), (size_t)norm_blocks_of_turn(C), most);
 }
 
-constexpr int norm_threads = 1024;  // the most in a block
+constexpr int norm_threads = 1024;  // maximum per block
 
 // How the backward pass distributes N rows of `vectors` vectors to `count` blocks, each with a partial sum. A
-// block handles `rows` rows at a time, with `threads` threads each. A partial sum of fewer than eight rows
-// would take as long as the rows, so when there are few rows, they go to only one wave of an H100's blocks.
+// block handles `rows` rows at a time, with `threads` threads each. Adding up partial sums of fewer than
+// eight rows would take as long as summing the rows, so if there are few rows, they are distributed to only
+// one wave of an H100's blocks.
 struct NormBackwardBlocks {
     int threads, rows, count;
 
@@ -127,8 +128,8 @@ inline void norm_forward_cpu(Norm norm, floatX* residual, floatX* out, float* me
     }
 }
 
-// The number of rows that share a partial sum on the CPU: at most 128 sets, and none so small that adding
-// them up would be expensive.
+// The number of rows per partial sum on the CPU: at least 16, so that adding up the partial sums is cheap,
+// and enough that there are at most 128.
 inline int rows_per_partial_cpu(int N) {
     return std::max(16, ceil_div(N, 128));
 }
@@ -375,8 +376,8 @@ __global__ void __launch_bounds__(norm_threads)
 // ----------------------------------------------------------------------------
 // launchers
 
-// Computes residual = inp1 + inp2, rounded to floatX, and out = norm(residual). The bits are those of an
-// addition followed by norm_forward, so that either can replace the other when activations are recomputed.
+// Computes residual = inp1 + inp2, rounded to floatX, and out = norm(residual). Bit-identical to an addition
+// followed by norm_forward, so that either can replace the other when activations are recomputed.
 inline void residual_norm_forward(Norm norm,
                                   floatX* residual,      // (N, C), may be inp1
                                   floatX* out,           // (N, C), may be inp1 or inp2

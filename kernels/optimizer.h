@@ -1,9 +1,9 @@
 /*
 The interface of optimizers for the code that keeps their state: ZeRO, offload, checkpoints and the memory
-plan. Each optimizer has a file of its own with the formula, and a function that makes an Optimizer from its
+plan. Each optimizer has its own file, with its formula and a function that makes an Optimizer from its
 settings for one step (adamw.cuh, lamb.cuh, muon.cuh).
 
-A rank's own part of a unit is stepped at once. It consists of parts of tensors, which the ranks may cut
+A rank updates its own part of a unit in one pass. This part consists of parts of tensors, which may be cut
 anywhere, so an element's new value depends only on the element, its index in the tensor, and the settings. If
 an optimizer needs more than that, a step has two passes, and the second uses the results of the first on all
 ranks:
@@ -28,7 +28,7 @@ struct OptimizerPart {
     size_t at;                                   // offset in the arrays
     size_t count;                                // number of elements
     size_t first;                                // offset in the tensor
-    uint64_t name;                               // hash of the tensor's name, for random numbers of its own
+    uint64_t name;                               // hash of the tensor's name, for its own random numbers
     bool decays;                                 // has weight decay
     int section = 0;                             // index among all sections of the model
     int rows = 0, cols = 0;                      // the section's, if it is a matrix of a block
@@ -49,8 +49,8 @@ struct OptimizerArrays {
     float* master;                       // fp32 copy of params; null: params are the only copy
     float* slots[most_optimizer_slots];  // arrays that the optimizer keeps, in its own order
     float* grads;                        // updates, once prepared
-    const float* scale;                  // (1) multiplies gradients; NaN: nothing is stepped
-    // (sections each) sums of squares, if the optimizer takes norms
+    const float* scale;                  // (1) multiplies gradients; NaN: nothing is updated
+    // (sections each) sums of squares, if the optimizer uses norms
     const float *weight_squares = nullptr, *update_squares = nullptr;
 };
 
@@ -60,8 +60,8 @@ struct OptimizerPass {
 
     // Puts the work on the stream.
     std::function<void(const OptimizerArrays&, const Parts&, cudaStream_t)> on_device = {};
-    // Does the work at once, on this thread and OpenMP's, with arrays of the host; the results have the same
-    // bits. It makes no CUDA calls, so that cudaLaunchHostFunc can run it.
+    // Does the work at once, on this thread and OpenMP's, with arrays of the host; the results are
+    // bit-identical. It makes no CUDA calls, so that cudaLaunchHostFunc can run it.
     std::function<void(const OptimizerArrays&, const Parts&)> on_host = {};
 
     explicit operator bool() const { return (bool)on_device; }

@@ -5,14 +5,15 @@ One pass of an optimizer over parts of tensors, element by element:
     prepares   g = formula(w, g, scale, slots...)
 
 A formula is a small struct with that function; it changes the slots in place. Every array is (n), and float
-except for the parameters, which are floatX. In bf16, w is too coarse to be stepped in place: most updates are
-less than half of its last digit. So it is either kept in float beside the parameters (master), or rounded up
-or down at random so that its mean is exact (stochastic rounding). A NaN scale leaves everything unchanged.
+except for the parameters, which are floatX. In bf16, w is too coarse to be updated in place: most updates are
+less than half a unit in its last place. So it is either kept in float beside the parameters (master), or
+rounded up or down at random so that its mean is exact (stochastic rounding). A NaN scale leaves everything
+unchanged.
 
 A unit of many tensors takes one launch. Its parts may be any parts of tensors, and may be on the device or on
-the host: the result is the same bit for bit. For this, random numbers are indexed from the start of a tensor,
-and formulas use fmaf for a product and a sum that are rounded once, because compilers would otherwise fuse
-them each in its own way.
+the host: the results are bit-identical. For this, random numbers are indexed from the start of a tensor, and
+formulas use fmaf for a product and a sum that are rounded once, because different compilers would otherwise
+fuse them differently.
 */
 #pragma once
 
@@ -40,8 +41,8 @@ struct Rounding {
 
 // A formula, for the elements of one part, has these members:
 //
-//     a default constructor: formulas lie in tables
-//     static constexpr int slots          number of slots that it takes: the optimizer's first ones
+//     a default constructor: formulas are stored in tables
+//     static constexpr int slots          number of slots that it uses: the optimizer's first ones
 //     static constexpr bool steps         the function returns the new weight, else the update
 //     static constexpr bool reads_weight  the result depends on the weight
 //     at_work()                           returns the formula with its inputs loaded from memory
@@ -82,7 +83,7 @@ HOST_DEVICE inline floatX round_weight(float w, [[maybe_unused]] bool stochastic
 template <bool has_master, bool stochastic, typename Formula>
 void optimizer_part_cpu(const OptimizerArrays& arrays, const OptimizerPart& part, const Formula& formula,
                         const Rounding& rounding) {
-    constexpr size_t piece = 4096;  // elements that random numbers are drawn for at once
+    constexpr size_t piece = 4096;  // elements for which random numbers are drawn at once
     constexpr auto each_slot = std::make_index_sequence<Formula::slots>();
     uint64_t key = random_key(rounding.seed, part.name);
     floatX* params = arrays.params + part.at;
@@ -145,7 +146,7 @@ struct OptimizerWork {
     uint64_t key;  // for random numbers
     Formula formula;
 };
-constexpr int optimizer_parts = 32;  // the most in a launch
+constexpr int optimizer_parts = 32;  // maximum per launch
 
 template <bool has_master, int W, typename Formula>
 __global__ void
@@ -197,7 +198,7 @@ optimizer_pass_kernel(OptimizerArrays arrays, bool stochastic, int step, RaggedV
 template <typename Formula>
 void launch_formulas(const OptimizerArrays& arrays, const std::vector<OptimizerWork<Formula>>& works,
                      const Rounding& rounding, cudaStream_t stream) {
-    static_assert(Formula::slots <= 2, "vectors of every slot must lie alike");
+    static_assert(Formula::slots <= 2, "only slots 0 and 1 are passed to ragged_vectors()");
     auto slot = [&](int k) { return k < Formula::slots ? arrays.slots[k] : arrays.grads; };
     RaggedVectors vectors = ragged_vectors(arrays.params, arrays.master ? arrays.master : arrays.grads,
                                            slot(0), slot(1), arrays.grads);

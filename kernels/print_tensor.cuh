@@ -1,8 +1,8 @@
 /*
-Prints an array on a device, for reading or debugging a step: a line with its size, its largest element and
-the number of elements that are not finite, then its corners. Even on a CPU, streams run work later than they
-are given it, so a printf between the calls of a block would show old contents. This function waits for the
-stream first:
+Prints an array on a device, for reading or debugging a step: a line with its size, its amax and the number of
+elements that are not finite, then its corners. Even on a CPU, streams run work some time after it is
+enqueued, so a printf between the calls of a block would show old contents. This function waits for the stream
+first:
 
     print_tensor("norm1", a.norm1, d.N, d.C, g.stream);
 
@@ -55,7 +55,7 @@ std::string tensor_text(const char* name, const T* data, int rows, int columns, 
     return shown;
 }
 
-// Prints tensor_text() to standard error, which every rank has, after the name of the rank.
+// Prints tensor_text() to standard error, which every rank has, preceded by the name of the rank.
 template <typename T>
 void print_tensor(const char* name, const T* data, int rows, int columns, cudaStream_t stream) {
     std::string shown = tensor_text(name, data, rows, columns, stream);

@@ -11,7 +11,7 @@ that a card that warms up does so for all of them; the median of several rounds 
 
 The candidates are what the library proposes, with little workspace and with more. If a separate kernel can do
 the epilogue, another candidate is the best product without it, followed by that kernel. The choice that would
-be made without timing stays, unless another is faster by more than the clock's noise.
+be made without timing is kept unless another is faster by more than the noise.
 */
 #pragma once
 
@@ -60,8 +60,8 @@ public:
     ColdClock& operator=(const ColdClock&) = delete;
 
     // Returns the time of what work() puts on the stream, or INFINITY if work() returns false because it
-    // could not. While the card fills its caches with something else, the host runs ahead, so that the time
-    // excludes launching.
+    // could not start. While the card overwrites its caches, the host runs ahead, so that the time excludes
+    // launching.
     double seconds(const std::function<bool()>& work) {
         zero_async((char*)other_memory_, bytes_, stream_);
         timer_.start();

@@ -36,8 +36,8 @@ __device__ T* dynamic_shared() {
     return reinterpret_cast<T*>(dynamic_shared_bytes);
 }
 
-// Returns the number, of which the compiler then knows nothing: it cannot keep values computed from it inside
-// a loop in registers from one iteration to the next.
+// Returns the number and hides its value from the compiler, which therefore cannot keep values computed from
+// it in registers from one iteration of a loop to the next.
 __device__ inline int pinned(int number) {
     asm volatile("" : "+r"(number));
     return number;
@@ -116,9 +116,9 @@ __device__ inline unsigned counter_now(const unsigned* counter) {
     return now;
 }
 
-// Waits until a counter has this value. Everything that the thread which set it with counter_set did or saw
-// before then happens before what this thread does from here on; with barriers on either side, this extends
-// to the other threads of both blocks. `seen` is an earlier result of counter_now.
+// Waits until a counter has this value. Everything that the setting thread did or saw before its counter_set
+// happens before anything that this thread does after the wait; with barriers on either side, this extends to
+// the other threads of both blocks. `seen` is an earlier result of counter_now.
 __device__ inline void counter_wait(const unsigned* counter, unsigned value, unsigned seen) {
     while (seen != value) seen = counter_now(counter);
     asm volatile("fence.acq_rel.gpu;" ::: "memory");

@@ -4,16 +4,16 @@ each: tensor-core products by four warps, copies of whole tiles by the copy engi
 copies and for the roles of a block.
 
 A warpgroup is four consecutive warps, the first a multiple of four. wgmma multiplies A (64, 16) by B (16, N)
-and adds to D (64, N). Warp w holds row 16 w + r of D as mma.m16n8k16 holds row r (see ptx.cuh): of the n-th 8
-columns, d[4 n] and d[4 n + 1] are columns 2 pair and 2 pair + 1 of row group, d[4 n + 2] and d[4 n + 3] those
-of row group + 8. A, if in registers, is divided in the same way, into the four registers of a 16 x 16
-fragment.
+and adds to D (64, N). Warp w holds row 16 w + r of D as mma.m16n8k16 holds row r (see ptx.cuh): in the n-th
+group of 8 columns, d[4 n] and d[4 n + 1] are columns 2 pair and 2 pair + 1 of row group, d[4 n + 2] and d[4 n
++ 3] those of row group + 8. A, if in registers, is divided in the same way, into the four registers of a 16 x
+16 fragment.
 
 A matrix in shared memory is passed as a descriptor. Its rows are cut into pieces of one swizzle width (32, 64
-or 128 bytes), and eight rows of such pieces, one below the other, are an atom, which is aligned to its size.
-"Rows" run along k (Major::k) or along m or n (Major::mn). Inside an atom the 16-byte units of each 128 bytes
-are permuted: address bits from 4 up are XORed with those from 7 up (1, 2 or 3 bits for a width of 32, 64 or
-128 bytes). The copy engine does the same when it stores a tile with that swizzle.
+or 128 bytes), and eight rows of such pieces form an atom, which is aligned to its size. "Rows" run along k
+(Major::k) or along m or n (Major::mn). Inside an atom the 16-byte units of each 128 bytes are permuted:
+address bits from 4 up are XORed with those from 7 up (1, 2 or 3 bits for a width of 32, 64 or 128 bytes). The
+copy engine does the same when it stores a tile with that swizzle.
 
     Major::k    atoms of 8 rows m (or n): `stride` bytes from one to the next; a step along k moves the start
                 within the first row. `leading` is not used.
@@ -21,9 +21,9 @@ are permuted: address bits from 4 up are XORed with those from 7 up (1, 2 or 3 b
                 along m (or n).
 
 Products are asynchronous: between wgmma and the wgmma_wait that covers it, neither D nor the registers of A
-may be touched, nor shared memory overwritten. wgmma_fence must precede the first product on registers that
-were touched since. Shared memory written by ordinary stores needs fence_async, by each thread that wrote, and
-then a barrier before a product or a copy reads it.
+may be touched, nor the operands in shared memory overwritten. wgmma_fence must precede the first product on
+registers that were touched since. Shared memory written by ordinary stores needs fence_async, by each thread
+that wrote, and then a barrier before a product or a copy reads it.
 */
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -171,7 +171,7 @@ __device__ inline void mbarrier_arrive(Mbarrier* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Arrives, and announces bytes that copies will bring.
+// Arrives, and announces bytes that copies will transfer.
 __device__ inline void mbarrier_arrive_expect(Mbarrier* barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                  "r"(bytes)
@@ -204,8 +204,8 @@ __device__ inline void fence_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Orders the accesses to global memory by bulk copies and by ordinary instructions of this thread, before and
-// after.
+// Orders this thread's earlier accesses to global memory, by bulk copies and by ordinary instructions, before
+// its later ones.
 __device__ inline void fence_async_global() {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
@@ -229,8 +229,8 @@ __device__ inline void prefetch_tensor_map(const CUtensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Copies the map's box that begins at element (x, y, z, w) of its tensor, x running fastest, to `to` (a
-// multiple of 128 bytes), with zeros for elements outside the tensor; the bytes count at `barrier`.
+// Copies the map's box that begins at element (x, y, z, w) of its tensor, x running fastest, to `to` (aligned
+// to 128 bytes), with zeros for elements outside the tensor; `barrier` counts the bytes.
 __device__ inline void copy_box(void* to, const CUtensorMap& map, int x, int y, int z, int w,
                                 Mbarrier* barrier) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "

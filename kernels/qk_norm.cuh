@@ -108,7 +108,7 @@ inline int qk_norm_lanes(int vectors) {
 }
 
 // One block per row. All its threads run the same number of iterations, even if there are no heads left for
-// some, because the lanes of a warp add up together.
+// some, because all lanes of a warp take part in its sums.
 template <int W>
 __global__ void qk_norm_forward_kernel(floatX* out, float* rstd, const floatX* inp, const floatX* qweight,
                                        const floatX* kweight, Rotation rope, int lanes, QkvRows rows,

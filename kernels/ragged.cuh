@@ -1,7 +1,8 @@
 /*
 Element-wise kernels on any part of an array. A part that ranks cut out of a tensor may begin and end in the
-middle of a vector. If it does so at the same offset in all arrays, the vectors between are still moved whole,
-and only the first and the last thread work element by element; otherwise every thread handles one element.
+middle of a vector. If it does so at the same offset in all arrays, the vectors in between are still moved
+whole, and only the first and the last thread work element by element; otherwise every thread handles one
+element.
 */
 #pragma once
 
@@ -9,8 +10,7 @@ and only the first and the last thread work element by element; otherwise every 
 
 #ifndef DEVICE_CPU
 
-// How a kernel of n elements is laid out: thread t handles elements from t * width - skip up to the next
-// thread's.
+// The layout of a kernel over n elements: thread t handles the `width` elements from t * width - skip on.
 struct RaggedVectors {
     int width;  // a power of two
     int skip;   // elements of the first vector that lie before the arrays

@@ -63,7 +63,7 @@ struct QkvRows {
     HOST_DEVICE size_t offset(size_t row, int h) const { return (row * heads() + h) * HS; }
 };
 
-// The angles by which heads are rotated. R 0: they are not.
+// The angles by which heads are rotated. R = 0: no rotation.
 struct Rotation {
     const float* table = nullptr;    // (T, R/2, 2) from rope_table
     const int* positions = nullptr;  // (N) below T

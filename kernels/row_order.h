@@ -9,7 +9,7 @@ The host sorts them once per batch; see kernels/embedding.cuh for the reason.
 #include <utility>
 #include <vector>
 
-// Sorts 0 .. N-1 by key(n) >= 0, and equal keys by n. A radix sort, one byte of the key at a time.
+// Sorts 0 .. N-1 by key(n), which must be >= 0, and by n if keys are equal: a radix sort, byte by byte.
 template <typename Key>
 void sort_by(int* order /* (N) */, int N, Key&& key) {
     std::vector<int> other(N);

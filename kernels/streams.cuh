@@ -1,6 +1,6 @@
 /*
-Streams; the work on them other than kernels, which is copies and fills; and events, on which streams and the
-host wait. The model makes CUDA calls for these only in this file.
+Streams; the copies and fills that run on them beside kernels; and events, for which streams and the host
+wait. The model makes CUDA calls for these only in this file.
 */
 #pragma once
 
@@ -76,8 +76,8 @@ void copy_to_device(T* to, const T* from, size_t count, cudaStream_t stream) {
     synchronize(stream);
 }
 
-// Copies columns of a matrix to those of another, on the device: `columns` elements of each of `rows` rows,
-// which begin `from_width` apart in one and `to_width` apart in the other.
+// Copies columns of one matrix to columns of another, on the device: `columns` elements in each of `rows`
+// rows, which begin `from_width` elements apart in the source and `to_width` in the destination.
 template <typename T>
 void copy_columns(T* to, size_t to_width, const T* from, size_t from_width, size_t columns, size_t rows,
                   cudaStream_t stream) {
@@ -98,7 +98,7 @@ void copy_columns(T* to, size_t to_width, const T* from, size_t from_width, size
 // ----------------------------------------------------------------------------
 // work on the host
 
-// Runs work() on the host when the stream reaches it; the caller may be at the next step already. work() must
+// Runs work() on the host when the stream reaches it; the caller may already be at the next step. work() must
 // not call CUDA. threads: number of OpenMP threads; 0: as OpenMP chooses.
 inline void host_work(cudaStream_t stream, int threads, std::function<void()> work) {
     struct Task {

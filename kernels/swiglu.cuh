@@ -20,7 +20,7 @@ struct SwigluSlope {
     float gate, up;
 };
 
-// Returns the derivatives of swiglu by its two arguments.
+// Returns the derivatives of swiglu with respect to its two arguments.
 HOST_DEVICE inline SwigluSlope swiglu_slope(float gate, float up) {
     float s = fast_sigmoid(gate);
     return {up * s * (1 + gate * (1 - s)), gate * s};
@@ -110,7 +110,7 @@ __global__ void swiglu_backward_kernel(floatX* dinp, floatX* out, float* amax, c
 // ----------------------------------------------------------------------------
 // launchers
 
-// amax: (1) receives the amax of out, or in the backward pass of dinp; may be null.
+// amax: (1) receives the amax of out, or, in the backward pass, of dinp; may be null.
 inline void swiglu_forward(floatX* out /* (N, F) */, const floatX* inp /* (N, 2F) */, int N, int F,
                            cudaStream_t stream, float* amax = nullptr) {
     ON_DEVICE(stream, (LaunchCost{.read = array_bytes(inp, N, 2, F), .written = array_bytes(out, N, F)}),
@@ -125,7 +125,7 @@ inline void swiglu_forward(floatX* out /* (N, F) */, const floatX* inp /* (N, 2F
               });
 }
 
-// out: receives the same bits as from swiglu_forward(), or is null.
+// out: receives values that are bit-identical to those of swiglu_forward(); or null.
 inline void swiglu_backward(floatX* dinp /* (N, 2F), may be inp */, const floatX* dout /* (N, F) */,
                             const floatX* inp /* (N, 2F) */, int N, int F, cudaStream_t stream,
                             float* amax = nullptr, floatX* out = nullptr /* (N, F), may be dout */) {

@@ -1,18 +1,19 @@
 /*
-Rows of a table of which a step reads and changes only a few: they are fetched by their index, and stepped by
-row-wise AdaGrad (Duchi et al., "Adaptive subgradient methods", 2011; one sum for a row, as in Naumov et al.,
+A table in which a step reads and changes only a few rows: these are fetched by their index, and updated by
+row-wise AdaGrad (Duchi et al., "Adaptive subgradient methods", 2011; one sum per row, as in Naumov et al.,
 "Deep learning recommendation model", 2019). With g = scale * grad:
 
     squares[r] += average over w of g[w]^2
     row[r, w]  -= learning_rate * g[w] / (sqrt(squares[r]) + eps)
 
-A row that has had no gradient yet has squares of 0. Its stored values are ignored: they are computed from the
-key, uniform between -deviation and deviation. So a table that is all zeros is a new one, and uses no memory
-if the system allocates pages on the first write. In bf16, rows are rounded up or down at random
-(kernels/optimizer_pass.cuh), because most steps of AdaGrad are less than half of the last digit.
+If a row has had no gradient yet, its `squares` is 0 and its stored values are ignored: its values are
+computed from the key, uniform between -deviation and deviation. So a table that is all zeros is a new one,
+and uses no memory if the system allocates pages on the first write. In bf16, rows are rounded up or down at
+random (kernels/optimizer_pass.cuh), because most steps of AdaGrad are less than half a unit in the last
+place.
 
-The table may be on the device or on the host: the result is the same to the bit. A warp adds up a row, and
-the host adds in the same order.
+The table may be on the device or on the host: the results are bit-identical, because the host adds up a row
+in the same order as a warp does.
 */
 #pragma once
 
@@ -29,14 +30,14 @@ struct TableRows {
     uint64_t key;                    // for random numbers: initial values, and rounding in steps from 1 on
     float deviation;                 // initial values are uniform between minus and plus this
     uint64_t first = 0, stride = 1;  // row r is row first + r * stride of the whole table
-    // If the arrays hold only some rows of the table: 1 + the row at each place of them, and functions take
-    // places instead of rows. Null: place r has row r.
+    // If the arrays hold only some rows of the table: 1 + the row at each place in the arrays; functions are
+    // passed places instead of rows. Null: row r is at place r.
     const uint64_t* rows = nullptr;
 
     // Returns the random bits for element w of a row in a step; step 0: for its initial value.
     HOST_DEVICE uint32_t random(uint64_t row, int w, int step) const {
         uint64_t element = (first + (rows ? rows[row] - 1 : row) * stride) * W + w;
-        Random4 four = philox(key, element / 4, step);  // selected from: registers cannot be indexed
+        Random4 four = philox(key, element / 4, step);  // registers cannot be indexed, hence the ?:
         uint32_t even = element & 2 ? four.at[2] : four.at[0], odd = element & 2 ? four.at[3] : four.at[1];
         return element & 1 ? odd : even;
     }
@@ -197,7 +198,7 @@ inline void fetch_rows(floatX* out,                                   // (count,
               }));
 }
 
-// Steps nothing if the scale (1) is NaN.
+// Changes nothing if the scale (1) is NaN.
 inline void step_rows(const TableRows& table, const uint64_t* rows,  // (count) distinct indices
                       const float* grads,                            // (count, W)
                       int count, const float* scale, const AdaGrad& adagrad, cudaStream_t stream) {

@@ -8,7 +8,7 @@ Tensor maps describe a tensor in global memory to the copy engine of Hopper, whi
 #include "kernels/common.cuh"
 
 // A tensor of four dimensions, the first contiguous in memory and the others `stride` elements apart, and the
-// box that one copy moves, whose width is that of a swizzle.
+// box that one copy moves, whose width is a swizzle width (32, 64 or 128 bytes).
 struct TensorMapShape {
     int size[4];
     size_t stride[3];
@@ -29,7 +29,7 @@ inline CUtensorMap tensor_map(const __nv_bfloat16* tensor, const TensorMapShape&
         cudaCheck(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, since,
                                                    cudaEnableDefault, &result));
         if (result != cudaDriverEntryPointSuccess || !function) {
-            fail("CUDA: the driver has no cuTensorMapEncodeTiled; install one of CUDA 12 or later");
+            fail("CUDA: the driver has no cuTensorMapEncodeTiled; install a driver for CUDA 12 or later");
         }
         return (Encode)function;
     }();
@@ -45,11 +45,10 @@ inline CUtensorMap tensor_map(const __nv_bfloat16* tensor, const TensorMapShape&
                              CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) {
-        fail(
-            "CUDA: error %d for a tensor map of %d x %d x %d x %d at %p, strides %zu, %zu, %zu; they and the "
-            "address must be multiples of 16 bytes",
-            (int)result, shape.size[0], shape.size[1], shape.size[2], shape.size[3], (const void*)tensor,
-            (size_t)stride[0], (size_t)stride[1], (size_t)stride[2]);
+        fail("CUDA: error %d for a tensor map of %d x %d x %d x %d at %p, strides %zu, %zu, %zu; strides "
+             "and address must be multiples of 16 bytes",
+             (int)result, shape.size[0], shape.size[1], shape.size[2], shape.size[3], (const void*)tensor,
+             (size_t)stride[0], (size_t)stride[1], (size_t)stride[2]);
     }
     return map;
 }

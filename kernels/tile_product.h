@@ -4,7 +4,7 @@ attention on the CPU. A block of the result stays in registers for the whole inn
 
 On processors with bf16 dot products, two steps of the inner dimension are taken at once: both operands are
 rounded into pairs of neighbors along it, a vector of pairs of the right operand is multiplied by one pair of
-the left one, and the sums are fp32. Rounding a tile costs little, because each of its numbers is used for a
+the left one, and the sums are fp32. Rounding a tile costs little, because each of its elements is used for a
 whole row or column.
 */
 #pragma once
@@ -19,7 +19,7 @@ whole row or column.
 // If set, products on the CPU use operands rounded to bf16 from now on (kernels/matmul_cpu.h).
 inline bool cpu_products_in_bf16 = false;
 
-// The number of floats in a vector register, and of registers in which a product holds sums.
+// The number of floats in a vector register, and the number of registers that hold a product's sums.
 #if defined __AVX512F__
 constexpr int vector_lanes = 16, sum_registers = 16;
 #elif defined __AVX__
@@ -90,7 +90,7 @@ struct TileOfPairs {
     // 16.
     WITH_BF16 void round_across(const float* from, int stride, int K, int columns) {
         column = columns, row = 1;
-        // the lower half of a vector holds the even line's numbers, and the upper half the odd line's
+        // the lower half of a vector holds the even line's elements, and the upper half the odd line's
         __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
         __m512i in_pairs =
             _mm512_or_si512(lanes, _mm512_slli_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(16)), 16));

@@ -1,6 +1,6 @@
 /*
-Notes every activity of a thread that may never end: waiting for other processes, for a disk, or for room in
-the queue of a device. Each is noted while it lasts, so that another thread can see how long it has taken
+Notes every activity that may never end: waits of a thread for other processes, for a disk, or for room in the
+queue of a device. An activity is noted while it lasts, so that another thread can see how long it has taken
 (comm/watchdog.h): the thread itself may be stuck in a call that does not return.
 */
 #pragma once
@@ -111,8 +111,8 @@ struct WorksOn : BusyScope {
 };
 
 // A device queues a limited number of launches: a thread that launches one more waits inside that call, and
-// forever if the work queued before it never ends. A guard nested in another of the same thread counts as
-// progress of the outer one.
+// forever if the work queued before it never ends. A guard nested in another guard of the same thread counts
+// as progress of the outer one.
 class LaunchGuard {
 public:
     LaunchGuard() {
@@ -127,7 +127,7 @@ public:
     LaunchGuard(const LaunchGuard&) = delete;
     LaunchGuard& operator=(const LaunchGuard&) = delete;
 
-    // The calling thread has launched some of the work.
+    // Reports that the calling thread has launched some of the work.
     static void tick() {
         if (current_) current_->progress();
     }

@@ -1,5 +1,5 @@
 /*
-Data types of stored parameters, in this program's files and in those of others, and of integers beside them.
+Data types of the parameters in files of this program and of others, and of the integers stored with them.
 */
 #pragma once
 
@@ -53,8 +53,8 @@ inline uint64_t float_bytes(FloatFormat format) {
     return format == FloatFormat::f64 ? 8 : format == FloatFormat::f32 ? 4 : 2;
 }
 
-// IEEE 754 binary16: a sign bit, 5 exponent bits with a bias of 15, 10 fraction bits. Float represents every
-// value exactly.
+// IEEE 754 binary16: a sign bit, 5 exponent bits with a bias of 15, 10 fraction bits. A float represents
+// every such value exactly.
 inline float half_to_float(uint16_t half) {
     uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 0x3ff;
     if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000 | fraction << 13);  // infinite, or NaN

@@ -10,8 +10,8 @@ Errors of code that reads and writes files; kernels/error.h defines how all erro
 
 #include "kernels/error.h"  // Error, fail, text, note_error
 
-// The resource that ran out: disk space, which anyone may free at any time; the user's quota, for which the
-// user can delete files; or the size limit of a file.
+// The resource that ran out: disk space, which anyone may free at any time; the user's quota, which the user
+// can free by deleting files; or the size limit of a file.
 enum class Lack { none, disk, quota, file_size };
 
 struct DiskFull : Error {

@@ -1,5 +1,5 @@
 /*
-Numbers and times in human-readable form, and the clocks that they are read from.
+Numbers and times in human-readable form, and the clocks that times are read from.
 */
 #pragma once
 

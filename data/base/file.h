@@ -1,10 +1,11 @@
 /*
 Files that are read whole and files that are written whole. A MappedFile is a read-only view of a regular file
-of any size. A NewFile appears under its name complete and durable, or not at all: it is written in the same
-folder as NAME.partial, and renamed at the end.
+of any size. A NewFile appears under its name complete and durable, or not at all: it is written as
+NAME.partial in the same folder, and renamed at the end.
 
 Other users who can write to a folder can plant links, FIFOs and devices in it, under names that the program
-is going to write. It refuses to write through them. A folder may itself be a link, except in a run directory.
+is going to write. The program refuses to write through them. A folder may itself be a link, except in a run
+directory.
 */
 #pragma once
 
@@ -89,7 +90,7 @@ private:
     int descriptor_;
 };
 
-// open(2) and rename(2), noted while they last: a hanging file system may block in either.
+// open(2) and rename(2), noted while they last: a hanging file system may block either.
 inline FileHandle open_file(const std::string& path, int flags) {
     WorksOn work("opening " + path);
     return FileHandle(open(path.c_str(), flags | O_CLOEXEC, 0666));
@@ -99,8 +100,8 @@ inline int rename_file(const std::string& from, const std::string& to) {
     return rename(from.c_str(), to.c_str());
 }
 
-// Opens a regular file for writing. If that fails, the handle is empty and errno has the reason; anything
-// else under its name is refused.
+// Opens a regular file for writing. Refuses anything else under this name. If the file cannot be opened, the
+// handle is empty and errno has the reason.
 inline FileHandle open_to_write(const std::string& path, int flags) {
     FileHandle file = open_file(path, flags | O_NOFOLLOW | O_NONBLOCK);
     int reason = errno;
@@ -189,8 +190,8 @@ inline FileHandle take_lock(const std::string& path, const std::string& refusal)
     return file;
 }
 
-// Returns whether another process, on any machine, has locked a file. It tries the lock itself, so at this
-// moment no other process can take it.
+// Returns whether another process, on any machine, has locked a file. It locks the file itself for a moment,
+// during which no other process can lock it.
 inline bool is_locked(const std::string& path) {
     FileHandle file = open_file(path, O_RDWR);
     return file && !try_lock(file);
@@ -215,7 +216,8 @@ inline void sync_folder(const std::string& folder) {
 // standard streams
 
 // Opens closed standard streams on /dev/null, so that no file of ours gets their descriptors. Ignores
-// SIGXFSZ: then a file that reaches its size limit (ulimit -f) is an error of write(), not a signal.
+// SIGXFSZ, so that write() returns an error when a file reaches its size limit (ulimit -f), and no signal
+// ends the program.
 inline void open_standard_streams() {
     std::signal(SIGXFSZ, SIG_IGN);
     int descriptor;
@@ -239,14 +241,15 @@ inline thread_local sigjmp_buf* mapped_reader = nullptr;
 
 inline void leave_lost_page(int) {
     if (mapped_reader) siglongjmp(*mapped_reader, 1);
-    constexpr char message[] = "train_gpt: files: one was truncated or became unreadable while in use; "
+    constexpr char message[] = "train_gpt: a file was truncated or became unreadable while in use; "
                                "restore it and start again\n";
     [[maybe_unused]] ssize_t written = write(STDERR_FILENO, message, sizeof message - 1);
     _exit(exit_failed_part);
 }
 
-// Runs read(), which reads from a mapped file and must not own anything meanwhile: no destructor runs if it
-// is left. Throws FailedPart if a page of the file is lost, because the file may come back.
+// Runs read(), which reads from a mapped file and must not own anything meanwhile: no destructor runs if the
+// signal handler jumps out of it. Throws FailedPart if a page of the file is lost, because the file may come
+// back.
 template <typename Read>
 void read_mapped(const std::string& path, Read&& read) {
     struct Restored {
@@ -295,7 +298,7 @@ private:
 // ----------------------------------------------------------------------------
 // writing
 
-// Bytes free in the folder of a file; UINT64_MAX if unknown, so that writing will find out.
+// Bytes free in the folder of a file; UINT64_MAX if unknown, because writing will find out.
 inline uint64_t free_space(const std::string& path) {
     WorksOn work("checking the free space at " + path);
     std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
@@ -319,8 +322,8 @@ inline void check_space(const std::string& path, uint64_t needed) {
 
 class NewFile {
 public:
-    // Removes a file that an interrupted run left, unless a process is still writing it, which is refused.
-    // Then creates a new file, so no other process has it open.
+    // Fails if another process is still writing the file. Otherwise removes what an interrupted run left, and
+    // creates a new file, which no other process has open.
     explicit NewFile(std::string path) : path_(std::move(path)), partial_(path_ + ".partial") {
         FileHandle left = open_to_write(partial_, O_WRONLY);
         if (left) {
@@ -358,7 +361,7 @@ public:
         if (ftruncate(file_.get(), (off_t)bytes) != 0) fail_with_errno(path_, "write it");
     }
 
-    // Brings all of it to disk; nothing more can be written.
+    // Flushes everything to disk; nothing more can be written after that.
     void finish() {
         if (!file_) return;
         sync_file(file_, path_);
@@ -410,7 +413,8 @@ inline std::string read_text(const std::string& path) {
     return std::string(file.data(), file.size());
 }
 
-// Refuses a folder that another user made, who could have left anything in it. A missing folder passes.
+// Refuses a folder that another user owns, because that user could have left anything in it. A missing folder
+// passes.
 inline void check_own_folder(const std::string& path) {
     struct stat status;
     if (lstat(path.c_str(), &status) != 0) return;
@@ -428,8 +432,8 @@ inline bool make_folder(const std::string& path, const std::string& remedy = "ch
     return made;
 }
 
-// Refuses anything but a folder where a run directory has one. Refuses even a link to a folder, because files
-// in it are written and removed. A missing folder passes.
+// Refuses anything but a folder at a path where a run directory has a folder. Refuses even a link to a
+// folder, because files in it are written and removed. A missing folder passes.
 inline void check_folder_of_run(const std::string& path) {
     struct stat status;
     if (lstat(path.c_str(), &status) == 0 && !S_ISDIR(status.st_mode))

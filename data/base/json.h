@@ -1,6 +1,6 @@
 /*
 JSON from files of other programs: parsed with a bound on nesting, and read by name with type and range
-checked, so that a bad value is a message and not a crash.
+checked, so that a bad value leads to an error message, not to a crash.
 */
 #pragma once
 
@@ -39,8 +39,8 @@ inline int64_t json_depth(std::string_view source) {
 }
 
 // Deepest nesting accepted in JSON of other programs: the library copies, compares and writes a value
-// recursively. The depth is checked beforehand and not by a callback of the library's parser: with one, the
-// library scans all previous elements of an object or a list each time an object in it ends.
+// recursively. The depth is checked beforehand, not by a callback of the library's parser: with a callback,
+// the library scans all previous elements of an object or a list each time an object in it ends.
 constexpr int deepest_json = 32;
 
 // Returns a discarded value if the text is not JSON, or is nested too deep.
@@ -52,7 +52,7 @@ inline nlohmann::json try_json(std::string_view source) {
 inline nlohmann::json parse_json(std::string_view source, const std::string& file) {
     refuse_lfs_pointer(source, file);
     if (json_depth(source) > deepest_json)
-        fail("%s: JSON nested more than %d deep; not a file of this kind", file.c_str(), deepest_json);
+        fail("%s: JSON nested more than %d deep; use a file of the right kind", file.c_str(), deepest_json);
     try {
         return nlohmann::json::parse(source);
     } catch (const nlohmann::json::parse_error& error) {
@@ -143,7 +143,7 @@ public:
         return found == value_.end() ? null : *found;
     }
 
-    // A null field counts as missing, except for is_null().
+    // A null field counts as missing, except in is_null().
     bool has(const std::string& name) { return !get(name).is_null(); }
     bool is_null(const std::string& name) { return !has(name) && value_.contains(name); }
 

@@ -1,9 +1,9 @@
 /*
 JSON lines (.jsonl): each line is an object, and one of its fields holds the text of a document. Only that
-field is kept while a line is read, so a line of 100 MB needs little more memory than its own bytes.
+field is kept while a line is read, so a line of 100 MB needs little more than 100 MB of memory.
 
-A line that is not a valid object with a string in the field is refused: so are {"text": null}, half a line,
-bytes that are not UTF-8, and a field that appears twice. Extensions that Python's json.dumps writes are
+A line that is not a valid object with a string in the field is refused, for example {"text": null}, half a
+line, bytes that are not UTF-8, or a field that appears twice. Extensions that Python's json.dumps writes are
 accepted: NaN, Infinity, and lone surrogates (\ud800), which become U+FFFD. Blank lines are skipped.
 */
 #pragma once
@@ -90,7 +90,7 @@ private:
     Found found_ = nothing;
 };
 
-// The UTF-16 unit whose escape begins at `at`, as in \ud83d; -1 if no escape is there.
+// The UTF-16 code unit whose escape begins at `at`, as in \ud83d; -1 if no escape is there.
 inline int escaped_unit(std::string_view json, size_t at) {
     std::string_view escape = json.substr(std::min(at, json.size()), 6);
     int unit = -1;
@@ -100,8 +100,8 @@ inline int escaped_unit(std::string_view json, size_t at) {
 }
 
 // Replaces the non-JSON output of Python's json.dumps by JSON: NaN and infinities by a number, with white
-// space on both sides, so that it joins nothing, and lone surrogates by U+FFFD. Byte offsets do not change.
-// Returns the number of lone surrogates.
+// space on both sides, so that it does not merge with its neighbors, and lone surrogates by U+FFFD. Byte
+// offsets do not change. Returns the number of lone surrogates.
 inline uint64_t repair_json(std::string& line) {
     constexpr std::pair<std::string_view, std::string_view> numbers[] = {
         {"NaN", " 0 "}, {"-Infinity", " 0       "}, {"Infinity", " 0      "}};
@@ -144,14 +144,14 @@ read_json_line(std::string_view line, const std::string& field, std::string& doc
         if (lone_surrogates) *lone_surrogates += lone;
     }
     std::string name = printable(field);
-    if (!reader->is_object()) return "is no JSON object; give each line the form {\"" + name + "\": \"...\"}";
+    if (!reader->is_object()) return "is not a JSON object; write each line as {\"" + name + "\": \"...\"}";
     switch (reader->found()) {
     case TextFieldReader::nothing:
         return "has no field \"" + name + "\"; name the field that holds the text with --text-field";
     case TextFieldReader::other_type:
-        return "the field \"" + name + "\" is no text; name another with --text-field";
+        return "the field \"" + name + "\" is not a string; name another with --text-field";
     case TextFieldReader::twice:
-        return "has the field \"" + name + "\" twice; leave one of them out";
+        return "has the field \"" + name + "\" twice; remove one of them";
     case TextFieldReader::text:
         break;
     }

@@ -1,5 +1,5 @@
 /*
-A file of JSON lines that a run appends to. A disk that is full for a while, or gone, is no reason to lose the
+A file of JSON lines that a run appends to. A disk that is full or unavailable for a while must not end the
 run: lines that cannot be written wait in memory, and are written when that is possible again.
 */
 #pragma once
@@ -45,8 +45,8 @@ public:
         return attempt([&] { write_waiting(); });
     }
 
-    // Writes the waiting lines, and returns once everything written is on disk. Its result is like that of
-    // add().
+    // Writes the waiting lines, and returns once everything written is on disk. Returns a message as add()
+    // does.
     std::string sync() {
         return attempt([&] {
             write_waiting();

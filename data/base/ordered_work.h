@@ -3,8 +3,8 @@ Processes a sequence of items in several threads, and returns results in the ord
 takes the next item, so a slow item does not hold up the others; the threads run only a bounded number of
 items ahead of the results.
 
-An exception is thrown in place of the result that it prevented, so what is done before it does not depend on
-the timing of the threads.
+An exception is thrown in place of the result that it prevented, so which results come before it does not
+depend on the timing of the threads.
 */
 #pragma once
 
@@ -110,7 +110,7 @@ private:
     std::function<bool(Thing&)> next_;
     std::function<Result(const Thing&)> work_;
     std::mutex reading_;  // guards next_
-    std::mutex mutex_;    // guards the members that follow
+    std::mutex mutex_;    // guards slots_, given_, taken_ and ended_
     std::vector<Slot> slots_;
     uint64_t given_ = 0, taken_ = 0;
     bool ended_ = false;  // no more items are taken

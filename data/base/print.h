@@ -1,6 +1,7 @@
 /*
-Everything the program prints. Names, options and samples come from files of other users, and a terminal obeys
-some characters as commands: all text passes through here, where those are shown by number instead.
+Prints all output of the program. Names, options and samples may come from files of other users, and a
+terminal obeys some characters as commands, so all text passes through here, where these characters are
+replaced by escapes.
 */
 #pragma once
 
@@ -19,8 +20,8 @@ inline bool is_control(int32_t code) {
            code == 0x200f || (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
 }
 
-// Makes text from outside safe to show anywhere: control characters are written as in JSON, \u001b, except
-// that tabs and line feeds may stay, and bytes that are not UTF-8 as \x9b. JSON for other programs stays
+// Makes text from outside safe to show anywhere: writes control characters as in JSON, \u001b, except for
+// tabs and line feeds if lines_stay, and bytes that are not UTF-8 as \x9b. JSON for other programs remains
 // JSON.
 inline std::string visible(std::string_view from, bool lines_stay = true) {
     std::string result;
@@ -66,7 +67,7 @@ inline void print_error(std::string_view message) {
     fprintf(stderr, "train_gpt: %s\n", one_line(message).c_str());
 }
 
-// Writes raw bytes, zero bytes too, to standard output: only for output that programs read.
+// Writes raw bytes, including zero bytes, to standard output: only for output that programs read.
 inline void print_bytes(std::string_view bytes) {
     fwrite(bytes.data(), 1, bytes.size(), stdout);
 }

@@ -8,8 +8,8 @@ after", erases it even when the terminal has become narrower and has broken it i
 processes (a launcher, the ^C of the keyboard) is not appended to it.
 
 If the output is not a terminal, there is no status line and no color, and turns only flush. mpirun gives its
-processes a terminal even if its own output goes elsewhere; so what counts there is where mpirun's output
-goes. Other launchers cannot be asked.
+processes a terminal even if its own output goes elsewhere, so under mpirun it is mpirun's output that counts.
+Other launchers cannot be checked.
 */
 #pragma once
 
@@ -62,8 +62,8 @@ inline std::string launcher_terminal() {
     return terminal_of_process(parent);
 }
 
-// Returns whether a terminal shows what this process prints. mpirun gives its processes terminals of their
-// own, so what counts is where its own output goes.
+// Returns whether a terminal shows what this process prints. mpirun gives each of its processes a terminal,
+// so under mpirun it is mpirun's output that counts.
 inline bool is_shown_on_terminal() {
     if (!isatty(STDOUT_FILENO)) return false;
     pid_t parent = getppid();
@@ -174,8 +174,8 @@ public:
         line_ = nullptr;
     }
 
-    // Clears the line for a process that ends at once, with a message on standard error. The thread that
-    // holds a turn may be stuck, so the wait for it is short.
+    // Clears the status line before the process ends at once, with a message on standard error. The thread
+    // that holds a turn may be stuck, so the wait for it is short.
     void give_up() {
         given_up_ = true;
         if (!lock_within(0.1, mutex_)) return;
@@ -215,7 +215,8 @@ private:
         drawn_ = false;
     }
 
-    // Writes the line in one piece, so that no other process writes in between; with wrapping off meanwhile.
+    // Writes the line in one call, so that no other process writes in between, and turns wrapping off
+    // meanwhile.
     void draw() {
         if (!line_ || given_up_ || !in_foreground()) return;
         std::string line = line_(width());

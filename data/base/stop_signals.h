@@ -14,8 +14,8 @@ to. Only a second Ctrl-C ends the program at once.
 #include "data/base/error.h"
 
 inline volatile sig_atomic_t stop_requested = 0;  // the first signal received; 0: none
-// The last step if the run is asked to stop now, for the message that says so; -1: this is not a training
-// run.
+// The step after which the run ends if it is asked to stop now, for the message that reports this; -1: not a
+// training run.
 inline volatile sig_atomic_t step_to_stop_after = -1;
 // The descriptor that the message goes to, and the characters that clear its line on a terminal.
 inline volatile sig_atomic_t stop_line_to = STDOUT_FILENO;
@@ -91,7 +91,8 @@ inline void stop_on_signals(int descriptor = STDOUT_FILENO, const char* before_l
     if (std::signal(SIGHUP, request_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // started by nohup
 }
 
-// For work that has nothing to save: the first Ctrl-C asks for its end, and a second one ends the program.
+// For work that has nothing to save: the first Ctrl-C asks the work to end, and a second one ends the
+// program.
 inline void stop_on_interrupt() {
     stop_requested = 0;
     std::signal(SIGINT, [](int signal) {

@@ -75,7 +75,7 @@ inline bool is_blank(std::string_view line) {
     return line.find_first_not_of(" \t\r\n") == line.npos;
 }
 
-// Refuses a git-lfs pointer: git leaves one in place of a large file, until git-lfs fetches it.
+// Refuses a git-lfs pointer: git leaves one in place of a large file until git-lfs fetches the file.
 inline void refuse_lfs_pointer(std::string_view bytes, const std::string& path) {
     if (bytes.starts_with("version https://git-lfs."))
         fail("%s: only a git-lfs pointer to the file; get the file itself with `git lfs pull`", path.c_str());

@@ -1,11 +1,11 @@
 /*
 Text and progress on a terminal.
 
-Text from anywhere is shown faithfully and safely: control characters, characters that are invisible or change
-the direction of writing, and bytes that are not valid characters are escaped. Sentences are wrapped to the
-width of the terminal.
+Text from any source is shown faithfully and safely: control characters, characters that are invisible or
+change the direction of writing, and bytes that are not valid characters are escaped. Sentences are wrapped to
+the width of the terminal.
 
-ProgressLine shows how far long work has come, and how long it will still take. It appears on standard error
+ProgressLine shows the progress of long work, and how much longer it will take. It appears on standard error
 after a second, if that is a terminal, and is removed at the end. For work of unknown size it shows how much
 is done.
 */
@@ -35,7 +35,7 @@ inline bool is_invisible(int32_t code) {
 }
 
 // Returns the character at `at`, as it is or escaped ("\n", "\x1b", "\u{202e}"), and advances `at`. A
-// backslash stays.
+// backslash is not escaped.
 inline std::string visible_character(const char*& at, const char* end) {
     const char* begin = at;
     int32_t code = next_code_point(at, end);
@@ -53,7 +53,7 @@ inline std::string visible_character(const char*& at, const char* end) {
     return text(code < 0x80 ? "\\x%02x" : "\\u{%x}", (unsigned)code);
 }
 
-// All of a text, escaped onto one line.
+// A whole text on one line, with escapes.
 inline std::string visible_text(std::string_view from) {
     std::string result;
     for (const char *at = from.data(), *end = at + from.size(); at < end;)
@@ -62,7 +62,7 @@ inline std::string visible_text(std::string_view from) {
 }
 
 // The beginning of a text: at most `lines` lines, each of at most `characters` characters. "..." marks what
-// was left out. A line that ended in the text ends here too.
+// was left out. Line breaks of the text are kept.
 inline std::vector<std::string> visible_lines(std::string_view from, size_t lines, size_t characters) {
     std::vector<std::string> result;
     const char *at = from.data(), *end = at + from.size();
@@ -91,7 +91,7 @@ inline int terminal_width(int unknown = 110) {
     return std::clamp<int>(size.ws_col, least, most);
 }
 
-// Words wrapped to lines of `width` columns, each but the first indented; the first one begins at `column`.
+// Words wrapped to lines of `width` columns, all but the first indented; the first one begins at `column`.
 inline std::string wrapped(const std::string& words, int indent, int column, int width) {
     std::string result;
     for (size_t at = 0; at < words.size();) {

@@ -38,22 +38,22 @@ inline std::string process_file(const std::string& folder, const char* file) {
     return content.str();
 }
 
-// Returns whether a signal is pending for a process, which blocks it.
+// Returns whether a signal that the process blocks is pending for it.
 inline bool is_pending(pid_t process, int signal) {
     const std::string status = process_file(process_folder(process), "status");
     const size_t at = status.find("ShdPnd:");
     return at != status.npos && strtoull(status.c_str() + at + 7, nullptr, 16) >> (signal - 1) & 1;
 }
 
-// Returns whether this is Open MPI's launcher. program: a path, or a name as /proc has it.
+// Returns whether a program is Open MPI's launcher. program: its path, or its name as in /proc
 inline bool is_mpirun(std::string_view program) {
     program.remove_prefix(program.rfind('/') + 1);
     if (program.ends_with('\n')) program.remove_suffix(1);
     return program == "mpirun" || program == "mpiexec" || program == "orterun" || program == "prterun";
 }
 
-// Returns whether this is a container, whose root is only part of the machine's: checks for what Docker,
-// Podman, systemd-nspawn and Kubernetes leave in it.
+// Returns whether the program runs in a container, where root has only some rights on the machine: checks for
+// what Docker, Podman, systemd-nspawn and Kubernetes leave there.
 inline bool in_container() {
     const char* kind = getenv("container");
     return (kind && *kind) || getenv("KUBERNETES_SERVICE_HOST") || access("/.dockerenv", F_OK) == 0 ||

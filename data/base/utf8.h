@@ -1,6 +1,6 @@
 /*
 Reads UTF-8 one character at a time. Text from outside may hold anything: a byte that is not part of a
-well-formed character counts as a character of its own, so any bytes can be tokenized and restored.
+well-formed character counts as a separate character, so any bytes can be tokenized and restored.
 */
 #pragma once
 
@@ -36,17 +36,17 @@ inline int32_t next_code_point(const char*& at, const char* end) {
     return code;
 }
 
-// Bytes of a well-formed character, given its first byte.
+// The number of bytes in a well-formed character, given the first one.
 inline int utf8_length(char first) {
     uint8_t byte = (uint8_t)first;
     return byte < 0x80 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
 }
 
-// The size of a text without an incomplete character at its end, which may continue.
+// The size of a text without an incomplete character at its end, whose other bytes may follow later.
 inline size_t whole_characters(std::string_view text) {
     for (size_t back = 1; back <= 3 && back <= text.size(); back++) {
         char byte = text[text.size() - back];
-        if ((byte & 0xc0) == 0x80) continue;  // the character begins further ahead
+        if ((byte & 0xc0) == 0x80) continue;  // the character begins earlier
         return text.size() - ((size_t)utf8_length(byte) > back ? back : 0);
     }
     return text.size();

@@ -1,9 +1,10 @@
 /*
-BoxRun specifies which elements of a tensor a holder has: a piece of a checkpoint, or a rank. Both use the
+BoxRun specifies which elements of a tensor a piece of a checkpoint contains, or a rank holds. Both use the
 same representation, so their intersection is computed in one place.
 
-A box is some columns of all rows of a tensor, and a run is consecutive elements of a box in row-major order.
-For example, a run of 5 elements from element 2 on, in the box of columns 2 to 4 of a 3 x 6 tensor:
+A box is a range of columns of a tensor, over all rows, and a run is a range of elements of a box, in
+row-major order. For example, a run of 5 elements from element 2 on, in the box of columns 2 to 4 of a 3 x 6
+tensor:
 
     . . o o X .        column 2, columns 3, begin 2, count 5
     . . X X X .
@@ -21,8 +22,9 @@ struct BoxRun {
     uint64_t column, columns;  // first column of the box, and number of its columns
     uint64_t begin, count;     // elements of the box
 
-    // Calls visit(first, n, at) for stretches that are contiguous in the tensor, ascending: elements [first,
-    // first + n) of the whole tensor, which has `width` columns, are elements [at, at + n) of the run.
+    // Calls visit(first, n, at) for stretches that are contiguous in the tensor, in ascending order: elements
+    // [first, first + n) of the whole tensor, which has `width` columns, are elements [at, at + n) of the
+    // run.
     template <typename Visit>
     void each_run(uint64_t width, Visit&& visit) const {
         uint64_t line = line_of(width);
@@ -59,8 +61,8 @@ struct BoxRun {
         bool empty() const { return begin >= end; }
     };
 
-    // Returns elements [begin, end) of a run of another box of the same tensor that include the whole
-    // intersection with this run; if this box is narrower, they include other elements too.
+    // Returns a range of elements of `other`, a run of another box of the same tensor, that includes the
+    // whole intersection with this run; if this box is narrower, it includes other elements too.
     Extent extent_in(const BoxRun& other) const {
         uint64_t left = std::max(column, other.column);
         uint64_t right = std::min(column + columns, other.column + other.columns);

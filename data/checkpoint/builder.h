@@ -31,7 +31,7 @@ public:
         check_space(index_path(folder_.folder()), bytes);
     }
 
-    // Adds elements [first, first + count) of a tensor, in any order, each exactly once.
+    // Adds elements [first, first + count) of a tensor. Elements are added in any order, each exactly once.
     void append(int tensor, Slot slot, uint64_t first, uint64_t count, const float* values) {
         note_not_finite(tensor, first, count, values);
         bool goes_on =
@@ -62,7 +62,8 @@ public:
             (unsigned long long)not_finite_, first_not_finite_.c_str());
     }
 
-    // Publishes the checkpoint, which does not exist before this returns; without commit(), nothing is left.
+    // Publishes the checkpoint, which does not exist until this returns. Without commit(), nothing remains on
+    // disk.
     void commit() {
         complete();
         publish();

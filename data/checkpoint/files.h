@@ -1,7 +1,7 @@
 /*
 The data files of a checkpoint, one for each rank that writes: 64 bytes, then contiguous pieces up to the end.
-The index lists the pieces (data/checkpoint/index.h). A file shared by several checkpoints has the number and
-the save id of the first one.
+The index lists the pieces (data/checkpoint/index.h). A file shared by several checkpoints keeps the number
+and the save id that it has in the first of them.
 
     at  bytes
      0      8  magic: 89 54 47 44 54 0d 0a 1a ("\x89TGDT\r\n\x1a")
@@ -10,7 +10,7 @@ the save id of the first one.
     16      8  save id, as in the index
     24      8  bytes of the file
     32     24  zero
-    56      8  checksum of the 56 bytes before
+    56      8  checksum of the preceding 56 bytes
     64         pieces
 */
 #pragma once
@@ -131,7 +131,7 @@ public:
             write_at(file_, path_, end_ + done, (const char*)data + done, n);
         });
         WorksOn work("writing " + path_);
-        // Starts writeback now instead of at fsync(), which also reports errors.
+        // Starts writeback now instead of at fsync(), which will report any errors.
         sync_file_range(file_.get(), (off_t)end_, (off_t)bytes, SYNC_FILE_RANGE_WRITE);
         end_ += bytes;
     }
@@ -176,8 +176,8 @@ inline std::optional<uint64_t> save_id_in(const std::string& folder) {
 // Reads a checkpoint in one process. Data files are opened on demand.
 class CheckpointReader {
 public:
-    // whole: requires that every data file exists and has its size; otherwise a missing one is noticed when
-    // it is read.
+    // whole: requires that every data file exists and has the size that the index lists; otherwise a missing
+    // file is noticed only when it is read.
     explicit CheckpointReader(const std::string& folder, bool whole = true)
         : CheckpointReader(folder, read_checkpoint_index(folder)) {
         if (whole) check_sizes();
@@ -239,7 +239,7 @@ public:
     }
 
     // Reads elements [first, first + count) of a tensor as floats. Caches the pieces that contain them, so
-    // that sequential reading reads each piece once. Only one thread at a time.
+    // that sequential reading reads each piece once. Only one thread at a time may call this.
     void read_floats(int tensor, Slot slot, uint64_t first, uint64_t count, float* to) {
         const CheckpointTensor& whole = index_.tensors.at((size_t)tensor);
         if (!whole.dtype(slot) || first > whole.size() || count > whole.size() - first) {
@@ -248,7 +248,7 @@ public:
                  (unsigned long long)(first + count));
         }
         if (slot == Slot::data)
-            fail("%s: tensor %s holds integers; use one of parameters", folder_.c_str(),
+            fail("%s: tensor %s holds integers; name a tensor of parameters", folder_.c_str(),
                  printable(whole.name).c_str());
         if (tensor != kept_tensor_ || slot != kept_slot_) keep_pieces_of(tensor, slot);
         const BoxRun wanted = {0, whole.width(), first, count};
@@ -336,7 +336,7 @@ private:
     std::string folder_;
     CheckpointIndex index_;
 
-    mutable std::mutex mutex_;                                      // guards the members that follow
+    mutable std::mutex mutex_;                                      // guards files_ and open_
     mutable std::vector<std::shared_ptr<const FileHandle>> files_;  // null: not open
     mutable std::deque<uint32_t> open_;                             // oldest first
 

@@ -1,12 +1,12 @@
 /*
-Checkpoints of a run: RUN/checkpoints/step_00000100 and so on. A folder with such a name is a complete
+Checkpoints of a run: RUN/checkpoints/step_00000100 and so on. A folder with a name of this form is a complete
 checkpoint: it is written as step_00000100.partial, and renamed when everything is on disk; it is renamed back
 before it is removed. Folders *.partial left by a killed program are removed by the next one. A checkpoint
 that is being replaced is step_00000100.aside until the new one is in its place. If a full disk has room only
 for the weights of the last step, they are saved as step_00000100.weights.
 
-Checkpoints share data files that did not change between them: such a file is hard-linked into each of their
-folders, and disappears with the last one. So each folder is self-contained, and can be copied and deleted
+Checkpoints share data files that did not change between them: a shared file is hard-linked into the folder of
+each, and disappears with the last of them. So each folder is self-contained, and can be copied and deleted
 independently.
 */
 #pragma once
@@ -39,7 +39,7 @@ inline std::string checkpoint_folder(const std::string& run_dir, int64_t step) {
 constexpr const char* weights_ending = ".weights";
 
 // The folder of a run in a folder that several runs share. Its name contains a hash of the run's path: so
-// runs do not touch each other's files, and a run finds its own from anywhere on the same file system.
+// runs do not touch each other's files, and a run finds its own folder from anywhere on the same file system.
 inline std::string shared_run_dir(const std::string& shared, const std::string& run_dir) {
     std::filesystem::path run = (std::filesystem::absolute(run_dir) / "").lexically_normal().parent_path();
     std::string path = run.string();
@@ -63,8 +63,8 @@ inline std::vector<std::string> checkpoint_folder_names(const std::string& run_d
     return names;
 }
 
-// The steps of complete checkpoints, newest first; with an ending, those of folders whose name has it after
-// the step.
+// The steps of complete checkpoints, newest first; with an ending, the steps of folders whose name has this
+// ending after the step.
 inline std::vector<int64_t> checkpoint_steps(const std::string& run_dir, const std::string& ending = "") {
     std::vector<int64_t> steps;
     for (const std::string& name : checkpoint_folder_names(run_dir)) {
@@ -85,7 +85,8 @@ inline std::vector<int64_t> checkpoint_steps(const std::string& run_dir, const s
     fail("%s: no checkpoint there; name a run directory that has one, or a checkpoint folder", thing.c_str());
 }
 
-// Returns the newest checkpoint of a run directory; for the folder of a checkpoint, that folder.
+// Returns the newest checkpoint of a run directory. If the path is the folder of a checkpoint, returns that
+// path.
 inline std::string newest_checkpoint(const std::string& path) {
     if (access(index_path(path).c_str(), F_OK) == 0) return path;
     std::vector<int64_t> steps = checkpoint_steps(path);
@@ -145,7 +146,7 @@ inline void remove_unfinished(const std::string& run_dir) {
 }
 
 // Renames checkpoints of later steps to step_N.aside, because a run that resumes from this step would mistake
-// them for its own. Returns the steps.
+// them for its own. Returns their steps.
 inline std::vector<int64_t> set_aside_newer(const std::string& run_dir, int64_t step) {
     std::vector<int64_t> newer = checkpoint_steps(run_dir);
     std::erase_if(newer, [&](int64_t other) { return other <= step; });
@@ -163,8 +164,8 @@ inline std::vector<int64_t> set_aside_newer(const std::string& run_dir, int64_t 
 // Used by one process. The others write their data files into folder() between its construction and commit().
 class NewCheckpoint {
 public:
-    // Creates the folder, and removes what an interrupted save left there. `path`: the folder of the complete
-    // checkpoint.
+    // Creates the folder, after removing what an interrupted save left there. `path`: the folder of the
+    // complete checkpoint
     NewCheckpoint(const std::string& run_dir, const std::string& path)
         : run_dir_(run_dir), final_(path), partial_(final_ + ".partial") {
         WorksOn work("making " + partial_);

@@ -1,7 +1,7 @@
 /*
 The index of a checkpoint: the tensors of the model, and the location of each piece of them in the data files.
 A checkpoint is a folder with one index.bin, and data_00000.bin, data_00001.bin ..., one for each rank that
-wrote. All numbers are little-endian, all checksums XXH3-64.
+wrote data. All numbers are little-endian, all checksums XXH3-64.
 
     index.bin
     at  bytes
@@ -27,10 +27,10 @@ wrote. All numbers are little-endian, all checksums XXH3-64.
     at  bytes
      0      4  number of the tensor
      4      4  slot: 0 weight, 1 master copy, 2 first moment (m), 3 second moment (v); or an index into
-"slots"
+               "slots"
      8      4  number of the data file
     12      4  zero
-    16      8  first column of a box: some columns of all rows of the tensor; (n) is n rows of one column
+    16      8  first column of a box: a range of columns of all rows; a tensor (n) has n rows of one column
     24      8  number of its columns
     32      8  first element of the piece, in the box in row-major order
     40      8  number of its elements, at most 2^22
@@ -134,7 +134,7 @@ struct CheckpointIndex {
         return piece.count * dtype_size(*tensors[piece.tensor].dtype(piece.slot));
     }
 
-    // The numbers of the pieces, sorted by key(piece).
+    // Returns the numbers of the pieces, sorted by key(piece).
     template <typename Key>
     std::vector<uint32_t> sorted_by(Key&& key) const {
         std::vector<uint32_t> order(pieces.size());
@@ -286,7 +286,7 @@ private:
                 size *= std::max<int64_t>(tensor.shape.back(), 1);
             }
             if (tensor.shape.empty() || tensor.shape.size() > 2)
-                fail("%s: %zu dimensions; one or two are stored", what.c_str(), tensor.shape.size());
+                fail("%s: %zu dimensions; a tensor has one or two", what.c_str(), tensor.shape.size());
             for (int s = 0; s < slot_count; s++) tensor.slots[s] = read_dtype(fields, (Slot)s, what);
             if (!tensor.dtype(Slot::weight) && !tensor.dtype(Slot::data))
                 fail("%s: no weight; use another checkpoint", what.c_str());
@@ -300,7 +300,7 @@ private:
         if (value == "fp32" && slot != Slot::data) return Dtype::fp32;
         if (value == "bf16" && slot == Slot::weight) return Dtype::bf16;
         if (value == "uint64" && slot == Slot::data) return Dtype::uint64;
-        fail("%s: %s is stored as %s; supported are fp32, for weights also bf16, and uint64 for data",
+        fail("%s: %s is stored as %s; it must be fp32 (for weights, fp32 or bf16; for data, uint64)",
              what.c_str(), slot_name(slot), json_text(value).c_str());
     }
 
@@ -404,8 +404,8 @@ private:
 
 }  // namespace checkpoint_format
 
-// most_samples: the most samples an index may report. A run counts on from those that it reads, so an index
-// that it writes may report more.
+// most_samples: the limit on the number of samples that an index reports. A run continues the count that it
+// reads, so an index that it writes may exceed the limit.
 inline CheckpointIndex parse_checkpoint_index(std::string_view bytes, const std::string& path,
                                               int64_t most_samples = (int64_t)1 << 60) {
     return checkpoint_format::IndexParser(bytes, path, most_samples).parse();
@@ -423,7 +423,7 @@ inline std::string checkpoint_index_bytes(const CheckpointIndex& index) {
         }
         rows.push_back(std::move(row));
     }
-    // Pieces store this program's slot numbers, so the list, if needed, names all slots in their order.
+    // Pieces store this program's slot numbers, so "slots", if needed, lists all slots in order.
     if (std::ranges::any_of(index.pieces, [](auto& piece) { return (int)piece.slot >= common_slots; })) {
         for (Slot slot : first_slots(slot_count)) header["slots"].push_back(slot_name(slot));
     }

@@ -1,5 +1,5 @@
 /*
-Retention of older checkpoints when a new one is on disk: the newest ones (--keep), those of every N-th step
+Removes older checkpoints once a new one is on disk, except the newest ones (--keep), those of every N-th step
 (--keep-every), and those with the lowest validation losses (--keep-best).
 */
 #pragma once
@@ -21,7 +21,7 @@ struct BestCheckpoints {
     std::vector<std::pair<int64_t, double>> losses = {};  // step and loss
 
     // Sets the validation set. Losses on other tokens are not comparable, so they are dropped. Returns
-    // whether there were any.
+    // whether any were dropped.
     bool begin(const std::string& of_set, const std::string& of_content) {
         bool forgets = !losses.empty() && (set != of_set || content != of_content);
         if (forgets) losses.clear();
@@ -29,8 +29,8 @@ struct BestCheckpoints {
         return forgets;
     }
 
-    // Adds the loss after a step, and keeps only the lowest `keep` losses, of equal ones the earliest.
-    // Returns whether this one is among them.
+    // Adds the loss after a step, and keeps only the lowest `keep` losses, preferring the earliest of equal
+    // ones. Returns whether this one is among them.
     bool add(int64_t step, double loss, int keep) {
         std::erase_if(losses, [&](const auto& other) { return other.first >= step; });  // the run went back
         if (std::isfinite(loss)) losses.emplace_back(step, loss);
@@ -43,7 +43,7 @@ struct BestCheckpoints {
         return std::ranges::find(losses, step, &std::pair<int64_t, double>::first) != losses.end();
     }
 
-    // "step 120: 3.2100, step 100: 3.3100 of web".
+    // Returns a list such as "step 120: 3.2100, step 100: 3.3100 of web".
     std::string words() const {
         std::string list;
         for (auto [step, loss] : losses) append_item(list, text("step %lld: %.4f", (long long)step, loss));
@@ -57,7 +57,7 @@ inline nlohmann::ordered_json to_json(const BestCheckpoints& best) {
     return {{"set", best.set}, {"content", best.content}, {"losses", best.losses}};
 }
 
-// Reads the list in a header; empty if there is none. what: names the source in messages.
+// Returns the list in a header, or an empty one. what: names the source in messages.
 inline BestCheckpoints best_checkpoints(const nlohmann::json& header, const std::string& what) {
     BestCheckpoints best;
     if (!header.contains(best_key)) return best;
@@ -80,7 +80,7 @@ struct Retention {
     bool stays(int64_t step) const { return every > 0 && step % every == 0; }
 };
 
-// Removes all checkpoints except the best, the newest of the others, and those kept by step.
+// Removes all checkpoints except the best, the newest of the others, and those that --keep-every keeps.
 inline void remove_old_checkpoints(const std::string& run_dir, const Retention& retention,
                                    const BestCheckpoints& best) {
     if (retention.newest == 0) return;

@@ -5,9 +5,9 @@ The values that a checkpoint, and a training state, hold for each parameter.
 
 #include <cstdint>
 
-// The model's own parameters, their fp32 master copy, and optimizer state: means of the gradient (first
-// moment) and of its square (second moment). `data` is not for parameters: it holds integers from which a
-// contributor to checkpoints resumes. Files contain the names.
+// The model's own parameters, their fp32 master copy, and optimizer state: running means of the gradient
+// (first moment) and of its square (second moment). `data` does not belong to parameters: it holds integers
+// that a contributor to checkpoints needs to resume. The names are part of the file format.
 enum class Slot : uint32_t { weight, master, m, v, data };
 constexpr int slot_count = 5;
 constexpr int common_slots = 4;  // the first ones, which files need not list

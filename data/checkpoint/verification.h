@@ -1,5 +1,5 @@
 /*
-Verifies that a checkpoint is as it was written: reads every byte, and compares it with its checksum.
+Verifies that a checkpoint is as it was written: reads every byte and compares the checksums.
 */
 #pragma once
 
@@ -17,7 +17,7 @@ Verifies that a checkpoint is as it was written: reads every byte, and compares 
 #include "data/base/ordered_work.h"
 #include "data/base/terminal.h"
 
-// Names in a checkpoint's folder that do not belong to it, sorted.
+// Returns the names in a checkpoint's folder that do not belong to the checkpoint, sorted.
 inline std::vector<std::string> stray_names(const CheckpointReader& reader) {
     std::set<std::string> known = {"index.bin"}, strays;
     for (size_t number = 0; number < reader.index().file_bytes.size(); number++)
@@ -90,7 +90,7 @@ void verify_checkpoint(const CheckpointReader& reader, Report&& report) {
     bool damaged = damaged_files + damaged_pieces > 0;
     if (!damaged && strays.empty()) return;
     std::string error = text("%zu of %zu pieces are damaged", damaged_pieces, index.pieces.size());
-    if (damaged_files > 0) error += text(", %zu of %zu data files as a whole", damaged_files, files);
+    if (damaged_files > 0) error += text(", %zu of %zu data files are unusable", damaged_files, files);
     if (!strays.empty()) error += text(", and files that do not belong to it: %zu", strays.size());
     fail("%s: %s; %s", reader.folder().c_str(), error.c_str(),
          damaged ? "use another checkpoint" : "remove them");

@@ -1,6 +1,6 @@
 /*
 The part of the program that needs neither ranks nor a device: its command line, and the commands that work
-only on files. It is a separate object, commands.cu, compiled beside train_gpt.cu and once for all devices.
+only on files. It is a separate object, commands.cu, compiled apart from train_gpt.cu, once for all devices.
 */
 #pragma once
 
@@ -22,7 +22,7 @@ struct AskedLine {
     std::vector<std::string> job;      // the words after the -- of `launch`
     Options training;                  // the options of `train`, applied to the defaults
     std::vector<std::string> places;   // folders in which `train` may find a checkpoint
-    std::vector<std::string> remarks;  // about the given options; those of `train` are in its header instead
+    std::vector<std::string> remarks;  // about the given options; `train` prints its own when it starts
     std::optional<double> time_limit;  // seconds that ranks wait for each other, if the command sets it
 };
 AskedLine read_command_line(int argc, char** argv);

@@ -1,13 +1,12 @@
 /*
 The data subcommand, which examines token files. For each file it reports the kind, the numbers of tokens and
-documents, how long these are, the largest token, how the text begins, and damage. Every token is read once,
-in order, so files may be larger than memory, and a file that passes is complete.
+documents, the lengths of the documents, the largest token, how the text begins, and any damage. Every token
+is read once, in order, so files may be larger than memory, and a file that passes is complete.
 
-A damaged file does not keep the others from being examined; one error at the end covers all of them.
+A damaged file does not stop the examination of the others; one error at the end covers all damaged files.
 
-In token shards, a document is what lies between two tokens that end one, not counting these. So a document
-that continues in the next shard counts once in each. Megatron's data sets state in their index where
-documents begin.
+In token shards, a document consists of the tokens between two end-of-document tokens, so one that continues
+in the next shard counts once in each. The index of a Megatron data set states where documents begin.
 */
 #pragma once
 
@@ -36,8 +35,8 @@ documents begin.
 
 class DataReport {
 public:
-    // `tokenizer` may be null. `document_end` -1: that of the tokenizer; without one, documents are not
-    // separated.
+    // `tokenizer` may be null. `document_end` -1: the tokenizer's end-of-text token; without a tokenizer,
+    // documents are not separated.
     DataReport(const Tokenizer* tokenizer, int document_end, ProgressLine* progress = nullptr)
         : tokenizer_(tokenizer),
           document_end_(document_end < 0 && tokenizer ? tokenizer->end_of_text() : document_end),
@@ -56,14 +55,14 @@ public:
         });
     }
 
-    // Returns the report on a name that cannot be examined, because of `error`.
+    // Returns the report on a name that cannot be examined; `error` says why.
     std::string refused(const std::string& name, const Error& error) {
         return report(name, [&] { throw error; });
     }
 
     // Returns the report on all undamaged files together.
     std::string total() {
-        out_ = text("together, %zu files\n", files_);
+        out_ = text("total of %zu files\n", files_);
         row("tokens", with_commas(total_tokens_));
         row_largest(largest_);
         if (total_lengths_.count() > 0) documents(total_lengths_, "");
@@ -181,7 +180,7 @@ private:
         scan.finish();
         row("tokens", with_commas(scan.count));
         row_largest(scan.largest);
-        // A machine that loses power leaves such a file, as does a copy that skips unreadable parts.
+        // A power failure can leave such a stretch in a file, and so can a copy that skips unreadable parts.
         if (auto [token, start, length] = scan.longest_run; length >= 1 << 14) {
             row("suspicious",
                 text("token %d is repeated %s times, starting at token %s; was this part of the file ever "
@@ -202,7 +201,7 @@ private:
 
     void check_fit(const std::string& path, int largest) const {
         if (!tokenizer_ || largest < tokenizer_->vocab_size()) return;
-        fail("%s: has token %d, outside the vocabulary of %d of the tokenizer %s; name the tokenizer "
+        fail("%s: has token %d, outside the %d tokens of the tokenizer %s; name the tokenizer "
              "that it was made with",
              path.c_str(), largest, tokenizer_->vocab_size(),
              tokenizer_->file().empty() ? "bytes" : printable(tokenizer_->file()).c_str());
@@ -270,7 +269,7 @@ private:
 
 // ----------------------------------------------------------------------------
 
-// Returns the index beside a .bin that is not a file of llm.c, or else the path itself.
+// Returns the Megatron index beside a .bin that is not an llm.c file; otherwise returns the path itself.
 inline std::string index_or_shard(const std::string& path) {
     std::string index = index_beside(path);
     if (index.empty()) return path;
@@ -280,16 +279,16 @@ inline std::string index_or_shard(const std::string& path) {
     return find_shard_format(magic) || magic == choice_file_magic ? path : index;
 }
 
-// Returns the number of bytes that report_data() reads of a file; 0 if it does not exist.
+// Returns the number of bytes that report_data() reads from a file; 0 if it does not exist.
 inline double data_bytes(const std::string& path) {
     struct stat status;
     std::string tokens = path.ends_with(".idx") ? tokens_beside(path) : path;
     return stat(tokens.c_str(), &status) == 0 ? (double)status.st_size : 0;
 }
 
-// Prints what files hold: token shards, Megatron's .idx (or the .bin beside it), llm.c's evaluation files.
-// names: given as for training: files, folders, glob patterns, lists, blends. The tokenizer (null: none)
-// decodes their text. Throws at the end if a file is damaged, or does not fit the tokenizer.
+// Prints what files contain. names: given as for training (files, folders, glob patterns, lists, blends);
+// they are token shards, Megatron's .idx (or the .bin beside it) or llm.c's evaluation files. The tokenizer
+// (null: none) decodes their text. Throws at the end if a file is damaged, or does not fit the tokenizer.
 inline void report_data(const std::vector<std::string>& names, const Tokenizer* tokenizer, int document_end) {
     struct Item {
         std::string path;

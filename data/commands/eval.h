@@ -1,6 +1,6 @@
 /*
-How well models predict token files, and answer multiple-choice questions. The model is behind a LossSource,
-and may be split over many ranks.
+Evaluates how well models predict token files, and how well they answer multiple-choice questions. A
+LossSource hides the model, which may be split over many ranks.
 */
 #pragma once
 
@@ -36,14 +36,15 @@ public:
     virtual ~LossSource() = default;
 
     // The arrays of a batch are laid out in memory as in batch_at(); by_token and by_position may be null.
-    // The batches after the last are empty.
+    // Batches past the last one are empty.
     using Load = std::function<HostBatch(uint64_t number)>;
     using Take = std::function<void(uint64_t number, const std::vector<int>& targets,
                                     const std::vector<float>& losses)>;
 
     virtual int ranks() const = 0;  // data ranks
     // For all ranks: loads this rank's part of the batches 0 .. count-1, and passes the targets and losses
-    // (B*T) of each to take(), each loss on one rank only. An exception from either is thrown on all ranks.
+    // (B*T) of each batch to take(). Each loss is passed on one rank only. An exception from load() or take()
+    // is thrown on all ranks.
     virtual void each(uint64_t count, const Load& load, const Take& take) = 0;
     // For all ranks: replaces the values by their sums over the ranks.
     virtual void add_up(std::vector<double>& values) = 0;
@@ -94,7 +95,7 @@ inline DataScore evaluate_data(const TokenLoader& files, const std::string& titl
             targets++;
             if (!tokenizer || target == o.document_end) return;
             if (!tokenizer->has(target)) {
-                fail("%s: has token %d, which the tokenizer does not have; name the one it was made with",
+                fail("%s: token %d is not in the tokenizer; name the one that the data was made with",
                      title.c_str(), target);
             }
             bytes += (double)tokenizer->token_bytes(target).size();
@@ -180,11 +181,11 @@ inline nlohmann::ordered_json score_record(const ChoiceScore& score, const std::
 // Each share has its own standard error.
 inline std::string score_text(const ChoiceScore& score, const std::string& path) {
     double by_sum = score.accuracy(), by_mean = score.accuracy_by_mean();
-    return text(
-        "right %.1f%% +- %.1f by the sum of log-likelihoods, %.1f%% +- %.1f by their mean per token, of "
-        "%lld questions of %s",
-        100 * by_sum, 100 * score.standard_error(by_sum), 100 * by_mean, 100 * score.standard_error(by_mean),
-        (long long)score.examples, path.c_str());
+    return text("right %.1f%% +- %.1f by the sum of log-likelihoods, %.1f%% +- %.1f by their mean per token  "
+                "(%s of %s)",
+                100 * by_sum, 100 * score.standard_error(by_sum), 100 * by_mean,
+                100 * score.standard_error(by_mean), counted(score.examples, "question").c_str(),
+                path.c_str());
 }
 
 // ----------------------------------------------------------------------------
@@ -212,20 +213,21 @@ inline std::string log_of(const TrainedModel& model) {
     return log_path(run);
 }
 
-// Returns a score with the time, as the log of a run has it.
+// Returns a score with the time added, in the form that the log of a run uses.
 inline nlohmann::ordered_json with_time(nlohmann::ordered_json record) {
     record["time"] = utc_time();
     return record;
 }
 
-// The results of the command: printed as they come or, with --output, written to a file at the end, and added
-// to the logs of their runs. Only the first rank prints and writes them.
+// The results of the command. They are printed as they are computed (JSON at the end) or, with --output,
+// written to a file at the end; --log also adds them to the logs of their runs. Only the first rank prints
+// and writes them.
 class EvaluationResults {
 public:
     EvaluationResults(const EvalOptions& command, bool is_root) : command_(command), is_root_(is_root) {}
 
-    // To be called for each run, in the order of the command, before the first result: a log may not be
-    // writable.
+    // Must be called for each run, in the order of the command line, before the first result, because a log
+    // may not be writable.
     void open(const TrainedModel& model) {
         if (!is_root_) return;
         if (command_.log) logs_.push_back(std::make_unique<LogFile>(log_of(model)));

@@ -44,7 +44,7 @@ inline void export_model(const ExportOptions& command) {
           dtype_name(dtype));
 }
 
-// A folder is a model of Hugging Face, a file one of llm.c.
+// A folder is imported as a Hugging Face model, and a file as an llm.c model.
 inline void import_model(const ImportOptions& command, const ImportedRun::TensorsOf& tensors_of) {
     const char *source = command.source.c_str(), *run = command.output.c_str();
     std::string next = text("train --init %s", run);

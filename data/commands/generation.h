@@ -1,6 +1,6 @@
 /*
-Text from a model, and the sample command. A TextGenerator makes the passes through the model; StopText ends a
-text at given strings.
+Generates text with a model, and implements the sample command. A TextGenerator runs the forward passes;
+StopText ends a text at given strings.
 */
 #pragma once
 
@@ -26,13 +26,14 @@ text at given strings.
 #include "data/launch/trained_model.h"
 #include "kernels/random.cuh"
 
-// Ends a text where one of some given strings appears in it. Text comes in pieces, and a possible beginning
-// of such a string is held back until it is certain, so no part of it is ever shown.
+// Ends a text where one of some given strings appears in it. The text arrives in pieces. If it ends in a
+// possible beginning of such a string, that part is held back until the next piece decides, so no part of a
+// stop string is ever shown.
 class StopText {
 public:
     explicit StopText(std::vector<std::string> stops) : stops_(std::move(stops)) {}
 
-    // Returns the part of the text so far that is certain to stay.
+    // Adds a piece, and returns the text that is now certain to stay.
     std::string add(std::string_view piece) {
         if (stopped_) return "";
         held_ += piece;
@@ -47,7 +48,7 @@ public:
 
     bool stopped() const { return stopped_; }
 
-    // Returns the rest of a text that ended without a stop string.
+    // Returns the held-back end of a text that ended without a stop string.
     std::string finish() { return stopped_ ? "" : std::exchange(held_, {}); }
 
 private:
@@ -69,10 +70,10 @@ private:
 
 // Continues several texts together, each from its own prompt. Tokens that are not in the model's cache are
 // recomputed: all of them if there is no cache. Once a text exceeds what the model sees at once, its older
-// half is dropped, and the rest gets new positions.
+// half is dropped, and the newer half gets new positions.
 //
-// Each data rank has a contiguous range of the texts. Every rank knows all texts, so it knows which passes
-// the others make. If these gather weights, it joins in, with or without a text.
+// Each data rank has a contiguous range of the texts. Every rank knows all texts, so it knows how many passes
+// the others run. If passes gather weights, all ranks run the same number of them, with or without a text.
 class TextGenerator {
 public:
     // Logits (V) of the next token, one row for each text of this rank; row r is that of text number(r).
@@ -96,7 +97,7 @@ public:
     const std::vector<int>& text(int number) const { return texts_[(size_t)number].tokens; }
     int number(int row) const { return number(row, ranks_.rank); }
 
-    // For all ranks: returns the logits of the next tokens, or nothing on a rank that does not choose.
+    // For all ranks: returns the logits of the next tokens, or nothing on a rank that does not choose tokens.
     Rows next() {
         for (Text& text : texts_) {
             if (text.seen() <= limit_) continue;
@@ -104,8 +105,8 @@ public:
             text.past = 0;
         }
         Rows logits((size_t)texts_of(ranks_.rank));
-        // Texts in the cache come first: texts that are read from the beginning are left out of that pass,
-        // which may write to their rows.
+        // Texts in the cache are processed first, because their pass may overwrite the rows of the texts that
+        // it leaves out, which are read from the beginning afterwards.
         if (has_cached(ranks_.rank)) take(logits, 0, add_newest());
         for (int row = 0; row < (int)logits.size(); row++) {
             const Text& text = text_at(row, ranks_.rank);
@@ -128,7 +129,7 @@ public:
         return chooses_ ? logits : Rows();
     }
 
-    // For all ranks, with a token for each text; a rank that chooses determines those of its own texts.
+    // For all ranks: adds a token to each text. A rank that chooses tokens determines those of its own texts.
     void add(std::vector<int>& tokens) {
         agree_on(tokens);
         for (size_t i = 0; i < texts_.size(); i++) texts_[i].tokens.push_back(tokens[i]);
@@ -137,13 +138,13 @@ public:
 protected:
     static constexpr int no_row = -1;
 
-    // Passes through the model, over T tokens of each text, after the `pasts` tokens that are in the cache
-    // (negative: the text is left out; empty: no text has any). `row` is the place of the first text in the
-    // cache, or no_row if nothing is to be kept. Returns the logits (V) after token `last` of each text;
-    // later tokens are padding. Returns nothing on a rank that does not choose.
+    // Runs a forward pass over T tokens of each text, which follow its `pasts` tokens in the cache (negative:
+    // the text is left out; empty: no text has any). `row` is the row of the first text in the cache, or
+    // no_row if nothing is to be kept. Returns the logits (V) after token `last` of each text; later tokens
+    // are padding. Returns nothing on a rank that does not choose tokens.
     virtual Rows logits(const std::vector<int>& tokens, int T, const std::vector<int>& pasts, int row,
                         int last) = 0;
-    // Copies the first `length` tokens of a text to another one in the cache.
+    // Copies the first `length` tokens of row `from` of the cache to row `to`.
     virtual void copy_row(int from, int to, int length) = 0;
     // Replaces the tokens of all texts by those of the ranks that choose.
     virtual void agree_on(std::vector<int>&) {}
@@ -184,7 +185,7 @@ private:
         return passes;
     }
 
-    // Makes a pass over the newest token of each text in the cache.
+    // Runs a pass over the newest token of each text in the cache.
     Rows add_newest() {
         std::vector<int> newest, pasts;
         for (int row = 0; row < texts_of(ranks_.rank); row++) {
@@ -214,9 +215,9 @@ private:
     bool chooses_ = false;
 };
 
-// Adds up to `count` tokens to the texts of a generator, each with its key: the same key gives the same text.
-// show(text, token) is called for each new token and returns false to end the text. A token of `ends` also
-// ends it. All ranks see all texts, and if one rank cannot choose a token, all fail.
+// Adds up to `count` tokens to each text of a generator. Each text has a key for its random numbers: the same
+// key gives the same text. show(text, token) is called for each new token and returns false to end the text.
+// A token of `ends` also ends it. All ranks see all texts, and if one rank cannot choose a token, all fail.
 template <typename Show>
 void generate_texts(TextGenerator& generator, int count, const std::vector<int>& ends,
                     const Sampling& sampling, const std::vector<uint64_t>& keys, Show&& show) {
@@ -229,7 +230,7 @@ void generate_texts(TextGenerator& generator, int count, const std::vector<int>&
             auto number = (size_t)generator.number((int)row);
             if (over[number]) continue;
             float u = random_uniform(philox(keys[number], (uint64_t)i).at[0]);
-            tokens[number] = -1;  // until one is chosen, so that all ranks see a failure
+            tokens[number] = -1;  // stays -1 if choosing fails, so that all ranks see it
             note_error(error, [&] {
                 tokens[number] =
                     choose_token(std::move(logits[row]), sampling, generator.text((int)number), u);
@@ -283,7 +284,7 @@ inline std::vector<std::string> read_prompts(const std::string& path) {
     return prompts;
 }
 
-// Returns the prompts of the command line; without any, a single empty one.
+// Returns the prompts of the command line, or a single empty one if there are none.
 inline std::vector<std::string> sample_prompts(const TrainedModel& model, const SampleOptions& command) {
     std::vector<std::string> prompts = command.prompt;
     if (!command.prompt_file.empty()) prompts = read_prompts(command.prompt_file);
@@ -299,7 +300,7 @@ inline std::vector<std::string> sample_prompts(const TrainedModel& model, const 
     return prompts;
 }
 
-// Returns the most tokens that the model sees at once. A prompt that is not known yet may fill the context.
+// Returns the largest number of tokens seen at once. A prompt that is not known yet may fill the context.
 inline int sample_length(const TrainedModel& model, const SampleOptions& command,
                          const std::vector<std::string>& prompts) {
     auto context = (size_t)model.options.context, most = command.interactive ? context : (size_t)0;
@@ -317,10 +318,10 @@ inline std::vector<int> ends_of_text(const TrainedModel& model) {
     return ends;
 }
 
-// Continues each prompt --samples times and prints the texts: a single text as it comes, several when all are
-// complete. Control characters are printed only if the output is not shown on a terminal. `number` is the
-// number of texts before these, so that each text has its own random numbers. make_generator(tokens of the
-// prompts) returns a generator. Returns a line about the time that it took.
+// Continues each prompt --samples times and prints the texts: a single text as it is generated, several once
+// all are complete. Control characters are printed only if the output is not shown on a terminal. `number` is
+// the number of earlier texts, so that each text has its own random numbers. make_generator(tokens of the
+// prompts) returns a generator. Returns a line about the time that generation took.
 template <typename MakeWriter>
 std::string print_samples(const TrainedModel& model, const SampleOptions& command,
                           const std::vector<std::string>& prompts, int number, MakeWriter&& make_generator) {

@@ -38,7 +38,7 @@ private:
 
     void add(const std::string& line) { lines_.push_back(line); }
 
-    // Adds items on the lines that they need; `line` begins the first one.
+    // Adds items, wrapped over several lines if necessary; `line` begins the first of them.
     void add_items(std::string line, const std::vector<std::string>& items) {
         const std::string indent(line.size(), ' ');
         size_t first = line.size();
@@ -95,7 +95,7 @@ private:
         return std::find(std::begin(fields), std::end(fields), field) != std::end(fields);
     }
 
-    // Returns the value as the command line has it.
+    // Returns the value as it is written on the command line.
     static std::string value_text(const nlohmann::ordered_json& value) {
         if (value.is_boolean()) return name_of(value.get<bool>());
         if (!value.is_string()) return visible_text(value.dump());
@@ -141,7 +141,7 @@ private:
     std::vector<std::string> lines_;
 };
 
-// Prints what a checkpoint holds: the one that is named, or the newest of a run directory.
+// Prints the contents of the named checkpoint, or of the newest one in the named run directory.
 inline void inspect_checkpoint(const InspectOptions& command) {
     const std::string& path = command.run;
     std::string folder = newest_checkpoint(path);

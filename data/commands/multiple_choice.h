@@ -1,6 +1,6 @@
 /*
-Multiple-choice questions, to see what a model has learned: a context, several continuations, and the number
-of the right one. The model's answer is the choice that it considers likeliest (the scheme of HellaSwag).
+Multiple-choice questions, to test what a model has learned: each has a context, several continuations and the
+number of the right one. The model answers with the choice that it considers likeliest (as in HellaSwag).
 
 Two kinds of files are read.
 
@@ -19,7 +19,7 @@ Two kinds of files are read.
        tokens in the context, those tokens, and for each choice: its number of tokens, those tokens
 
 A choice is scored by the sum of the logarithms of its tokens' likelihoods, which favors short choices, and by
-their mean. The reading is strict: every field of the file is right, or the file is refused.
+their mean. Files are read strictly: one with any invalid field is refused.
 */
 #pragma once
 
@@ -47,8 +47,8 @@ struct ChoiceExample {
 // ----------------------------------------------------------------------------
 // JSON lines
 
-// Returns the text that is encoded for a choice. A tokenizer that adds a space before every text itself gets
-// none.
+// Returns the text that is encoded for a choice. If the tokenizer itself adds a space before every text, none
+// is added here.
 inline std::string choice_text(const std::string& choice, const Tokenizer& tokenizer) {
     const char* at = choice.data();
     bool spaced = is_white_space(next_code_point(at, choice.data() + choice.size()));
@@ -78,7 +78,7 @@ inline ChoiceExample parse_choices(const nlohmann::json& value, const Tokenizer&
 
     const nlohmann::json& choices = object.array(choices_name);
     if (choices.size() < 2)
-        fail("%s: %s has %zu; give two or more to choose from", place.c_str(), choices_name, choices.size());
+        fail("%s: %s has length %zu; give two or more choices", place.c_str(), choices_name, choices.size());
     for (const nlohmann::json& choice : choices) {
         size_t number = example.choices.size();
         if (!choice.is_string()) {
@@ -100,7 +100,7 @@ inline ChoiceExample parse_choices(const nlohmann::json& value, const Tokenizer&
     const char* answer_name = hellaswag ? "label" : "answer";
     nlohmann::json answer = object.get(answer_name);
     if (answer.is_string()) {
-        // a string that is not a number stays one, and is refused as such
+        // a string that does not hold a number stays a string, and is refused as one
         auto number = nlohmann::json::parse(answer.get_ref<const std::string&>(), nullptr, false);
         if (number.is_number_integer()) answer = number;
     }
@@ -124,7 +124,7 @@ inline std::vector<ChoiceExample> parse_choice_lines(std::string_view content, c
 
 constexpr int32_t choice_file_magic = 20240522;
 
-// Parses an evaluation file, given as bytes, and checks it from the beginning to the end.
+// Parses the bytes of an evaluation file, and checks all of them.
 class ChoiceFileParser {
 public:
     ChoiceFileParser(std::string_view bytes, const std::string& path) : bytes_(bytes), path_(path) {}
@@ -217,7 +217,7 @@ private:
         int count = next();
         if (count == 0) damaged(text("has no tokens in %s", what));
         if ((size_t)count > (end_ - at_) / 2)
-            damaged(text("has %d tokens in %s by its count, but ends before that", count, what));
+            damaged(text("claims %d tokens in %s, but ends before that", count, what));
         std::vector<int> tokens;
         for (int i = 0; i < count; i++) tokens.push_back(next());
         if (std::find(tokens.begin(), tokens.end(), mark) != tokens.end())
@@ -247,7 +247,7 @@ inline bool begins_choice_file(std::string_view bytes) {
 }
 
 // Returns the examples of a file of either kind, at least one, with tokens below `vocab`. The tokenizer is
-// for JSON lines; a file of llm.c is already encoded, and `vocab` does not reveal with which tokenizer.
+// for JSON lines; a file of llm.c is already encoded, and does not say with which tokenizer.
 inline std::vector<ChoiceExample> parse_choice_file(std::string_view content, const std::string& path,
                                                     const Tokenizer* tokenizer, int vocab) {
     std::vector<ChoiceExample> examples;
@@ -310,10 +310,10 @@ inline void choice_row(const ChoiceExample& example, size_t number, int T, int* 
 struct ChoiceScore {
     int64_t examples = 0;
     int64_t right_by_sum = 0;   // the choice with the largest sum is the answer
-    int64_t right_by_mean = 0;  // the choice with the largest mean over its tokens is
+    int64_t right_by_mean = 0;  // the choice with the largest mean over its tokens is the answer
 
-    // log_likelihoods: for each choice of an example, the sum over its tokens. Of equal choices, the first is
-    // taken.
+    // log_likelihoods: for each choice of an example, the sum over its tokens. In a tie, the first choice
+    // wins.
     void add(const ChoiceExample& example, const std::vector<double>& log_likelihoods) {
         if (log_likelihoods.size() != example.choices.size()) {
             fail("%s: has %zu choices and %zu scores; score each once", example.place.c_str(),

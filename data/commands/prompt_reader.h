@@ -25,12 +25,12 @@ bring earlier lines back.
 
 class PromptReader {
 public:
-    // alone: Ctrl-C ends the answer instead of the program, because no other process would continue it.
+    // alone: no other process would continue the answer, so Ctrl-C ends only the answer, not the program.
     // draws_seed: the first line of a session on a terminal is a command that sets a random seed.
     PromptReader(bool alone, bool draws_seed) : alone_(alone), draws_seed_(draws_seed) {}
 
     // Returns the next line that is not empty; empty at the end of input. A line that begins with a slash is
-    // a command if it was typed; otherwise it gets another slash, which makes it a prompt.
+    // a command if typed on a terminal; from other input it gets another slash, which makes it a prompt.
     std::string next() {
         if (isatty(STDIN_FILENO)) return edited_line();
         std::string line;
@@ -42,7 +42,7 @@ public:
     }
 
 private:
-    // Ctrl-C is an ordinary key while a line is edited; elsewhere it is a signal.
+    // Ctrl-C is an ordinary key while a line is edited; at other times it is a signal.
     std::string edited_line() {
         if (!editor_) open_editor();
         if (std::exchange(draws_seed_, false)) return text("/seed %u", std::random_device()() % 1000000);
@@ -64,7 +64,7 @@ private:
         return line;
     }
 
-    // Prompts are UTF-8, even if the user's locale is another.
+    // Prompts are UTF-8, even if the user's locale has another encoding.
     void open_editor() {
         if (!setlocale(LC_CTYPE, "C.UTF-8")) setlocale(LC_CTYPE, "");
         HistEvent event;

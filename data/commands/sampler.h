@@ -1,6 +1,6 @@
 /*
-Chooses the next token from its logits, in the order and with the meaning of `generate` in Hugging Face
-transformers:
+Chooses the next token from its logits. The filters have the same order and meaning as those of `generate` in
+Hugging Face transformers:
 
     repetition penalty, temperature, top-k, top-p, min-p
 
@@ -23,15 +23,15 @@ are sorted.
 #include "data/base/error.h"
 
 struct Sampling {
-    float temperature = 1;  // divides the logits; 0: always the likeliest token, the lowest id of equals
+    float temperature = 1;  // divides the logits; 0: always the likeliest token (the lowest id among equals)
     int top_k = 0;          // only the k likeliest, and those as likely as the k-th; 0: all
     float top_p = 1;        // only the likeliest whose sum reaches this, at least one; 1: all
     float min_p = 0;        // only those at least this likely, relative to the likeliest; 0: all
-    float repetition_penalty = 1;  // above 1 makes tokens that were seen less likely; 1: no effect
+    float repetition_penalty = 1;  // above 1: tokens seen before become less likely; 1: no effect
 };
 
-// Penalizes the logits of tokens that were seen, each once however often it occurred: positive ones are
-// divided, negative ones multiplied.
+// Penalizes the logit of each token in `seen`, once however often it occurs: divides it by the penalty if it
+// is positive, and multiplies it otherwise.
 inline void penalize_repetition(std::vector<float>& logits, float penalty, std::span<const int> seen) {
     std::vector<bool> done(logits.size());
     for (int token : seen) {
@@ -41,8 +41,8 @@ inline void penalize_repetition(std::vector<float>& logits, float penalty, std::
     }
 }
 
-// Sets all weights to 0 except those of the likeliest tokens whose sum reaches top_p of the total. Of equals
-// the lowest token comes first.
+// Sets all weights to 0 except those of the likeliest tokens whose sum reaches top_p of the total. Among
+// equal weights, the lowest token comes first.
 inline void keep_top_p(std::vector<float>& weights, float top_p) {
     std::vector<int> heap;
     double total = 0;
@@ -52,7 +52,7 @@ inline void keep_top_p(std::vector<float>& weights, float top_p) {
     }
     auto after = [&](int i, int j) { return weights[i] != weights[j] ? weights[i] < weights[j] : i > j; };
     std::make_heap(heap.begin(), heap.end(), after);
-    auto rest_end = heap.end();  // [begin, rest_end) is a heap of the rest
+    auto rest_end = heap.end();  // [begin, rest_end) is a heap of the tokens that are not kept so far
     double sum = 0;
     do {
         sum += weights[heap.front()];
@@ -62,21 +62,21 @@ inline void keep_top_p(std::vector<float>& weights, float top_p) {
 }
 
 // Returns the probability of each token relative to the likeliest (1), and 0 for those that are filtered out.
-// `logits` (V) are those of the model, `seen` its text so far. Temperature 0 leaves one token. Fails if a
-// logit is NaN or +Inf.
+// `seen` holds the tokens of the prompt and of the text so far. Temperature 0 leaves one token. Fails if a
+// logit is NaN or +Inf, or if all are -Inf.
 inline std::vector<float> token_weights(std::vector<float> logits, const Sampling& sampling,
                                         std::span<const int> seen) {
     if (sampling.repetition_penalty != 1) penalize_repetition(logits, sampling.repetition_penalty, seen);
     for (size_t i = 0; i < logits.size(); i++) {
         if (!(logits[i] < INFINITY)) {
-            fail("logits: that of token %zu is %f; the weights are damaged, or too large for this precision",
-                 i, logits[i]);
+            fail("the logit of token %zu is %f; the weights are damaged, or too large for this precision", i,
+                 logits[i]);
         }
     }
     auto likeliest = std::max_element(logits.begin(), logits.end());
     float largest = *likeliest;
     if (largest == -INFINITY)
-        fail("logits: all are -inf; the weights are damaged, or too large for this precision");
+        fail("all logits are -inf; the weights are damaged, or too large for this precision");
 
     std::vector<float> weights(logits.size());
     if (sampling.temperature <= 0) {
@@ -100,8 +100,8 @@ inline std::vector<float> token_weights(std::vector<float> logits, const Samplin
     return weights;
 }
 
-// Chooses a token from its logits (V), with u uniform in [0, 1). `seen` holds the tokens of prompt and text
-// so far, all below V. Fails as token_weights does.
+// Chooses a token from its logits (V), with u uniform in [0, 1). `seen` holds the tokens of the prompt and of
+// the text so far, all below V. Fails as token_weights does.
 inline int choose_token(std::vector<float> logits, const Sampling& sampling, std::span<const int> seen,
                         float u) {
     std::vector<float> weights = token_weights(std::move(logits), sampling, seen);

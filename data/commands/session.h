@@ -18,8 +18,8 @@ Commands that a person types instead of a prompt: /temperature 0.7 means --tempe
 #include "data/options/table.h"
 #include "data/options/values.h"
 
-// Returns whether an option can be changed between two prompts: the seed, and each number that affects how
-// tokens are chosen.
+// Returns whether an option can be changed between two prompts. These are the seed, and all numbers that
+// affect how tokens are chosen.
 inline bool has_command(const OptionRow& row) {
     std::string_view field = row.field, group = row.group;
     return row.belongs_to(command_sample) && is_number(row) &&

@@ -15,7 +15,7 @@ loop that compiles to vector instructions, and single tokens only in blocks wher
 
 #include "data/base/error.h"
 
-// 1234567 as "1,234,567".
+// Formats 1234567 as "1,234,567".
 inline std::string with_commas(int64_t number) {
     std::string digits = std::to_string(number);
     size_t first = digits[0] == '-' ? 1 : 0;
@@ -50,8 +50,8 @@ public:
     int64_t largest() const { return largest_; }
     double mean() const { return count_ ? (double)sum_ / (double)count_ : 0; }
 
-    // "4 .. 7   1,234  ####": a line for each power of two between the smallest and the largest length. The
-    // longest bar has `width` marks, and every count above 0 at least one.
+    // Returns lines such as "4 .. 7   1,234  ####", one for each power of two from the smallest to the
+    // largest length. The longest bar has `width` marks, and every count above 0 has at least one.
     std::vector<std::string> lines(int width = 40) const {
         std::vector<std::string> lines;
         if (count_ == 0) return lines;
@@ -72,7 +72,7 @@ public:
     }
 
 private:
-    // Row i counts the lengths of i binary digits.
+    // Row i counts the lengths that have i binary digits.
     static std::string label(size_t i) {
         if (i <= 1) return std::to_string(i);
         int64_t low = int64_t(1) << (i - 1);
@@ -102,7 +102,7 @@ public:
     int64_t count = 0;
     int64_t document_ends = 0;
     int largest = -1;
-    LengthHistogram lengths;  // documents' lengths; an end at the very start only begins the first one
+    LengthHistogram lengths;  // of documents; an end token at the very start is not counted as one
 
     // The longest stretch of a repeated token, in whole blocks.
     struct Run {

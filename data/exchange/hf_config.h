@@ -1,8 +1,8 @@
 /*
 Hugging Face config.json -> ModelConfig, and back, for the families that our options express exactly. A key
-that no family reads is refused if it changes what a model computes, which a table says (hf_keys.h), so that a
-variant of a family is never mistaken for the family itself. A model is exported only if reading it back gives
-the same model. An imported model is exported with its original config, as long as that describes it.
+that no family reads is refused if it changes what a model computes, according to hf_keys.h, so that a variant
+of a family is never mistaken for the family itself. A model is exported only if reading it back gives the
+same model. An imported model is exported with its original config, as long as that describes it.
 */
 #pragma once
 
@@ -22,7 +22,7 @@ the same model. An imported model is exported with its original config, as long 
 
 namespace hf {
 
-// Adds keys that are not known here to `unknown`.
+// Returns the model that a config.json describes. Keys that are in no table are added to `unknown`.
 inline ModelConfig read_model(const nlohmann::json& json, const std::string& file,
                               std::vector<std::string>& unknown) {
     JsonObject object(json, file);
@@ -51,8 +51,8 @@ inline ModelConfig read_model(const nlohmann::json& json, const std::string& fil
 
 }  // namespace hf
 
-// Returns an incomplete config, so that options can still change the values that others follow from. Remarks
-// are added to `notes`.
+// Returns an incomplete config, so that options can still change the values from which others are derived.
+// Remarks are added to `notes`.
 inline ModelConfig hf_model(const nlohmann::json& json, const std::string& file,
                             std::vector<std::string>& notes) {
     std::vector<std::string> unknown;
@@ -107,8 +107,8 @@ namespace hf {
 
 inline const HfFamily& nearest_family(const ModelConfig& c) {
     const char* name = c.position == PositionKind::learned ? "gpt2" : c.bias ? "gpt_neox" : "gptj";
-    // transformers 5 rejects a Llama whose width is not a multiple of its heads, but accepts a Mistral
-    // without a window and, with biases, a Seed-OSS
+    // transformers 5 rejects a Llama whose width is not a multiple of its number of heads, but accepts the
+    // same model as a Mistral without a window or, with biases, as a Seed-OSS
     bool uneven = c.channels % c.heads, biased = c.bias || c.qkv_bias;
     const char* plain = !uneven ? "llama" : biased ? "seed_oss" : "mistral";
     if (c.norm == NormKind::rmsnorm) {
@@ -123,7 +123,7 @@ inline const HfFamily& nearest_family(const ModelConfig& c) {
 }
 
 // Returns the config.json of a model of this family. `dtype` is the torch name of the weights' dtype.
-// `document_end`, the token that ends a document, or -1, is written as the token that begins a text too.
+// `document_end`, the token that ends a document (-1: none), is also written as the one that begins a text.
 inline HfConfig::Json family_config(const HfFamily& family, const ModelConfig& c, const char* dtype,
                                     int document_end) {
     HfConfig::Json json, end;
@@ -149,8 +149,8 @@ inline bool reads_as(const nlohmann::json& json, const ModelConfig& c) {
     }
 }
 
-// Sets the token that ends a document if the config lacks it, because it may have changed since the import.
-// -1: unknown.
+// Sets the token that ends a document (-1: unknown) if the config does not have it, because the token may
+// have changed since the import.
 inline void keep_end(HfConfig::Json& config, int document_end) {
     std::vector<int> ends = hf_ends_of_text(config, INT_MAX);
     if (document_end >= 0 && std::find(ends.begin(), ends.end(), document_end) == ends.end())
@@ -159,18 +159,18 @@ inline void keep_end(HfConfig::Json& config, int document_end) {
 
 }  // namespace hf
 
-// Returns the family that expresses a completed config: what is written of it reads back as the same model.
-// If no family does, the option that prevents it is refused.
+// Returns the family that expresses a completed config: its config.json reads back as the same model. If
+// there is none, the option that prevents it is refused.
 inline const HfFamily& hf_family(const ModelConfig& c) {
     const HfFamily& family = hf::nearest_family(c);
     ModelConfig back = hf::read_model(nlohmann::json(hf::family_config(family, c, "", -1)), "config.json");
     check_same_model(c, back, text("Hugging Face's %s, the nearest family,", family.name),
-                     "train such a model to export it");
+                     "only a model with that value can be exported");
     return family;
 }
 
 // Returns the config.json of a completed config. `published` is the one that the model was imported with, or
-// null: it is kept while it describes this model, with our dtype and document end.
+// null: if it describes this model, it is kept except for the dtype and the document end.
 inline nlohmann::ordered_json hf_config_json(const ModelConfig& c, const char* dtype, int document_end,
                                              const HfConfig::Json& published = {}) {
     const HfFamily& family = hf_family(c);

@@ -1,9 +1,9 @@
 /*
 A checkpoint -> a folder that Hugging Face transformers loads: config.json, the weights as safetensors,
 generation_config.json and, if there is one, the tokenizer with its settings. Weights pass through memory in
-small parts; only tensors that are written in another order than ours are held whole, one at a time. No
-existing file is overwritten. The files get their names at the end, config.json last, so a folder that has it
-is complete.
+small parts; only tensors whose order differs from ours are held whole, one at a time. No existing file is
+overwritten. The files are renamed to their final names at the end, config.json last, so a folder with that
+file is complete.
 */
 #pragma once
 
@@ -44,7 +44,7 @@ inline void refuse_older(const std::string& folder, const std::vector<TextFile>&
     }
 }
 
-// Writes a tensor from the best precision that the checkpoint has.
+// Writes a tensor from its most precise copy in the checkpoint.
 inline void export_tensor(CheckpointReader& reader, int number, const HfTensor& theirs,
                           SafetensorsWriter& writer) {
     Slot slot = Slot::weight;
@@ -77,7 +77,7 @@ inline std::string byte_tokenizer_json() {
     return tokenizer_json(parts);
 }
 
-// Without this file, AutoTokenizer would make a tokenizer of the model's family, which ours need not be.
+// Without this file, AutoTokenizer would create the tokenizer of the model's family, but ours may be another.
 inline nlohmann::ordered_json tokenizer_config(const std::string& tokenizer, const std::string& path,
                                                const Options& model) {
     nlohmann::ordered_json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
@@ -93,8 +93,8 @@ inline nlohmann::ordered_json tokenizer_config(const std::string& tokenizer, con
     return config;
 }
 
-// Returns the torch name of the weights' dtype. An fp16 model, which an import converts to fp32, keeps its
-// own.
+// Returns the torch name of the weights' dtype. A model that an import converted from fp16 to fp32 becomes
+// fp16 again.
 inline const char* torch_dtype(const nlohmann::ordered_json& published, Dtype dtype, bool as_stored) {
     if (dtype == Dtype::bf16) return "bfloat16";
     bool half = false;
@@ -150,7 +150,7 @@ inline void export_hf(CheckpointReader& reader, const Options& model, const std:
     for (const HfTensor& theirs : table)
         hf::export_tensor(reader, theirs.role == HfRole::zero ? -1 : numbers.at(theirs.ours), theirs, writer);
 
-    // All files get their names once everything is on disk, in this order.
+    // Once everything is on disk, the files are renamed to their final names, in this order.
     std::vector<std::unique_ptr<NewFile>> files;
     for (const hf::TextFile& text : texts) {
         files.push_back(std::make_unique<NewFile>(folder + "/" + text.name));

@@ -1,9 +1,9 @@
 /*
-Families of models in Hugging Face transformers: what config.json says about one, in terms of our options, and
-which of its tensors hold which of ours. Each fact is stated once and used in both directions: an import reads
-a model, and an export writes it. Only what our options express exactly is read. A key that is known to change
-what a model computes is read, or refused by name; a key that is known not to is ignored, and so is an unknown
-one, which is reported (hf_keys.h). A missing key has the value that transformers assumes.
+Families of models in Hugging Face transformers: what their config.json says, in terms of our options, and how
+their tensors map to ours. Each fact is stated once and used in both directions: an import reads a model, and
+an export writes it. Only what our options express exactly is read. A key that is known to change what a model
+computes is read, or refused by name; a key that is known not to is ignored, and so is an unknown one, which
+is reported (hf_keys.h). A missing key has the value that transformers assumes.
 */
 #pragma once
 
@@ -23,12 +23,12 @@ one, which is reported (hf_keys.h). A missing key has the value that transformer
 #include "data/options/model_config.h"
 #include "data/options/values.h"  // number_text
 
-// A config.json in one of two directions: each call reads a key into a field of the model, or writes it.
+// A config.json that is read or written: each call transfers one key, to or from a field of the model.
 class HfConfig {
 public:
     using Json = nlohmann::ordered_json;
     static constexpr const char* remedy = "remove it if the model computes the same without it";
-    std::vector<std::string> unknown;  // keys that are not known here
+    std::vector<std::string> unknown;  // keys that are in no table
 
     HfConfig(JsonObject& from, ModelConfig& into) : model(into), in(&from), out(nullptr) {}
     HfConfig(const ModelConfig& from, Json& into) : model(own_), in(nullptr), out(&into), own_(from) {}
@@ -51,7 +51,7 @@ public:
 
     void real(const char* key, float& field, std::optional<float> otherwise = {}) {
         if (out)
-            write(key, std::stod(number_text(field)));  // writes no digits that a float does not have
+            write(key, std::stod(number_text(field)));  // writes only as many digits as a float needs
         else
             field = otherwise && !in->has(key) ? *otherwise : (float)in->number(key, 1e12);
     }
@@ -106,7 +106,7 @@ constexpr Activation activations[] = {{"gelu_new", MlpKind::gelu},
                                       {"silu", MlpKind::swiglu},
                                       {"swish", MlpKind::swiglu}};
 
-// `usual` is the activation of a family without the key; it also determines whether the family has a gate.
+// `usual` is the activation that a missing key stands for; it also determines whether the family has a gate.
 inline void activation(HfConfig& config, const char* key, const char* usual) {
     auto find = [](auto&& is_it) {
         return std::find_if(std::begin(activations), std::end(activations), is_it);
@@ -189,9 +189,9 @@ inline bool is_linear(const ModelConfig& c) {
     return c.rope_original_context == 1 && c.rope_low_frequency == 1 && c.rope_high_frequency == 4;
 }
 
-// Newer versions have all of RoPE in rope_parameters, older ones only the scaling in rope_scaling, which
-// transformers prefers if both are present. `rotated` is the fraction of a head that is rotated, for families
-// that have one.
+// Newer versions of transformers keep all settings of RoPE in rope_parameters. Older ones keep only the
+// scaling, in rope_scaling, which transformers prefers if both are present. `rotated` is the fraction of a
+// head that is rotated, for families that have one.
 inline void rope(HfConfig& config, const char* theta, double* rotated = nullptr) {
     ModelConfig& model = config.model;
     config.real(theta, model.rope_theta, 10000);
@@ -248,7 +248,7 @@ inline void llama_family(HfConfig& config, LlamaDefaults defaults) {
     rope(config, "rope_theta");
 }
 
-// Marks keys of other families as known, because transformers does not read them in this one.
+// Marks keys of other families as known: transformers does not read them in this family.
 inline void ignore(HfConfig& config, std::initializer_list<const char*> keys) {
     for (const char* key : keys) {
         if (config.in) config.in->ignore(key);
@@ -424,8 +424,8 @@ inline void yuan(HfConfig& config) {
 
 enum class HfOrder { straight, transposed, by_head, interleaved, paired, taps };
 
-// A tensor of theirs that holds one of ours, or a section of one. The names are without .weight and .bias,
-// and in a block without the block's prefix.
+// One of their tensors, which holds one of ours or a section of one. The names omit .weight and .bias and, in
+// a block, the prefix of the block.
 struct HfRow {
     const char* theirs;
     const char* ours;
@@ -521,7 +521,7 @@ inline const std::vector<HfFamily>& hf_families() {
             {"mlp.dense_4h_to_h", "fcproj"},
             {"final_layer_norm", "normf"}},
          "embed_out.weight", "lm_head.weight"},
-        // GPT-J has biases, all of which must be zero
+        // GPT-J has biases, which must all be zero
         {"gptj", "GPTJForCausalLM", &gptj,
          hf::gptj, "transformer.", "h.", {
             {"wte", "wte"},

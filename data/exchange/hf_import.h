@@ -1,7 +1,7 @@
 /*
-A folder of Hugging Face transformers -> a run directory with the weights as a checkpoint of step 0.
-Unsuitable folders are refused, as far as their names and values show it, before the directory is made. Memory
-holds small parts of the weights; a tensor that we keep in another order is held whole, one at a time.
+A folder of Hugging Face transformers -> a run directory with the weights as a checkpoint of step 0. A folder
+whose names or values show that it is unsuitable is refused before the directory is made. Memory holds small
+parts of the weights; a tensor whose order differs from ours is held whole, one at a time.
 */
 #pragma once
 
@@ -92,8 +92,8 @@ public:
     }
 
 private:
-    // Finds a tensor under one of its names, which it keeps. An optional tensor that is missing loses its
-    // name.
+    // Finds a tensor under one of its names, and keeps that name. If an optional tensor is missing, clears
+    // its name.
     void find(HfTensor& theirs) {
         const SafeTensor* found = files_.find(theirs.name);
         if (!found && !theirs.other_name.empty()) {
@@ -173,7 +173,7 @@ inline Options imported_options(const std::string& folder, const std::string& ru
     options.tokenizer = tokenizer_path(run_dir);
     if (options.document_end < 0) options.document_end = tokenizer->end_of_text();
     if (tokenizer->vocab_size() > options.vocab_size)
-        fail("%s: has %d tokens, but the model only %d; put the model's own tokenizer there",
+        fail("%s: has %d tokens, but the model has only %d; replace it with the model's own tokenizer",
              tokenizer->file().c_str(), tokenizer->vocab_size(), options.vocab_size);
     return options;
 }

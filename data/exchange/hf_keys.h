@@ -1,5 +1,5 @@
 /*
-Keys of a config.json that no family of ours reads, and their effect on a model.
+Keys of a config.json that none of our model families reads, and what they do to a model.
 */
 #pragma once
 
@@ -65,7 +65,7 @@ inline const std::map<std::string_view, OtherKey>& other_keys() {
 }
 // clang-format on
 
-// Handles the keys of an object that no family has read: refuses each, ignores it, or adds it to `unknown`.
+// Handles the keys of an object that no family has read: each is refused, ignored, or added to `unknown`.
 inline void read_others(JsonObject& object, const char* remedy, std::vector<std::string>& unknown) {
     for (const std::string& key : object.unread()) {
         auto known = other_keys().find(key);

@@ -1,7 +1,6 @@
 /*
-Tensors of Hugging Face models: which of them hold which of ours. A family's table has a row for each tensor
-of theirs, and both export and import iterate over it. A tensor of theirs holds rows of one of ours, from
-`first_row` on:
+Maps the tensors of Hugging Face models to ours. A family's table has a row for each of their tensors, and
+both export and import iterate over it. Each of their tensors holds rows of one of ours, from `first_row` on:
 
     straight      in our order
     transposed    as columns: GPT-2's Conv1D multiplies from the other side
@@ -31,7 +30,7 @@ enum class HfRole {
     holds,     // it holds one of ours, or a section of one
     copies,    // it repeats the tensor of another row; an import requires both to be equal
     may_copy,  // like copies, but it may be missing, and is not exported
-    zero,      // ours have no such tensor; an import requires zeros
+    zero,      // our models have no such tensor; an import requires zeros
 };
 
 struct HfTensor {
@@ -53,17 +52,17 @@ struct HfTensor {
     }
     uint64_t size() const { return rows() * columns(); }
 
-    // The width of our rows.
+    // Returns the width of the rows of our tensor.
     uint64_t our_width() const {
         return order == HfOrder::transposed ? rows() : order == HfOrder::taps ? columns() / 2 : columns();
     }
 
-    // The range of our tensor that the elements of this one lie in: its first element, and its length.
+    // The range of our tensor in which the elements of this one lie: its first element, and its length.
     uint64_t our_first() const { return first_row * our_width(); }
     uint64_t our_size() const { return order == HfOrder::paired ? 2 * size() : size(); }
 
-    // Calls visit(theirs, ours) with the indices of each element of some rows: in theirs from the first of
-    // these rows on, in ours from our_first() on.
+    // Calls visit(theirs, ours) for each element of rows [row, row + count): `theirs` is its index within
+    // these rows, and `ours` its index in our tensor, counted from our_first().
     template <typename Visit>
     void each_element(uint64_t row, uint64_t count, Visit&& visit) const {
         bool transposed = order == HfOrder::transposed, taps = order == HfOrder::taps;
@@ -75,8 +74,8 @@ struct HfTensor {
         }
     }
 
-    // Calls visit(first, count) for each run of consecutive elements of ours that it holds, from our_first()
-    // on.
+    // Calls visit(first, count) for each run of consecutive elements of ours that it holds; `first` is
+    // counted from our_first().
     template <typename Visit>
     void each_run(Visit&& visit) const {
         if (order != HfOrder::paired) return visit(uint64_t(0), size());
@@ -143,7 +142,7 @@ inline std::vector<HfTensor> hf_tensors(const ModelConfig& c) {
                          (uint64_t)c.heads, (uint64_t)c.head_size, (uint64_t)c.rope_dims});
         return table.back();
     };
-    // Adds a weight or a bias of theirs if it is in this unit; in a block, with the prefixes of its names.
+    // Adds one of their weights or biases if it is in this unit; in a block, with the prefixes of its names.
     auto add_row = [&](const HfRow& row, const std::string& ending, Unit unit, const std::string& their_block,
                        const std::string& our_block) {
         // wte and wpe have no ending
@@ -213,8 +212,8 @@ inline std::map<std::string, int> match_hf_tensors(const std::vector<HfTensor>& 
     return numbers;
 }
 
-// Returns whether it is a tensor in files of older versions that is recomputed when a model is loaded: a
-// mask, or RoPE's frequencies.
+// Returns whether this is the name of a tensor that older versions stored, although loading a model
+// recomputes it: a mask, or the frequencies of RoPE.
 inline bool hf_recomputes(const std::string& name) {
     for (const char* end : {".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias",
                             ".rotary_emb.inv_freq"}) {

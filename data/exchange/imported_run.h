@@ -33,8 +33,8 @@ public:
           log_(run_dir, overwrite ? RunFolder::replaced : RunFolder::fresh, "--output"),
           checkpoint(run_dir, step, header(published), std::move(tensors)) {}
 
-    // If the program is killed meanwhile, the directory holds the old run or the new one, complete except
-    // perhaps for its tokenizer, which must then be named; it never has the tokenizer of the other.
+    // If the program is killed meanwhile, the directory holds either the old run or the new one, never with
+    // the tokenizer of the other. Only its tokenizer may be missing; --tokenizer must name it in that case.
     void commit(const Tokenizer* tokenizer = nullptr) {
         const std::string place = tokenizer_path(run_dir_), older = place + ".aside", newer = place + ".new";
         checkpoint.complete();

@@ -34,7 +34,7 @@ inline void check_master(LlmcModel& model, const LlmcState& state) {
                                : weight >> 16 == master >> 16 || weight >> 16 == (master >> 16) + 1;
             if (rounded || (std::isnan(masters[k]) && std::isnan(weights[k]))) continue;
             fail("%s: tensor %s: element %llu is %g, but the master weight in its state is %g; they "
-                 "are of different saves: copy both again, or only the model to import its weights",
+                 "are from different saves: copy both again, or only the model to import its weights",
                  model.path().c_str(), model.tensors()[i].name.c_str(), (unsigned long long)(first + k),
                  (double)weights[k], (double)masters[k]);
         }
@@ -67,7 +67,7 @@ inline std::vector<std::string> remarks(const LlmcModel& model, const std::optio
                 " is missing: llm.c writes it once a save is complete; the file sizes are right, though");
         }
     } else {
-        lines.push_back("weights only: there is no state_*.bin of its step beside it");
+        lines.push_back("weights only: there is no state_*.bin of the same step beside the model");
     }
     if (model.config().vocab_size == 50257)
         lines.push_back("no tokenizer is recorded; for GPT-2's, give its tokenizer.json with --tokenizer");
@@ -77,7 +77,7 @@ inline std::vector<std::string> remarks(const LlmcModel& model, const std::optio
 }  // namespace llmc
 
 struct LlmcImport {
-    bool goes_on;                      // the state of training was imported too
+    bool goes_on;                      // the training state was imported too
     std::vector<std::string> remarks;  // lines for the user
 };
 

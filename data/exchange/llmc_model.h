@@ -27,7 +27,7 @@ Our tensors of a GPT-2 have the same shapes and the same order of elements, exce
 #include "data/options/model_config.h"
 #include "data/options/values.h"
 
-// One of our tensors within the sequence of all parameters.
+// The place of one of our tensors in the sequence of all parameters.
 struct LlmcTensor {
     std::string name;
     uint64_t offset;  // index of its first parameter
@@ -88,7 +88,7 @@ inline uint64_t parameters(const std::vector<LlmcTensor>& table) {
     return table.back().offset + table.back().size;
 }
 
-// Returns the index of each of them among `ours`, which must be the tensors of the same model.
+// Returns the index of each tensor of `table` in `ours`, which must be the tensors of the same model.
 inline std::vector<int> numbers(const std::vector<LlmcTensor>& table,
                                 const std::vector<CheckpointTensor>& ours, const std::string& path) {
     std::map<std::string, int> by_name;
@@ -97,17 +97,17 @@ inline std::vector<int> numbers(const std::vector<LlmcTensor>& table,
     for (const LlmcTensor& tensor : table) {
         auto row = by_name.find(tensor.name);
         if (row == by_name.end() || ours[(size_t)row->second].size() != tensor.used) {
-            fail("%s: tensor %s is missing or has the wrong size; the checkpoint is not of this model",
+            fail("%s: tensor %s is missing or has the wrong size; the checkpoint belongs to another model",
                  path.c_str(), tensor.name.c_str());
         }
         result.push_back(row->second);
     }
     if (ours.size() != table.size())
-        fail("%s: more tensors than llm.c has; the checkpoint is not of this model", path.c_str());
+        fail("%s: more tensors than llm.c has; the checkpoint belongs to another model", path.c_str());
     return result;
 }
 
-// Refuses features that llm.c does not have, by the names of our options.
+// Refuses features that llm.c does not have, and names the options that set them.
 inline void check_exportable(const ModelConfig& c) {
     ModelConfig theirs = {.layers = c.layers,
                           .channels = c.channels,
@@ -161,7 +161,7 @@ private:
         constexpr const char* meanings[] = {"context", "vocabulary", "layers", "heads", "channels"};
         for (size_t i = 2; i < 7; i++) {
             if (header[i] < 1)
-                fail("%s: %s of %d; the file is damaged", path_.c_str(), meanings[i - 2], header[i]);
+                fail("%s: %s = %d; the file is damaged", path_.c_str(), meanings[i - 2], header[i]);
         }
         if (header[7] < header[3]) {
             fail("%s: vocabulary of %d padded to %d; the file is damaged", path_.c_str(), header[3],
@@ -194,10 +194,10 @@ private:
     std::vector<char> bytes_;
 };
 
-// Exports the weights of a checkpoint, from the best precision that it has.
+// Exports the weights of a checkpoint, each from its most precise copy.
 inline void export_llmc(CheckpointReader& reader, const ModelConfig& model, const std::string& path,
                         Dtype dtype) {
-    constexpr uint64_t padding = 128;  // rows, as llm.c pads them
+    constexpr uint64_t padding = 128;  // llm.c pads wte to a multiple of this number of rows
     llmc::check_exportable(model);
     uint64_t padded_vocab = ((uint64_t)model.vocab_size + padding - 1) / padding * padding;
     std::vector<LlmcTensor> table = llmc::tensors(model, padded_vocab);

@@ -97,8 +97,8 @@ public:
     int ranks() const { return header_[2]; }
     bool has_master() const { return header_[4] == 1; }
 
-    // Calls take(tensor, first, values) until it has had all elements of a slot: `values` begin at element
-    // `first` of the tensor, which is an index in the model's table.
+    // Calls take(tensor, first, values) for all elements of a slot, in parts: `tensor` is an index in the
+    // model's table, and `values` begin at element `first` of that tensor.
     template <typename Take>
     void each_part(Slot slot, Take&& take) const {
         std::vector<float> values;
@@ -146,12 +146,12 @@ private:
                  path.c_str(), header[1]);
         }
         if (header[3] != rank || header[2] <= rank) {
-            fail("%s: of rank %d of %d, but its name says rank %d; copy the files again", path.c_str(),
-                 header[3], header[2], rank);
+            fail("%s: holds the state of rank %d of %d, but its name says rank %d; copy the files again",
+                 path.c_str(), header[3], header[2], rank);
         }
         if (header[10] != step_) {
-            fail("%s: of step %d, but its name says step %lld; copy the files again", path.c_str(),
-                 header[10], (long long)step_);
+            fail("%s: holds the state of step %d, but its name says step %lld; copy the files again",
+                 path.c_str(), header[10], (long long)step_);
         }
         if ((header[4] | header[5] | 1) != 1) {
             fail("%s: master weights %d, shuffles %d; both must be 0 or 1, so the file is damaged",
@@ -161,7 +161,7 @@ private:
             llmc::check_zeros(header, (size_t)begin, (size_t)end, path);
         if (rank == 0) header_ = header;
         if (header[2] != header_[2] || header[4] != header_[4] || header[5] != header_[5]) {
-            fail("%s: ranks, master weights or shuffling are not those of %s; they are of different runs",
+            fail("%s: ranks, master weights or shuffling are not those of %s; they are from different runs",
                  path.c_str(), paths_[0].c_str());
         }
     }
@@ -171,7 +171,7 @@ private:
         uint64_t parameters = llmc::parameters(tensors_), ranks = (uint64_t)header_[2];
         if (has_size(path, parameters)) return 1;
         if (parameters % ranks != 0 || !has_size(path, parameters / ranks)) {
-            fail("%s: its size fits no state of %llu parameters on %llu ranks; copy it again "
+            fail("%s: its size does not fit a state of %llu parameters on %llu ranks; copy it again "
                  "from where it was written",
                  path.c_str(), (unsigned long long)parameters, (unsigned long long)ranks);
         }
@@ -184,15 +184,15 @@ private:
         return (int)ranks;
     }
 
-    // Returns whether the file has the length of `values` values in each sequence.
+    // Returns whether the size of the file is that of `values` values in each sequence.
     bool has_size(const std::string& path, uint64_t values) const {
         struct stat status;
         FileHandle file = open_regular(path, &status);
         uint64_t size = (uint64_t)status.st_size;
         uint64_t end = sizeof(llmc::Header) + values * sizeof(float) * (has_master() ? 3 : 2);
         if (header_[5] == 0) return end == size;
-        // Two lists follow, the order of the files and that of the samples in one: each a count, and its
-        // items.
+        // Two lists follow: the order of the files, and the order of the samples in a file. Each is a count
+        // and its items.
         for (int list = 0; list < 2; list++) {
             uint64_t count;
             if (end > size || size - end < sizeof count) return false;

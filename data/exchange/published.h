@@ -1,8 +1,7 @@
 /*
-The information that a Hugging Face folder has about a model besides its weights and its tokenizer: its text
-files, unchanged. The header of each checkpoint of the run contains them ("published"), so that an export
-returns the tokens that end a text, the chat template, the names and anything else that no option of ours
-represents.
+The text files of a Hugging Face folder, which describe a model beyond its weights and its tokenizer. The
+header of each checkpoint of the run contains them unchanged ("published"), so that an export restores the
+tokens that end a text, the chat template, the names, and anything else that no option of ours represents.
 */
 #pragma once
 
@@ -24,7 +23,7 @@ public:
     static constexpr const char *config = "config.json", *generation = "generation_config.json",
                                 *tokenizer = "tokenizer_config.json";
 
-    // Reads those of a folder. A file that cannot be read is reported in `remarks`.
+    // Reads the files of a folder. A file that cannot be read is reported in `remarks`.
     PublishedFiles(const std::string& folder, std::vector<std::string>& remarks)
         : files_(nlohmann::ordered_json::object()) {
         constexpr uint64_t most = 8 << 20;
@@ -34,15 +33,15 @@ public:
             std::string path = folder + "/" + name, error;
             if (!std::filesystem::exists(path, not_there)) continue;
             note_error(error, [&] {
-                std::string source = read_whole(path, most, "too large for such a file");
+                std::string source = read_whole(path, most, "too large for a settings file");
                 if (path.ends_with(".json")) JsonObject(parse_json(source, path), path);
                 files_[name] = source;
             });
-            if (!error.empty()) remarks.push_back(error + "; an export will be without it");
+            if (!error.empty()) remarks.push_back(error + "; exports will not contain it");
         }
     }
 
-    // Takes those in the header of a checkpoint.
+    // Takes the files from the header of a checkpoint.
     explicit PublishedFiles(const nlohmann::ordered_json& about)
         : files_(about.value(published_key, nlohmann::ordered_json::object())) {}
 
@@ -54,13 +53,13 @@ public:
         return source("tokenizer") == hash_of(tokenizer_json);
     }
 
-    // Empty if there is none.
+    // Returns the content of a file; empty if there is none.
     std::string source(const std::string& name) const {
         auto file = files_.find(name);
         return file != files_.end() && file->is_string() ? file->get<std::string>() : "";
     }
 
-    // Null if there is none.
+    // Returns the content of a file as JSON; null if there is none.
     nlohmann::ordered_json json(const char* name) const {
         auto json = nlohmann::ordered_json::parse(source(name), nullptr, false);
         return json.is_object() ? json : nlohmann::ordered_json();

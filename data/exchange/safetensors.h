@@ -1,7 +1,7 @@
 /*
 Reads safetensors: one file, or the folder of a Hugging Face model, whose tensors may be spread over several
-files ("shards") with an index. The tables are checked before anything else is read, and of the tensors only
-the requested elements are read. The total_size of an index is ignored, because tools that convert a model
+files ("shards") with an index. The headers are checked before anything else is read, and only the requested
+elements of the tensors are read. The total_size of an index is ignored, because tools that convert a model
 leave it unchanged; the shards state their own sizes.
 */
 #pragma once
@@ -29,7 +29,7 @@ public:
         }
         read_bytes(0, &length, sizeof length);
         if (length > safetensors::longest_header) {
-            fail("%s: a header of %llu bytes, and at most %llu are allowed; not a safetensors file, or a "
+            fail("%s: a header of %llu bytes, but at most %llu are allowed; not a safetensors file, or a "
                  "damaged one",
                  path.c_str(), (unsigned long long)length, (unsigned long long)safetensors::longest_header);
         }
@@ -52,7 +52,7 @@ public:
         FloatFormat format = format_of(tensor);
         uint64_t size = tensor.size(), width = float_bytes(format);
         if (first > size || count > size - first) {
-            fail("%s: tensor %s has %llu elements, more were requested; the file is of another model",
+            fail("%s: tensor %s has %llu elements, but more were requested; it is from another model",
                  path_.c_str(), printable(tensor.name).c_str(), (unsigned long long)size);
         }
         if (!file_) reopen();
@@ -76,7 +76,7 @@ private:
         if (tensor.dtype == "BF16") return FloatFormat::bf16;
         if (tensor.dtype == "F16") return FloatFormat::f16;
         if (tensor.dtype == "F64") return FloatFormat::f64;
-        fail("%s: tensor %s is of dtype %s; weights can be read as F64, F32, F16 and BF16, so convert it "
+        fail("%s: tensor %s has dtype %s; weights can be read as F64, F32, F16 and BF16, so convert it "
              "first",
              path_.c_str(), printable(tensor.name).c_str(), tensor.dtype.c_str());
     }
@@ -130,7 +130,7 @@ public:
         return row == by_name_.end() ? nullptr : shards_[row->second].find(name);
     }
 
-    // Sorted.
+    // Returns the names of all tensors, sorted.
     std::vector<std::string> names() const {
         std::vector<std::string> result;
         for (const auto& [name, shard] : by_name_) result.push_back(name);
@@ -194,7 +194,7 @@ private:
                                  const nlohmann::json& file) {
         std::string name = file.is_string() ? file.get<std::string>() : "";
         if (!name.ends_with(".safetensors") || name.find_first_of(std::string("/\0", 2)) != name.npos) {
-            fail("%s: weight_map: %s is in %s; it must be the name of a .safetensors file in the same folder",
+            fail("%s: weight_map: %s is in %s; give the name of a .safetensors file in the same folder",
                  path.c_str(), printable(tensor).c_str(), json_text(file).c_str());
         }
         return name;

@@ -74,7 +74,7 @@ inline uint64_t element_bits(std::string_view dtype) {
 inline const char* kind_of(const nlohmann::json& value) {
     static constexpr const char* kinds[] = {
         "null",          "an object",         "an array", "a string",
-        "true or false", "a negative number", "a number", "a number that is not whole or too large"};
+        "true or false", "a negative number", "a number", "a number that is too large or not whole"};
     static_assert((int)nlohmann::json::value_t::number_float == std::size(kinds) - 1);
     return kinds[(size_t)value.type()];
 }
@@ -177,13 +177,13 @@ inline void check_size(const SafeTensor& tensor, const std::string& where) {
              (unsigned long long)bits, tensor.dtype.c_str());
     }
     if (tensor.end - tensor.begin != bits / 8) {
-        fail("%s: data_offsets [%llu, %llu] hold %llu bytes, and its shape needs %llu; the file is damaged",
+        fail("%s: data_offsets [%llu, %llu] hold %llu bytes, but its shape needs %llu; the file is damaged",
              where.c_str(), (unsigned long long)tensor.begin, (unsigned long long)tensor.end,
              (unsigned long long)(tensor.end - tensor.begin), (unsigned long long)(bits / 8));
     }
 }
 
-// Sorts the tensors by their bytes, which must be exactly the `data_bytes` bytes after the header.
+// Sorts the tensors by their offsets. Their bytes must be exactly the `data_bytes` bytes after the header.
 inline void check_places(SafetensorsHeader& header, uint64_t data_bytes, const std::string& path) {
     std::sort(header.tensors.begin(), header.tensors.end(), [](const SafeTensor& a, const SafeTensor& b) {
         return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);

@@ -1,8 +1,8 @@
 /*
 Writes the weights of a Hugging Face model: model.safetensors or, if that would exceed the size of a shard,
 model-00001-of-00003.safetensors and so on with model.safetensors.index.json. Offsets follow from the names
-and shapes, so the elements can come in pieces and in any order, and memory holds one piece. Each tensor is in
-one shard. No file gets its name before all are complete.
+and shapes, so the elements can be written in pieces and in any order, and memory holds one piece. Each tensor
+is in one shard. No file gets its final name before all are complete.
 */
 #pragma once
 
@@ -21,7 +21,7 @@ one shard. No file gets its name before all are complete.
 #include "data/base/file.h"
 #include "data/exchange/safetensors_header.h"
 
-// The set of finished parts of something, where the parts come in any order.
+// A set of finished ranges, which may be added in any order.
 class Ranges {
 public:
     // Adds [begin, end). Returns false if part of it was added before.
@@ -43,7 +43,7 @@ public:
     }
 
 private:
-    std::map<uint64_t, uint64_t> end_of_;  // the end of each contiguous range, by its begin
+    std::map<uint64_t, uint64_t> end_of_;  // the end of each contiguous range, by its beginning
 };
 
 struct NamedShape {
@@ -70,12 +70,11 @@ public:
     SafetensorsWriter(const SafetensorsWriter&) = delete;
     SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
-    // Writes elements [first, first + count) of a tensor; each element once.
+    // Writes elements [first, first + count) of a tensor. Each element must be written once.
     void append(const std::string& name, uint64_t first, uint64_t count, const float* values) {
         auto row = places_.find(name);
         if (row == places_.end())
-            fail("%s: tensor %s is not in the table; write what the table says", folder_.c_str(),
-                 name.c_str());
+            fail("%s: tensor %s is not in the table; write only its tensors", folder_.c_str(), name.c_str());
         auto& [shard_number, tensor_number, written] = row->second;
         Shard& shard = shards_[shard_number];
         const SafeTensor& tensor = shard.tensors[tensor_number];
@@ -94,7 +93,7 @@ public:
     void commit() {
         for (Shard& shard : shards_) {
             if (shard.missing > 0) {
-                fail("%s/%s: %llu elements were not written; write all of the table", folder_.c_str(),
+                fail("%s/%s: %llu elements were not written; write all of them", folder_.c_str(),
                      shard.name.c_str(), (unsigned long long)shard.missing);
             }
             open_shard(shard);
@@ -122,7 +121,7 @@ private:
         std::string name;
         std::vector<SafeTensor> tensors;
         uint64_t bytes = 0;       // size of the tensors
-        uint64_t missing = 0;     // elements
+        uint64_t missing = 0;     // elements that are not written yet
         uint64_t data_begin = 0;  // bytes before the tensors
         std::unique_ptr<NewFile> file;
     };
@@ -153,10 +152,10 @@ private:
         bool overflow = false;
         for (uint64_t dimension : row.shape) overflow |= __builtin_mul_overflow(bytes, dimension, &bytes);
         if (overflow || bytes > INT64_MAX - total_bytes())
-            fail("%s: tensor %s has no size that can be stored; check its shape", folder_.c_str(),
+            fail("%s: tensor %s is too large to be stored; check its shape", folder_.c_str(),
                  row.name.c_str());
         if (row.name == safetensors::metadata_key || !places_.emplace(row.name, TensorPlace{}).second)
-            fail("%s: tensor %s: a name that is taken; give each its own", folder_.c_str(), row.name.c_str());
+            fail("%s: tensor %s: its name is already taken; rename it", folder_.c_str(), row.name.c_str());
         bool full = !shards_.empty() && shards_.back().bytes > 0 &&
                     (shards_.back().bytes > shard_bytes || bytes > shard_bytes - shards_.back().bytes);
         if (shards_.empty() || full) shards_.emplace_back();

@@ -25,8 +25,8 @@ inline Options effective_options(ModelConfig c) {
     return options;
 }
 
-// Refuses `ours` if it differs from `theirs`, which is what the other program reads, by the first option that
-// differs. `theirs` may be incomplete. `who` names the other program, and `remedy` says what to do.
+// Refuses `ours` if it differs from `theirs`, the model that the other program reads, and names the first
+// option that differs. `theirs` may be incomplete. who: the other program; remedy: what to do.
 inline void check_same_model(const ModelConfig& ours, ModelConfig theirs, const std::string& who,
                              const char* remedy) {
     // so that a width that is not a multiple of the heads is refused here

@@ -1,5 +1,5 @@
 /*
-The result of reading a command line, which data/launch/parse_command_line.h does.
+The result of reading a command line (data/launch/parse_command_line.h).
 */
 #pragma once
 
@@ -17,21 +17,21 @@ The result of reading a command line, which data/launch/parse_command_line.h doe
 #include "data/run/run_log.h"
 #include "data/tokenizer/tokenizer.h"
 
-// A command line of `train`, and what was found for it.
+// A command line of `train`, and the checkpoint that the run starts from.
 struct TrainingLine {
     Options options;
-    std::optional<StoredRun> origin;      // the checkpoint that the run starts from
-    bool weights_only = false;            // only the weights of `origin` are taken, for --init
-    RunFolder folder = RunFolder::fresh;  // how its directory is used
-    std::vector<std::string> notes;       // for its header
+    std::optional<StoredRun> origin;      // that checkpoint; empty: none
+    bool weights_only = false;            // --init: takes only the weights of `origin`
+    RunFolder folder = RunFolder::fresh;  // how the run directory is used
+    std::vector<std::string> notes;       // for the header of the run
 };
 
 // A command line of `plan`.
 struct PlanLine {
     PlanOptions command;
-    Options options;  // the planned training run, except for what is searched
+    Options options;  // the planned training run, except for options that are searched
     GivenOptions given;
-    std::vector<std::string> notes = {};  // assumptions about what was not given
+    std::vector<std::string> notes = {};  // assumptions about options that were not given
 };
 
 // Commands that work only on files.

@@ -4,9 +4,9 @@ Options of `train` in a file (--config): lines as --print-config writes them, or
     # a comment
     model = gpt2-124M
     learning-rate = 3e-4        # learning_rate, as in JSON, is the same
-    prompt = '#include <'       # a value may be in quotes; in double ones it is written as in JSON
+    prompt = '#include <'       # a value may be quoted; in double quotes it is a JSON string
 
-Each line is treated as a given option, so all rules of the command line also hold for the file.
+Each line counts as an option on the command line, so all rules of the command line also hold for the file.
 */
 #pragma once
 
@@ -33,7 +33,7 @@ inline bool is_in_config(const OptionRow& row) {
 }
 
 // Returns whether the value of an option follows from the option `from`. A file has the value of every
-// option, so those that follow from an option of the command line must not be taken from it.
+// option, but values that follow from an option on the command line must not be taken from the file.
 inline bool follows(const OptionRow& row, const std::string& from) {
     static const std::map<std::string_view, std::vector<std::string_view>> followers = {
         {"--tokenizer", {"vocab_size", "document_end"}},
@@ -48,14 +48,14 @@ inline bool follows(const OptionRow& row, const std::string& from) {
     return found != followers.end() && std::ranges::count(found->second, row.field) > 0;
 }
 
-// learning_rate or learning-rate: --learning-rate
+// Returns --learning-rate for learning_rate or learning-rate.
 inline std::string name_of_key(std::string key) {
     std::ranges::replace(key, '_', '-');
     return "--" + key;
 }
 
-// value(row): returns the text of an option's value. Errors in the name and in the value are reported with
-// this line.
+// value(row): returns the text of an option's value. Errors in the name or the value are reported with the
+// file and the line.
 template <typename Value>
 GivenOption config_option(const std::string& file, long line, const std::string& name, Value&& value) try {
     const OptionRow* row = find_option(name, command_train);
@@ -143,8 +143,8 @@ inline GivenOptions read_config(const std::string& file) {
     return with_joined_lists(given);
 }
 
-// Returns the options of a command line, preceded by those of its --config that it neither gives itself nor
-// determines by others that it gives.
+// Returns the options of a command line, preceded by those options of its --config file that the command line
+// neither gives nor determines by other options.
 inline GivenOptions with_config(const GivenOptions& given) {
     GivenOptions all;
     for (const GivenOption& option : given) {
@@ -159,7 +159,7 @@ inline GivenOptions with_config(const GivenOptions& given) {
     return all;
 }
 
-// Returns all options as read_config() reads them, except those that depend on the number of ranks.
+// Returns all options, except those that depend on the number of ranks, in the form that read_config() reads.
 inline std::string config_text(const Options& options) {
     constexpr std::string_view plain =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+.,:/*=%@~";

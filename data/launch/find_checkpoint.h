@@ -50,8 +50,8 @@ inline StoredRun stored_run(const CheckpointReader& reader) {
 }
 
 // A program that is killed after it has written all of a checkpoint, but before it renames it, leaves
-// step_N.partial. If that is newer than all checkpoints, and complete by its checksums, it gets its final
-// name here. Returns a note, or nothing.
+// step_N.partial. If that is newer than all checkpoints, and complete according to its checksums, it is
+// renamed here. Returns a note about this, or an empty string.
 inline std::string complete_unfinished(const std::string& run_dir) {
     std::vector<int64_t> steps = checkpoint_steps(run_dir);
     int64_t newest = steps.empty() ? -1 : steps[0];
@@ -90,7 +90,7 @@ inline StoredRun checkpoint_at(const std::string& folder) {
 
 inline std::optional<StoredRun> find_checkpoint(const std::string& place) {
     if (place.ends_with(".partial")) {
-        fail("%s: an unfinished checkpoint; name its run directory, and --resume uses it if it is "
+        fail("%s: may be incomplete; name its run directory, and --resume uses this checkpoint if it is "
              "complete",
              place.c_str());
     }

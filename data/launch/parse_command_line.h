@@ -29,8 +29,8 @@ options of a checkpoint (data/launch/resume.h), then what was given explicitly, 
 // ----------------------------------------------------------------------------
 // the command line
 
-// A given tokenizer sets the vocabulary size and the token that ends a document, unless these are given
-// themselves.
+// A given tokenizer sets the vocabulary size and the token that ends a document, unless these options are
+// given too.
 class TokenizerChoice {
 public:
     // Loads the given tokenizer, or else that of the model.
@@ -124,7 +124,7 @@ inline GivenOptions read_arguments(Command command, const std::vector<std::strin
 }
 
 // Returns notes on options that are given several times, for example by a script that appends its arguments
-// to options of its own: the last one counts. Refuses a list of training files that is given twice.
+// to a fixed list of options: the last one counts. Refuses a list of training files that is given twice.
 inline std::vector<std::string> repeated_options(const GivenOptions& given) {
     std::vector<std::string> lines;
     for (size_t i = 0; i < given.size(); i++) {
@@ -219,7 +219,7 @@ inline void find_origin(TrainingLine& line, const Options& asked, const FindChec
     for (const std::string& note : line.origin->notes) line.notes.push_back(note);
 }
 
-// Sets how the run directory, now known, is used; refuses to overwrite the run's origin.
+// Sets how the run directory is used, now that it is known; refuses to overwrite the run's origin.
 inline void check_run_folder(TrainingLine& line) {
     const Options& o = line.options;
     bool of_origin = line.origin && is_same_folder(line.origin->run_dir, o.run_dir);
@@ -292,8 +292,8 @@ inline Options asked_options(const GivenOptions& given) {
     return asked;
 }
 
-// Returns the places where parse_training() may look for a checkpoint. asked: asked_options(), because the
-// places follow from the command line only.
+// Returns the places where parse_training() may look for a checkpoint. asked: the result of asked_options(),
+// because the places depend on the command line only.
 inline std::vector<std::string> origin_places(const Options& asked) {
     std::vector<std::string> places = {resumed_place(asked), fallback_place(asked), asked.init};
     std::erase(places, "");
@@ -316,8 +316,8 @@ inline TrainingLine parse_training(const GivenOptions& given, int processes = 1,
         NotedError refusal;
         note_error(refusal, [&] { complete_options(options, processes, choose); });
         if (!refusal.empty() && !line.weights_only && processes != stored.processes())
-            fail("processes: the checkpoint %s was made by %lld, and its options do not fit %d; start %lld, "
-                 "or: %s",
+            fail("processes: the checkpoint %s was made by %lld processes, and its options do not fit %d; "
+                 "start %lld, or: %s",
                  line.origin->checkpoint.c_str(), stored.processes(), processes, stored.processes(),
                  refusal.message.c_str());
         refusal.raise();
@@ -425,7 +425,7 @@ inline Command parse_command(const std::string& name) {
 }
 
 // Returns the answer to a command line that only asks for help or the version; empty: it asks for neither.
-// words: from the command on. -h may also be the value of an option.
+// words: the command and what follows it. -h may also be the value of an option.
 inline std::string answer_to(const std::vector<std::string>& words) {
     const int width = terminal_width(80);
     auto is_help = [](const std::string& word) { return word == "--help" || word == "-h"; };

@@ -1,7 +1,7 @@
 /*
 A training run that continues from a checkpoint (--resume), or begins with the weights of one (--init): which
-options it takes over, by the policy that the option table has for each, and the remarks about options that
-are given another value.
+options it takes over, according to the policy that the option table states for each, and the remarks about
+options that are given another value.
 */
 #pragma once
 
@@ -28,9 +28,9 @@ struct StoredRun {
     std::string checkpoint;          // its folder
     std::string run_dir;             // the run that it belongs to; empty: none
     std::string tokenizer;           // copy of its tokenizer in that run; empty: there is none
-    int64_t step = 0;                // steps done
+    int64_t step = 0;                // completed steps
     nlohmann::json options;          // the form of options_to_json() or model_options_to_json()
-    std::vector<std::string> notes;  // for the header: newer ones that were passed over, and why
+    std::vector<std::string> notes;  // for the header: newer checkpoints that were passed over, and why
     std::vector<std::string> gone;   // its options that name files which are missing here
     std::vector<std::string> older;  // folders of the run's older checkpoints, the newest first
     std::string index;               // the bytes of its index, on the rank that has read them
@@ -40,15 +40,15 @@ struct StoredRun {
 // if there is none, and fails if there are some and none is usable.
 using FindCheckpoint = std::function<std::optional<StoredRun>(const std::string& place)>;
 
-// An option with its text on the command line.
+// An option with the text of its value on the command line.
 struct GivenOption {
     const OptionRow* row;
     std::string value;
 };
 using GivenOptions = std::vector<GivenOption>;
 
-// Returns whether an option takes lists of named files, which may be given several times and are joined
-// (data/options/named_lists.h).
+// Returns whether an option accepts lists of named files. It may be given several times, and the lists are
+// joined (data/options/named_lists.h).
 inline bool takes_named_lists(const OptionRow& row) {
     return row.field == std::string("val_data") || row.field == std::string("data");
 }
@@ -84,7 +84,7 @@ inline bool is_given(const std::string& name, const GivenOptions& given) {
 constexpr std::pair<const char*, const char*> said_otherwise[] = {{"--val-tokens", "--val-batches"},
                                                                   {"--steps", "--epochs"}};
 
-// Returns whether an option is given, itself or by its counterpart.
+// Returns whether an option is given, either itself or as its counterpart.
 inline bool is_said(const OptionRow& row, const GivenOptions& given) {
     return is_given(row, given) || std::ranges::any_of(said_otherwise, [&](const auto& words) {
                std::string name = option_name(row);
@@ -98,11 +98,11 @@ inline bool follows_ranks(const OptionRow& row) {
     return &row == find_option("--dp") || &row == find_option("--shard-group");
 }
 
-// Checks that the tokens of the tokenizer are in the vocabulary of a model that exists already.
+// Checks that the tokens of the tokenizer are in the vocabulary of an existing model.
 inline void check_tokenizer(const Tokenizer& tokenizer, const std::string& name, const Options& model,
                             const std::string& checkpoint) {
     if (tokenizer.vocab_size() <= model.vocab_size) return;
-    fail("--tokenizer %s: has %d tokens, but the model of %s only %d; name the one it was trained with",
+    fail("--tokenizer %s: has %d tokens, but the model of %s has only %d; name its own tokenizer",
          printable(name).c_str(), tokenizer.vocab_size(), checkpoint.c_str(), model.vocab_size);
 }
 
@@ -114,12 +114,12 @@ public:
           weights_only_(weights_only),
           stored_(stored_options(run.options, run.checkpoint)),
           record_(in_todays_form(run.options, run.checkpoint)) {
-        // The run's copy is the one it was trained with; the file that was named may have moved.
+        // The run's copy is the tokenizer that it was trained with; the file that was named may have moved.
         if (kind_of<TokenizerKind>(stored_.tokenizer) == TokenizerKind::file && !run.tokenizer.empty())
             stored_.tokenizer = run.tokenizer;
     }
 
-    // Copies the stored options; to be called before the given ones are set.
+    // Copies the stored options; must be called before the given ones are set.
     void take_over(Options& options) const {
         for (const OptionRow& row : option_table()) {
             bool taken = !weights_only_ && row.resume != Resume::layout && row.resume != Resume::not_stored;
@@ -127,7 +127,7 @@ public:
         }
     }
 
-    // RoPE that was unscaled so far is scaled from the context that the weights were trained with.
+    // If RoPE is scaled for the first time, it is scaled from the context that the weights were trained with.
     void take_original_context(Options& options, const GivenOptions& given) const {
         bool begins = stored_.rope_scaling == 1 && options.rope_scaling != 1;
         if (weights_only_ && begins && !is_given("--rope-original-context", given))
@@ -149,10 +149,10 @@ public:
                  run_.checkpoint.c_str(), missing.c_str());
     }
 
-    // Refuses to change values that the checkpoint was made for: its tensors have this shape, and its state
-    // is meaningful only in such a run.
+    // Refuses changes of options on which the checkpoint depends: those that determine the shapes of its
+    // tensors and, unless only its weights are used, those without which its state has no meaning.
     void check_fixed(const Options& options,
-                     const char* remedy = "leave the option out, or begin a run without it") const {
+                     const char* remedy = "leave the option out, or begin a run from scratch") const {
         for (const OptionRow& row : option_table()) {
             bool fixed = row.resume == Resume::shape || (row.resume == Resume::fixed && !weights_only_);
             if (!fixed || adapts_to_context(row) || !is_stored(row) || comes_to_stored(row, options))
@@ -190,7 +190,7 @@ public:
                     kept.ranks(), now.tp, context.c_str(), now.pp);
     }
 
-    // If no given option changes the layout, the options that followed from it stay as well.
+    // If no given option changes the layout, the options that were derived from it are kept as well.
     void take_layout(Options& options, const GivenOptions& given, int processes) const {
         bool same_model = options.tp == stored_.tp && options.cp == stored_.cp && options.pp == stored_.pp &&
                           options.pp_schedule == stored_.pp_schedule &&
@@ -203,8 +203,8 @@ public:
         }
     }
 
-    // Returns the differences for the header of the run, one line each: given options, the text that it
-    // trains on, its layout, and their consequences. The options must be complete.
+    // Returns the differences from the checkpoint, for the header of the run, one line each: given options,
+    // the text that it trains on, its layout, and their consequences. The options must be complete.
     std::vector<std::string> changes(const Options& options, const GivenOptions& given) const {
         std::vector<std::string> lines;
         for (const OptionRow& row : option_table()) {
@@ -236,13 +236,13 @@ public:
     }
 
 private:
-    // Returns whether the checkpoint has the option; an older program, or the import of a model, did not
-    // store it.
+    // Returns whether the checkpoint has the option; an older program, or the import of a model, may not have
+    // stored it.
     bool is_stored(const OptionRow& row) const {
         return row.belongs_to(command_train) && record_.contains(row.field);
     }
 
-    // A model with RoPE may start with another context (--init), and with wavelengths that suit it.
+    // A model with RoPE may start with another context (--init), and with wavelengths that suit that context.
     bool adapts_to_context(const OptionRow& row) const {
         std::string_view field = row.field;
         bool is_adapted = field == "context" || (field.starts_with("rope_") && field != "rope_dims");

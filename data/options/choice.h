@@ -4,8 +4,8 @@ An option with a few named values is an enum class, followed by its names in the
     enum class NormKind { layernorm, rmsnorm };
     NAMES_OF(NormKind, "layernorm", "rmsnorm");
 
-The command line, JSON and messages use the names, the program uses the enum. If an option also accepts
-something longer (a file, a list) instead of one of the words, its last enumerator is for that, and has no
+The command line, JSON and messages use the names; the program uses the enum. If an option also accepts
+something longer (a file, a list) instead of one of the names, its last enumerator stands for that, and has no
 name:
 
     enum class TokenizerKind { none, bytes, file };

@@ -1,8 +1,8 @@
 /*
-How a run is cut over its processes: fills in --dp, --shard-group, --global-batch, --tp-overlap and
---pp-chunks, and refuses a layout that does not fit the number of processes, the model or the batch. A refusal
-names the two nearest layouts that fit processes and model, found by exhaustive search: a number has few
-factorizations into four.
+Splits a run over its processes: fills in --dp, --shard-group, --global-batch, --tp-overlap and --pp-chunks,
+and refuses a layout that does not fit the number of processes, the model or the batch. A refusal names the
+two nearest layouts that fit the processes and the model. They are found by exhaustive search, because a
+number has few factorizations into four factors.
 */
 #pragma once
 
@@ -25,13 +25,13 @@ factorizations into four.
 // ----------------------------------------------------------------------------
 // parts into which a model can be cut
 
-// Number of parts of the layers on each of `pp` stages.
+// Returns the number of chunks of layers on each of `pp` stages.
 inline int chunks_of(const Options& options, int pp) {
     if (options.pp_chunks > 0) return options.pp_chunks;
     return options.pp_schedule == PipelineSchedule::interleaved && pp > 1 ? 2 : 1;
 }
 
-// Pieces of sequences on context ranks have a multiple of this many tokens.
+// The number of tokens in each context rank's piece of a sequence is a multiple of this.
 constexpr int context_tile = 64;
 
 // Returns why sequences cannot be cut over cp context ranks, or an empty string.
@@ -39,7 +39,7 @@ inline std::string context_refusal(const Options& o, int cp) {
     if (cp == 1) return "";
     long long unit = 2LL * cp * context_tile, T = o.sequence_length, below = T / unit * unit;
     if (T % unit == 0) return "";
-    return text("--cp %d: --sequence-length %lld is not a multiple of %lld (%d * cp), as %s%lld is", cp, T,
+    return text("--cp %d: --sequence-length %lld is not a multiple of %lld (%d * cp), unlike %s%lld", cp, T,
                 unit, 2 * context_tile, below ? text("%lld or ", below).c_str() : "", below + unit);
 }
 
@@ -58,7 +58,7 @@ inline std::string cut_refusal(const Options& model, int tp, int cp, int pp) {
                             size);
         }
     }
-    // Rows and channels between the matrices are divided as well.
+    // The activations between the matrices are divided as well, by rows or by channels.
     if (model.channels % tp) return text("--tp %d: does not divide --channels %d", tp, model.channels);
     if (model.sequence_length / cp % tp)
         return text("--tp %d: does not divide --sequence-length %d%s", tp, model.sequence_length,
@@ -68,7 +68,7 @@ inline std::string cut_refusal(const Options& model, int tp, int cp, int pp) {
     if (model.vocab_size < tp) return text("--tp %d: more parts than --vocab-size %d", tp, model.vocab_size);
     if (model.layers < pp) return text("--pp %d: more stages than --layers %d", pp, model.layers);
     if (int chunks = chunks_of(model, pp); model.layers < (long long)pp * chunks) {
-        return text("--pp %d: with --pp-chunks %d more parts than --layers %d", pp, chunks, model.layers);
+        return text("--pp %d: with --pp-chunks %d, more parts than --layers %d", pp, chunks, model.layers);
     }
     return "";
 }
@@ -93,7 +93,7 @@ inline Cut lowered_layout(const Options& model, const Cut& from, const Cut& leas
     return from;
 }
 
-// The options that turn one layout into another: "--tp 2 --dp 4".
+// Returns the options that turn one layout into another, such as "--tp 2 --dp 4".
 inline std::string layout_changes(const Cut& from, const Cut& to) {
     std::string changes;
     auto add = [&](const char* option, int value) {
@@ -107,8 +107,8 @@ inline std::string layout_changes(const Cut& from, const Cut& to) {
 }
 
 // Proposes the two layouts of all processes that fit the model and are nearest to the one asked for: those
-// that change the fewest options first, then those that change --tp, --cp and --pp least, because --dp
-// follows from them. A way to split that was not asked for is not proposed.
+// that change the fewest options and, among these, those that change --tp, --cp and --pp least, because --dp
+// follows from them. A kind of parallelism that was not asked for is not proposed.
 inline std::string nearest_layouts(const Options& model, const Cut& asked, int processes) {
     struct Candidate {
         std::array<int, 5> distance;
@@ -139,7 +139,8 @@ inline std::string nearest_layouts(const Options& model, const Cut& asked, int p
     return alternatives(nearest);
 }
 
-// The divisors of `number` nearest to `to`, which is not one; the larger one only up to `most`: "2 or 4".
+// Returns the divisors of `number` nearest to `to`, which does not divide it, as in "2 or 4". The larger one
+// is left out if it exceeds `most`.
 inline std::string nearest_divisors(int to, int number, int most) {
     int below = std::min(to, number), above = to;
     while (number % below) below--;
@@ -166,7 +167,7 @@ inline std::vector<int> parse_split(const std::string& list, int layers, int par
         sum += number;
     }
     if (split.size() != (size_t)parts) {
-        fail("--pp-layers %s: %s, and --pp with --pp-chunks makes %s; give one for each",
+        fail("--pp-layers %s: %s, but --pp with --pp-chunks makes %s; give one for each part",
              printable(list).c_str(), counted(split.size(), "number").c_str(),
              counted(parts, "part").c_str());
     }
@@ -276,9 +277,9 @@ inline void complete_batch_ramp(Options& options, long long tokens) {
              ramp.last, options.global_batch);
     }
     if (ramp.first % tokens || ramp.first / tokens < options.dp) {
-        fail("--batch-ramp %s: begins with %lld tokens, but a step has at least %lld, in micro-batches of "
-             "%lld; give that many or a larger multiple of %lld, or a smaller --micro-batch",
-             given, ramp.first, tokens * options.dp, tokens, tokens);
+        fail("--batch-ramp %s: begins with %lld tokens, but must begin with a multiple of %lld (a "
+             "micro-batch) that is at least %lld (one per data rank); give one, or a smaller --micro-batch",
+             given, ramp.first, tokens, tokens * options.dp);
     }
 }
 
@@ -288,7 +289,7 @@ inline void complete_global_batch(Options& options) {
     long long tokens = (long long)options.sequence_length * options.micro_batch, least = tokens * options.dp;
     if (!options.batch_ramp.empty()) complete_batch_ramp(options, tokens);
     // Stages of an interleaved pipeline idle least if the number of a rank's micro-batches is a multiple of
-    // the stages.
+    // the number of stages.
     int round = options.pp_schedule == PipelineSchedule::interleaved ? options.pp : 1;
     if (options.global_batch == 0) options.global_batch = least * round;
     bool too_small = options.dp > 1 && options.global_batch < least;
@@ -327,7 +328,7 @@ struct LayoutChoices {
     };
     // Returns the number of ranks that share the state, for a layout that is otherwise complete.
     std::function<int(const Options& options)> shard_group = [](const Options& o) { return o.dp; };
-    // Returns the tokens in one pass over the data.
+    // Returns the number of tokens in one pass over the data.
     std::function<double(const Options& options)> tokens_of_epoch = [](const Options&) -> double {
         fail("--epochs: tokens are only counted when a run starts; give --steps");
     };

@@ -1,9 +1,9 @@
 /*
 The text of --help and of the log header, generated from the table of options.
 
-The help of a command has a section for each group of its options; `train --help data` shows only one. If an
-option means different things to several commands, its row says so in braces, "Empty: {train: that of the
-model}{data: none}.", and the help of each command shows only its own part.
+The help of a command has a section for each group of its options; `train --help data` shows only one. If the
+meaning of an option depends on the command, its row lists the meanings in braces, as in "Empty: {train: that
+of the model}{data: none}.", and the help of a command shows only its own part.
 */
 #pragma once
 
@@ -32,7 +32,7 @@ inline const std::vector<CommandHelp>& command_table() {
     static const std::vector<CommandHelp> table = {
         {command_tokenize,
          "tokenize",
-         "Turns text into token files: files and folders, .jsonl and .gz too.",
+         "Turns text (files and folders, .jsonl and .gz) into token files.",
          {"tokenize /usr/include --output tokens/headers",
           "tokenize wiki.jsonl.gz books --output tokens/mine --train-tokenizer 32000 --val-fraction 0.001",
           "tokenize code --output tokens/code --tokenizer Qwen3-0.6B/tokenizer.json"}},
@@ -72,12 +72,12 @@ inline const std::vector<CommandHelp>& command_table() {
           "..."}},
         {command_agent,
          "agent",
-         "Prints repeatedly what the ranks of a run on this host are doing; launch starts one on each host.",
+         "Periodically prints what the ranks of a run on this host do; launch starts an agent per host.",
          {"agent --run-dir runs/a --hang-timeout 60"}},
         {command_selftest,
          "selftest",
-         "Tests the devices, links and disks of the ranks that it runs on, and names those that are "
-         "slow or wrong.",
+         "Tests the devices, links and disks of the ranks that it runs on, and names those that are slow or "
+         "faulty.",
          {"selftest", "selftest --run-dir /shared/runs --seconds 100",
           "selftest --format json --measure cluster.json"}},
         {command_sample,
@@ -97,8 +97,8 @@ inline const std::vector<CommandHelp>& command_table() {
          {"inspect runs/tiny", "inspect runs/tiny/checkpoints/step_00001000 --verify"}},
         {command_report,
          "report",
-         "Shows what runs did: curves, ranks, checkpoints and samples as one HTML page; CSV and TensorBoard "
-         "too.",
+         "Shows what runs did: curves, ranks, checkpoints and samples as one HTML page, as CSV or in "
+         "TensorBoard.",
          {"report runs/tiny", "report runs/a runs/b --output compared.html",
           "report runs/tiny --format tensorboard"}},
         {command_export,
@@ -147,8 +147,8 @@ inline int help_indent(int width) {
     return width < 72 ? 8 : 30;
 }
 
-// Returns whether `names`, such as "sample eval", includes this command; empty if any word is not the name of
-// a command.
+// Returns whether `names`, such as "sample eval", includes this command; nothing if any word is not the name
+// of a command.
 inline std::optional<bool> name_command(const std::string& names, Command command) {
     bool named = false;
     std::istringstream words(names);
@@ -172,7 +172,7 @@ inline std::string words_for(Command command, std::string help) {
         }
         std::string words = *named ? help.substr(colon + 2, end - colon - 2) : "";
         bool apart = words.empty() && begin > 0 && help[begin - 1] == ' ';
-        size_t blank = apart && help.compare(end + 1, 1, " ") == 0;  // otherwise two blanks would meet
+        size_t blank = apart && help.compare(end + 1, 1, " ") == 0;  // avoids a double space
         help.replace(begin, end + 1 - begin + blank, words);
         begin += words.size();
     }
@@ -188,7 +188,7 @@ inline std::string option_help(const OptionRow& row, Command command, int width,
                         : holds<Choice>(row)   ? " NAME"
                                                : " TEXT";
     std::string limits = is_switch(row) ? "" : limits_text(row);
-    // Options that describe the model default to those of --model, which has a default of its own.
+    // The defaults of options that describe the model depend on --model, so only that of --model is shown.
     bool has_default =
         (!describes_model(row) || &row == find_option("--model")) && !is_searched(row, command);
     std::string standard = has_default ? value_text(row.standard(command)) : "";
@@ -232,7 +232,7 @@ inline std::string example_help(const std::string& example, int width) {
     return result + line + "\n";
 }
 
-// Help for the options of a group; empty if the command has none in it except positional ones.
+// Returns the help for a group's options; empty if the command has only positional ones in the group.
 inline std::string group_help(Command command, const std::string& group, int width) {
     std::string rows;
     for (const OptionRow& row : option_table()) {
@@ -241,7 +241,7 @@ inline std::string group_help(Command command, const std::string& group, int wid
     }
     if (rows.empty()) return "";
     return group + (group == "Model" ? " (defaults: those of --model)" : "") +
-           (group == "Layout" && command == command_plan ? " (searched, where left out)" : "") + "\n" + rows;
+           (group == "Layout" && command == command_plan ? " (searched, unless given)" : "") + "\n" + rows;
 }
 
 // The names of the sections of a command's help, for --help SECTION.
@@ -268,13 +268,13 @@ inline std::string help_section(Command command, const std::string& asked, int w
     return group_help(command, group, width);
 }
 
-// The help of `launch` on what happens to a job, by the way it ends.
+// The part of the help of `launch` on jobs: how they can end, and what launch does then.
 inline std::string launch_help(int width) {
     std::string result = wrapped(
-        "The arguments after -- are the job, as they would be given to train_gpt, and must have a --run-dir. "
-        "--resume auto is added. The job has its own session and writes to RUN/job.log, which is shown here. "
-        "Ctrl-C, SIGTERM or SIGUSR1 makes it save and exit; a second Ctrl-C ends it without saving. "
-        "If the supervisor is killed, the job keeps training: the same command line reattaches to it.",
+        "The arguments after -- are the job, as given to train_gpt, and must include --run-dir. --resume "
+        "auto is added. The job runs in its own session and writes to RUN/job.log, which launch also prints. "
+        "Ctrl-C, SIGTERM or SIGUSR1 makes it save and exit; a second Ctrl-C ends it without saving. If the "
+        "supervisor is killed, the job keeps training: the same command line reattaches to it.",
         0, 0, width);
     const std::pair<const char*, const char*> rows[] = {
         {"exit code 0", "done, or stopped as asked"},
@@ -283,7 +283,7 @@ inline std::string launch_help(int width) {
         {"75, a signal, a lost daemon", "the hosts are checked, then the job is restarted"},
         {"no progress", "the cause is named, then the job is ended and restarted"},
         {"a host that fails its check", "a spare replaces it; without one, fewer data ranks continue"},
-        {"the same step twice", "counts as two restarts without progress: launch ends, with the reason"}};
+        {"two failures at one step", "or two restarts without progress: launch ends and prints the reason"}};
     result += "\nHow a job can end, and what is done\n";
     constexpr int indent = 30;
     for (auto [what, done] : rows) {
@@ -292,8 +292,8 @@ inline std::string launch_help(int width) {
         result += line + wrapped(done, indent, indent, width);
     }
     return result + "\n" +
-           wrapped("RUN/incidents.jsonl records when, what, who, the steps lost and the time "
-                   "taken; RUN/supervisor.json has the share of time spent training.",
+           wrapped("RUN/incidents.jsonl records when each incident happened, its cause and rank, and the "
+                   "steps and time lost; RUN/supervisor.json has the share of time spent training.",
                    0, 0, width);
 }
 

@@ -24,7 +24,7 @@ NAMES_OF(NormKind, "layernorm", "rmsnorm");
 enum class PositionKind { learned, rope };
 NAMES_OF(PositionKind, "learned", "rope");
 
-// gelu is the tanh approximation, gelu_exact uses the error function.
+// gelu is the tanh approximation; gelu_exact uses the error function.
 enum class MlpKind { gelu, gelu_exact, swiglu };
 NAMES_OF(MlpKind, "gelu", "gelu-exact", "swiglu");
 
@@ -52,9 +52,9 @@ struct ModelConfig {
     int rope_original_context = 8192;
     MlpKind mlp = MlpKind::gelu;
     bool bias = true;
-    bool qkv_bias = false;            // only those of queries, keys and values
+    bool qkv_bias = false;            // biases of queries, keys and values only
     int window = 0;                   // sliding attention window; 0: none
-    std::string window_pattern = {};  // layers with a window : layers without, repeated; empty: all have it
+    std::string window_pattern = {};  // layers with a window : layers without, repeated; empty: all have one
     BlockKind block = BlockKind::sequential;
     bool tie_embeddings = true;
     bool qk_norm = false;
@@ -63,8 +63,8 @@ struct ModelConfig {
     long long ngram_rows = 1 << 20;  // rows of a table for each n-gram length, in all heads together
     int ngram_width = 64;            // numbers of a row
     int ngram_heads = 4;             // rows that an n-gram looks up
-    bool ngram_gate = true;          // the stream decides how much of the rows is added to it
-    std::string ngram_layers = {};   // layers with a table, from 0, such as 1,6; empty: the second
+    bool ngram_gate = true;          // the residual stream gates what is added to it
+    std::string ngram_layers = {};   // layers with a table, counted from 0, as in 1,6; empty: the second
 };
 
 // Layers alternate: `sliding` with a window, then `full` without.
@@ -73,7 +73,7 @@ struct WindowPattern {
     std::string text() const { return std::to_string(sliding) + ":" + std::to_string(full); }
 };
 
-// Parses "3:1". Refuses anything else.
+// Parses a pattern such as "3:1". Refuses anything else.
 inline WindowPattern parse_window_pattern(const std::string& source) {
     WindowPattern pattern = {};
     auto number = [](const char* from, const char* to, int& value) {
@@ -82,21 +82,21 @@ inline WindowPattern parse_window_pattern(const std::string& source) {
     };
     const char *begin = source.data(), *end = begin + source.size(), *colon = std::find(begin, end, ':');
     if (colon == end || !number(begin, colon, pattern.sliding) || !number(colon + 1, end, pattern.full)) {
-        fail("--window-pattern %s: not two numbers of layers; give, for example, 3:1: one full layer after "
-             "three with a window",
+        fail("--window-pattern %s: not two numbers of layers; give, for example, 3:1 for three layers with a "
+             "window and one full layer",
              printable(source).c_str());
     }
     return pattern;
 }
 
-// The window of a layer, counted from 0; 0: no window.
+// The window of a layer (counted from 0); 0: no window.
 inline int window_of_layer(const ModelConfig& c, int layer) {
     if (c.window_pattern.empty()) return c.window;
     auto [sliding, full] = parse_window_pattern(c.window_pattern);
     return layer % ((int64_t)sliding + full) < sliding ? c.window : 0;
 }
 
-// The smallest pattern that gives the model's layers the same windows; empty if all layers are alike.
+// The smallest pattern that is equivalent for the model's layers; empty if all layers are alike.
 inline std::string effective_window_pattern(const ModelConfig& c) {
     int sliding = 0;
     while (sliding < c.layers && window_of_layer(c, sliding) > 0) sliding++;
@@ -105,7 +105,7 @@ inline std::string effective_window_pattern(const ModelConfig& c) {
     return sliding == 0 || sliding == c.layers ? "" : WindowPattern{sliding, end - sliding}.text();
 }
 
-// Parses ascending numbers between limits: "2,3". Refuses anything else.
+// Parses a list of ascending numbers within limits, such as "2,3". Refuses anything else.
 inline std::vector<int> parse_ascending(const char* option, const std::string& list, int least, int most) {
     std::vector<int> numbers;
     if (list.empty()) return numbers;
@@ -139,7 +139,7 @@ inline std::vector<int> ngram_sizes(const ModelConfig& c) {
     return parse_ascending("--ngram", c.ngram, 1, longest_ngram);
 }
 
-// Heads of a table; with `tp`, those that one of `tp` tensor ranks looks up.
+// Heads of a table, or the part of them that one of `tp` tensor ranks looks up.
 inline int ngram_head_count(const ModelConfig& c, int tp = 1) {
     return (int)ngram_sizes(c).size() * c.ngram_heads / tp;
 }
@@ -215,12 +215,12 @@ inline LayerKind layer_kind(const ModelConfig& c, int layer) {
     return kind;
 }
 
-// Outputs of the matrix product that makes queries, keys and values.
+// Outputs of the matrix product that computes queries, keys and values.
 inline int qkv_width(const ModelConfig& c) {
     return (c.heads + 2 * c.kv_heads) * c.head_size;
 }
 
-// Returns whether that product has a bias: its own option, or that of all products.
+// Returns whether that product has a bias, by its own option or by that of all products.
 inline bool has_qkv_bias(const ModelConfig& c) {
     return c.bias || c.qkv_bias;
 }
@@ -238,14 +238,14 @@ inline int filter_width(const ModelConfig& c) {
 // ----------------------------------------------------------------------------
 // the parameter tensors, one row each: name, shape, initial values, weight decay, sharding
 
-// A model is a chain of units: the embedding, each block, and the head if it has its own matrix. The other
-// tensors after the last block are in that block's unit, ahead of the block's own tensors: a separate message
-// of so few numbers would take as long as one of many.
+// A model is a chain of units: the embedding, each block, and the head if it has its own matrix. Any other
+// tensors after the last block belong to that block's unit, ahead of the block's own tensors: sending these
+// few elements as a separate message would take as long as sending many.
 enum class Unit { embedding, last_block, block, head };
 
 // How a tensor is sharded over tensor ranks.
 enum class Shard {
-    replicated,  // each rank has all of it, and a gradient from its part of the work; the sum is the gradient
+    replicated,  // each rank has all of it, and a partial gradient; the gradient is the sum over the ranks
     rows,        // each rank has a part of the rows of each section
     columns      // each rank has an equal part of the columns
 };
@@ -253,12 +253,12 @@ enum class Shard {
 // Rows that are divided separately: the queries of attention, for example, or its keys.
 struct Section {
     size_t rows;
-    // The most pieces it can be divided into; 0: any number. With more tensor ranks than pieces, neighboring
-    // ranks each hold a copy of the same piece, and its gradient is the sum of theirs.
+    // The most pieces the rows can be divided into; 0: any number. With more tensor ranks than pieces,
+    // neighboring ranks each hold a copy of the same piece, and its gradient is the sum of theirs.
     int pieces = 0;
     const char* name = "";
     const char* option = "";  // the option that sets its rows or pieces
-    bool has_copies = false;  // copies are allowed, for more ranks than pieces
+    bool has_copies = false;  // pieces may be copied if there are more ranks than pieces
     bool apart = false;  // a product of its own, because its input differs from that of the rows before it
 };
 
@@ -275,9 +275,9 @@ struct TensorRow {
     bool decay;             // weight decay: matrices only
     Shard shard = Shard::replicated;
     std::vector<Section> sections = {};  // a division of the rows; empty: one section
-    size_t pad_to = 1;  // each rank's rows are padded to a multiple of this: always zero, not in files
+    size_t pad_to = 1;  // each rank's rows are padded to a multiple of this, with zeros that files omit
     bool uniform = false;
-    std::vector<bool> layers = {};  // for each layer, whether it has this tensor; empty: all have it
+    std::vector<bool> layers = {};  // for each layer, whether it has this tensor; empty: all do
 
     bool is_in(int layer) const { return layers.empty() || layers[layer]; }
     std::vector<int64_t> shape() const {
@@ -316,7 +316,7 @@ enum Tensor {
 };
 // clang-format on
 
-constexpr int vocab_multiple = 128;  // the vocabulary is padded to a multiple: odd sizes make products slow
+constexpr int vocab_multiple = 128;  // the vocabulary is padded to a multiple of this; odd sizes are slow
 
 // Initial values follow GPT-2: normal(0, 0.02), with the two projections back to the residual stream scaled
 // by 1/sqrt(2 layers). Those of the local filter follow Yuan 2.0: uniform within 1/sqrt(fan-in). The rows of
@@ -341,7 +341,7 @@ inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
                                   {KV, c.kv_heads, "values", "--kv-heads", true, filter}};
     if (F1 > F) hidden = {{F, 0, "gates", "--mlp-width"}, {F, 0, "values", "--mlp-width"}};
     auto taps = [](size_t rows) {
-        const char* width = "the width of --local-filter on, half of --channels:";
+        const char* width = "the width of the local filter (half of --channels):";
         return std::vector<Section>{{rows, 0, "before", width}, {rows, 0, "own", width}};
     };
     std::vector<TensorRow> table;
@@ -395,7 +395,7 @@ struct LocalProduct {
     size_t inputs, outputs;
 };
 
-// All matrix products of a block. On several context ranks, keys and values are made separately.
+// All matrix products of a block. With several context ranks, keys and values have a separate product.
 inline std::vector<LocalProduct> local_products(const ModelConfig& c, int tp, int contexts = 1) {
     std::vector<LocalProduct> products;
     for (const TensorRow& row : tensor_table(c)) {
@@ -441,8 +441,8 @@ inline int64_t block_parameters(const ModelConfig& c) {
 
 constexpr int most_head_size = 256;  // the attention kernels support no larger ones
 
-// Fills in the zeros and refuses an invalid model. Each field on its own must be within its limits in the
-// table of options.
+// Fills in the zeros and refuses an invalid model. Each field must already be within its limits in the table
+// of options.
 inline void complete(ModelConfig& c) {
     if (c.head_size == 0) {
         if (c.channels % c.heads) {
@@ -461,10 +461,9 @@ inline void complete(ModelConfig& c) {
     }
     if (c.mlp_width == 0) c.mlp_width = 4 * c.channels;
     if (c.bias && c.qkv_bias)
-        fail("--qkv-bias on: --bias on has these biases too; leave it out, or give --bias off");
+        fail("--qkv-bias on: --bias on includes these biases; leave it out, or give --bias off");
     if (c.local_filter && c.channels % 2) {
-        fail("--local-filter on: --channels %d is odd, but the filter is half as wide inside; give an even "
-             "number",
+        fail("--local-filter on: --channels %d is odd, but is halved inside the filter; give an even number",
              c.channels);
     }
     if (!c.ngram_layers.empty() && c.ngram.empty()) {
@@ -497,7 +496,7 @@ inline void complete(ModelConfig& c) {
         }
     }
 
-    // A count for one layer is below 2^51, so the product with the layers is checked in floating point first.
+    // The count for one layer is below 2^51, but times --layers it may overflow: check it as a double.
     ModelConfig one_layer = c;
     one_layer.layers = 1;
     constexpr double most_parameters = 1e15;

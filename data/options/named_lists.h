@@ -1,5 +1,5 @@
 /*
-Lists of files with names: --val-data web=web_*.bin --val-data code=code_*.bin. Records keep them as one
+Named lists of files: --val-data web=web_*.bin --val-data code=code_*.bin. Records store all lists as one
 string, separated by semicolons. A single list needs no name.
 */
 #pragma once

@@ -18,8 +18,8 @@ struct of options that has it.
 using OptionValue = std::variant<int, long long, float, double, bool, Choice, Interval, std::string,
                                  std::vector<std::string>>;
 
-// The meaning of a suffix on a number: k is 1000 for counts (tokens of a run, steps) and 1024 for the size of
-// a batch or of a text; m is a minute in a number of seconds.
+// The meaning of a suffix on a number: k is 1000 in a count (tokens of a run, steps), and 1024 in the size of
+// a batch or of a text; m is a minute in a time.
 enum class Suffixes { none, of_count, of_size, of_time };
 
 // The numbers that a row accepts.
@@ -36,13 +36,13 @@ enum class Resume {
     shape,   // like fixed, for the shape of weights; --init takes over only these and `tokens`
     tokens,  // like overridable_noted, for how the model's text is encoded
     layout,  // the checkpoint's value holds if the cut is the same; otherwise it follows from the new cut
-    not_stored  // a value holds only for this start
+    not_stored  // a value applies only to this start
 };
 
 // Specifies whether the ranks of one job may have different values of an option.
 enum class Ranks {
-    alike,  // no: another value on another rank is refused (comm/agreement.h)
-    own     // yes: a path on its own node, whose content is compared, or of no concern to other ranks
+    alike,  // no: different values are refused (comm/agreement.h)
+    own     // yes: a path on the rank's node, whose content is compared, or a value that others need not know
 };
 
 // An option of any type, and its place in each of the structs of options that have it.
@@ -73,7 +73,7 @@ public:
     const char* help;
     Resume resume;
     bool positional;  // given without its name
-    bool later;       // older files lack it; their models have its standard value
+    bool later;       // older files lack it; their models use the default
 
     bool belongs_to(Command command) const { return access_[command].get; }
 

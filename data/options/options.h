@@ -29,7 +29,7 @@ NAMES_OF(PipelineLayers, "time", "memory");
 enum class Offload { none, optimizer };
 NAMES_OF(Offload, "none", "optimizer");
 
-// Messages among these ranks, which a plan assumes to be never overlapped with computation.
+// The ranks whose messages a plan assumes are never overlapped with computation.
 enum class Exposed { none, tensor, pipeline, data };
 NAMES_OF(Exposed, "none", "tensor", "pipeline", "data");
 
@@ -50,7 +50,7 @@ NAMES_OF(LearningRateSchedule, "cosine", "linear", "constant", "wsd");
 enum class MatmulDtype { automatic, bf16, fp8 };
 NAMES_OF(MatmulDtype, "auto", "bf16", "fp8");
 
-// Each recomputes more than the one before it.
+// Each recomputes more than the one before it; automatic chooses one of them.
 enum class Recompute { none, elementwise, mlp, block, automatic };
 NAMES_OF(Recompute, "none", "elementwise", "mlp", "block", "auto");
 
@@ -123,7 +123,7 @@ struct Cut {
     PipelineSchedule pp_schedule = PipelineSchedule::one_f_one_b;
     int pp_chunks = 0;  // 0: 2 for an interleaved pipeline, otherwise 1
     int zero = 0;
-    int shard_group = 0;  // 0: chosen; 1 if --zero 0 shards nothing
+    int shard_group = 0;  // 0: chosen automatically; always 1 with --zero 0
     Recompute recompute = Recompute::automatic;
     int tp_overlap = 0;          // 0: chosen by complete_layout
     int sequence_length = 0;     // 0: context
@@ -136,13 +136,13 @@ struct Cut {
     long long ngram_cache = 8LL << 30;  // bytes
 
     auto operator<=>(const Cut&) const = default;
-    // Processes of one data rank, and of the whole layout; if dp is 0, any multiple of these works.
+    // Processes of one data rank, and of the whole layout; dp 0, which stands for any number, counts as 1.
     long long ranks_of_data() const { return (long long)std::max(tp, 1) * cp * std::max(pp, 1); }
     long long ranks() const { return ranks_of_data() * std::max(dp, 1); }
-    int own_tokens() const { return sequence_length / cp; }  // those of a sequence that a rank has
+    int own_tokens() const { return sequence_length / cp; }  // per sequence, on each rank
 };
 
-// The optimizer of a step, and the number formats that it computes in.
+// The optimizer, and the number formats of a step.
 struct Arithmetic {
     OptimizerKind optimizer = OptimizerKind::adamw;
     MatmulDtype matmul_dtype = MatmulDtype::automatic;
@@ -151,14 +151,14 @@ struct Arithmetic {
     bool stochastic_rounding = false;
 };
 
-// The options of `train`, and the record in a checkpoint of the run that made it. complete_options() fills in
-// sizes left at 0 that follow from the others.
+// The options of `train`; a checkpoint records those of the run that wrote it. complete_options() derives
+// sizes that are left at 0 from the other options.
 struct Options : ModelConfig, Cut, Arithmetic {
     static constexpr Command command = command_train;
 
     std::string model = "tiny";
 
-    std::string train_data, val_data;  // globs, comma separated, with or without weights before them
+    std::string train_data, val_data;  // comma-separated globs, with or without weights before them
     std::string tokenizer;             // none | bytes | a file; empty: that of the model
     int document_end = -1;             // token that ends a document; -1: documents are not separated
     bool reset_positions = false;
@@ -224,7 +224,7 @@ struct Options : ModelConfig, Cut, Arithmetic {
     bool timings = true;
     std::string trace_steps;  // 100:103; empty: none
     float peak_tflops = 0;
-    std::string machine;  // a card or a file, which step times are predicted for; empty: the cards present
+    std::string machine;  // a card or a file, to predict step times for; empty: the cards present
     std::string matmul_tuning = name_of(MatmulTuning::on);
 
     int val_every = 100;
@@ -237,7 +237,7 @@ struct Options : ModelConfig, Cut, Arithmetic {
     std::string prompt;
 };
 
-// The model, the step and the layout are the same options as those of `train`.
+// The options of the model, the step and the layout are those of `train`.
 struct PlanOptions : ModelConfig, Cut, Arithmetic {
     static constexpr Command command = command_plan;
 
@@ -288,8 +288,8 @@ struct AgentOptions {
 struct SelftestOptions {
     static constexpr Command command = command_selftest;
 
-    double seconds = 0;   // 0: the usual number for such devices
-    std::string run_dir;  // its disk is tested; empty: that of temporary files
+    double seconds = 0;   // 0: the usual number for the device
+    std::string run_dir;  // its disk is tested; empty: that of the folder for temporary files
     std::string measure;  // a file to write the measured machine to; empty: none
     SelftestFormat format = SelftestFormat::text;
     int communication_timeout = 60;  // seconds
@@ -299,7 +299,7 @@ struct TokenizeOptions {
     static constexpr Command command = command_tokenize;
 
     std::vector<std::string> inputs;  // files and folders of text
-    std::string output;               // beginning of the names of the files to write
+    std::string output;               // prefix of the names of the files to write
     std::string tokenizer;            // bytes | a file; empty: bytes, or the tokenizer that is trained
     bool overwrite = false;
     int seed = usual_seed;
@@ -334,7 +334,7 @@ struct SampleOptions : InferenceCut {
     std::string run;        // a run directory | a checkpoint
     std::string tokenizer;  // empty: that of the run
     int seed = usual_seed;
-    bool seed_is_given = false;  // not an option: without it a session on a terminal draws a seed
+    bool seed_is_given = false;  // not an option; if false, a session on a terminal draws a seed
     std::vector<std::string> prompt;
     std::string prompt_file;
     bool interactive = false;
@@ -391,7 +391,7 @@ struct ExportOptions {
 struct ImportOptions {
     static constexpr Command command = command_import;
 
-    std::string source;  // a model as others store it
+    std::string source;  // a model in the format of another program
     std::string output;  // a run directory
     bool overwrite = false;
 };

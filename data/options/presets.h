@@ -1,5 +1,5 @@
 /*
-Models by name. Sizes are those of the published models, and a test compares the parameter counts.
+Models by name. Sizes are those of the published models; a test checks the parameter counts.
 */
 #pragma once
 

@@ -16,8 +16,8 @@ Checks that options fit together, and fills in those that are left out: complete
 #include "data/options/values.h"
 #include "data/options/presets.h"
 
-// The default run directory: runs/ and the preset's name, or the name of the folder that holds the model's
-// config.json (or held it when a run that is now resumed began).
+// The default run directory: runs/ followed by the name of the preset, or of the folder with the model's
+// config.json. A resumed run keeps the folder's name of its start.
 inline std::string default_run_dir(const std::string& model) {
     std::filesystem::path path = (std::filesystem::current_path() / model).lexically_normal();
     if (!path.has_filename() || path.filename() == "config.json") path = path.parent_path();
@@ -62,7 +62,7 @@ inline void check_validation(const Options& options) {
         fail("--best-set %s: only has an effect with --keep-best; give it too, or leave this out",
              printable(options.best_set).c_str());
     if (options.choices_every == 0 && !options.choices.empty())
-        fail("--choices %s: never asked with --choices-every 0; leave one of them out",
+        fail("--choices %s: never evaluated with --choices-every 0; leave one of them out",
              printable(options.choices).c_str());
     std::vector<std::string> names;
     for (const NamedList& set : sets) names.push_back(set.name);
@@ -85,7 +85,7 @@ inline void check_checkpoint_options(const Options& options) {
 // Refuses options of another optimizer, or for a tensor that the model does not have.
 inline void check_optimizer_options(const Options& options) {
     if (options.log_trust_ratios > 0 && options.optimizer != OptimizerKind::lamb) {
-        fail("--log-trust-ratios %d: --optimizer %s has no ratios; give --optimizer lamb, or leave it out",
+        fail("--log-trust-ratios %d: --optimizer %s has no trust ratios; give lamb, or leave it out",
              options.log_trust_ratios, name_of(options.optimizer));
     }
     if (options.muon_momentum != Options().muon_momentum && options.optimizer != OptimizerKind::muon) {
@@ -155,8 +155,8 @@ inline void check_graphs(const Options& options, int processes) {
     }
 }
 
-// Converts --epochs to --steps; the batch must be complete. A partial last step is rounded up, unless it is
-// below a millionth of a step, which is only the rounding of decimals.
+// Converts --epochs to --steps; the batch size must be known. A partial last step is rounded up, unless it is
+// below a millionth of a step: that is a rounding error of --epochs.
 inline void complete_steps(Options& options, const LayoutChoices& choose) {
     if (options.epochs == 0) return;
     long long rising = options.batch_ramp.empty() ? 0 : parse_batch_ramp(options.batch_ramp).steps;
@@ -241,9 +241,9 @@ inline void complete_options(TokenizeOptions& options) {
         fail("--tokenizer none: tokenizing needs a tokenizer; give bytes or a file");
 }
 
-// The default batch of a plan, in tokens: about that of GPT-3 of the same size (Brown et al., "Language
-// models are few-shot learners", 2020, table 2.1), as a power of two of sequences, which many numbers of
-// ranks divide.
+// The default batch of a plan, in tokens: about that of the GPT-3 model of the same size (Brown et al.,
+// "Language models are few-shot learners", 2020, table 2.1), but a power of two of sequences, so that many
+// numbers of ranks divide it.
 inline long long usual_global_batch(const ModelConfig& config, int sequence_length) {
     double parameters = (double)parameter_count(config);
     long long tokens = 512 << 10;
@@ -274,7 +274,7 @@ inline void complete_options(const AgentOptions& options) {
     if (options.run_dir.empty()) fail("agent: --run-dir: missing; name the directory of the run to watch");
 }
 
-// Its values do not depend on each other.
+// The options of selftest do not depend on each other.
 inline void complete_options(const SelftestOptions&) {}
 
 inline void complete_options(const DataOptions& options) {
@@ -292,8 +292,7 @@ inline void complete_options(const SampleOptions& options) {
     check_inference_cut(options);
     int prompts = !options.prompt.empty() + !options.prompt_file.empty() + options.interactive;
     if (prompts > 1) {
-        fail("sample: a prompt comes from --prompt, --prompt-file or --interactive on; give one of "
-             "them");
+        fail("sample: prompts come from --prompt, --prompt-file or --interactive on; give only one of these");
     }
     if (options.interactive && options.samples > 1)
         fail("--samples %d: --interactive on generates one sample; leave one of them out", options.samples);
@@ -332,7 +331,7 @@ inline void complete_options(const ImportOptions& options) {
 // ----------------------------------------------------------------------------
 // values from a file
 
-// The options of the training run that a file describes.
+// Returns the options of the training run that a file describes.
 inline Options stored_options(const nlohmann::json& json, const std::string& file) {
     Options options = options_from_json(json, file);
     try {

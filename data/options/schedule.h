@@ -1,6 +1,6 @@
 /*
-The schedules of the learning rate, warm-up and then one of several ways down, and of the batch size, which
-may rise (--batch-ramp).
+The schedules of the learning rate (a warm-up, then one of several decays) and of the batch size, which may
+grow (--batch-ramp).
 */
 #pragma once
 
@@ -13,8 +13,8 @@ may rise (--batch-ramp).
 #include "data/options/options.h"  // Options
 #include "data/options/values.h"   // read_number
 
-// The learning rate of step `step` (from 0) as a share of the peak. Warm-up rises linearly to 1; the last
-// step runs at the final rate exactly, except with a constant schedule.
+// The learning rate of a step (counted from 0), as a fraction of the peak. It rises linearly to 1 during
+// warm-up; the last step runs at exactly the final rate, except with a constant schedule.
 inline float schedule(const Options& o, int step) {
     if (step < o.warmup_steps) return (float)(step + 1) / o.warmup_steps;
     float last = o.final_learning_rate;
@@ -37,18 +37,18 @@ inline float schedule(const Options& o, int step) {
 // ----------------------------------------------------------------------------
 // tokens of a step
 //
-// A batch rises in multiples of its first size in any layout, so a run that resumes in another layout uses
-// the same samples in the same steps. 256k:1M:2000 is
+// The batch grows in multiples of its first size, whatever the layout, so a run that resumes in another
+// layout uses the same samples in the same steps. For example, 256k:1M:2000 means
 //
 //     steps      1 .. 667    .. 1334    .. 2000    after
 //     tokens     256k        512k       768k       1M
 
 struct BatchRamp {
     long long first, last;  // tokens; last is a multiple of first
-    long long steps;        // at sizes before the last
+    long long steps;        // before the last size is reached
 
     long long levels() const { return last / first; }
-    // The first step of each level, from 0.
+    // The first step of a level; both are counted from 0.
     long long begin(long long level) const { return (steps * level + levels() - 2) / (levels() - 1); }
     long long level(long long step) const { return std::min(levels() - 1, step * (levels() - 1) / steps); }
 };
@@ -73,7 +73,7 @@ inline BatchRamp parse_batch_ramp(const std::string& source) {
                       number("--steps", second + 1, source.size())};
     if (ramp.first < 1) refuse("it begins with less than one token");
     if (ramp.last <= ramp.first || ramp.last % ramp.first)
-        refuse("the end is not a multiple of the start, at least twice it");
+        refuse("the end is not 2, 3, 4 ... times the start");
     if (ramp.steps < ramp.levels() - 1 || ramp.steps > 1'000'000'000)
         refuse("it has fewer steps than batch sizes, or more than a billion");
     return ramp;

@@ -17,7 +17,7 @@ refuse an unknown option.
 struct Synonym {
     std::string_view names;  // each between spaces
     const char* option;      // the option of this program; null: none
-    const char* note = "";   // the difference, or why there is none
+    const char* note = "";   // how it differs; or why there is no such option
 };
 
 constexpr Synonym synonyms[] = {
@@ -31,8 +31,7 @@ constexpr Synonym synonyms[] = {
     {" adam-beta2 ", "--beta2"},
     {" adam-epsilon eps epsilon ", "--adam-eps"},
     {" optim optimizer-type ", "--optimizer"},
-    {" lr-decay-iters lr-decay-steps max-lr-steps ", nullptr,
-     "the learning rate falls until the last of --steps"},
+    {" lr-decay-iters lr-decay-steps max-lr-steps ", nullptr, "the learning rate decays over all of --steps"},
     {" wd ", "--weight-decay"},
     {" batch-size micro-batch-size local-batch-size per-device-train-batch-size ", "--micro-batch",
      ", the sequences of one pass on a rank; --global-batch is for the whole step, in tokens"},
@@ -59,7 +58,7 @@ constexpr Synonym synonyms[] = {
     {" load load-checkpoint resume-from-checkpoint ", "--resume"},
     {" init-from pretrained from-pretrained finetune ", "--init"},
     {" precision bf16 fp16 fp8 amp mixed-precision dtype ", "--matmul-dtype",
-     ", and make PRECISION=bf16|fp32 for all other numbers"},
+     "; make PRECISION=bf16|fp32 chooses all other formats"},
     {" gradient-checkpointing activation-checkpointing recompute-activations ", "--recompute"},
     {" tensor-parallel tensor-parallel-size tensor-model-parallel-size ", "--tp"},
     {" context-parallel context-parallel-size context-parallel-degree ", "--cp"},
@@ -75,9 +74,9 @@ constexpr Synonym synonyms[] = {
     {" dropout attention-dropout hidden-dropout resid-dropout ", nullptr, "there is no dropout"},
     {" device cpu cuda ", nullptr, "make DEVICE=cpu|cuda chooses the device"},
     {" nproc nproc-per-node num-gpus devices num-processes ", nullptr,
-     "mpirun -np N starts N processes, and train_gpt launch --ranks N"},
-    {" nnodes num-nodes ", nullptr, "mpirun and train_gpt launch take nodes from --hostfile and --hosts"},
-    {" num-workers dataloader-num-workers ", nullptr, "one thread reads ahead, and needs no others"},
+     "mpirun -np N or train_gpt launch --ranks N starts N processes"},
+    {" nnodes num-nodes ", nullptr, "mpirun --hostfile and train_gpt launch --hosts name the nodes"},
+    {" num-workers dataloader-num-workers ", nullptr, "one thread reads ahead, which is enough"},
     {" wandb report-to tensorboard tensorboard-dir ", nullptr,
      "a run writes log.jsonl, and train_gpt report makes a page of it"},
     {" compile flash-attn use-flash-attn ", nullptr, "kernels are always compiled, with flash attention"},

@@ -1,7 +1,7 @@
 /*
 Every option of the program, one row each: the parser, --help, the log header and the record in run
-directories and checkpoints are all made from this table. A value is known by one name: learning_rate in
-the struct and in JSON, --learning-rate on the command line.
+directories and checkpoints are all driven by this table. An option has one name: learning_rate in the struct
+and in JSON, --learning-rate on the command line.
 */
 #pragma once
 
@@ -49,11 +49,12 @@ inline const std::vector<OptionRow>& option_table() {
          "Positions the model is made for, in tokens. With --init, a model with RoPE can be given more or "
          "fewer.",
          shape},
-        {FIELD(norm), "Model", alike, by_name, "Normalisation before each sublayer.", shape},
+        {FIELD(norm), "Model", alike, by_name, "Normalization before each sublayer.", shape},
         {FIELD(norm_eps), "Model", alike, range(1e-12, 1), "Added to the variance before its square root.",
          shape},
         {FIELD(position), "Model", alike, by_name,
-         "Position encoding: a learned vector each, or rotation of queries and keys (RoPE).", shape},
+         "Position encoding: a learned vector for each position, or rotation of queries and keys (RoPE).",
+         shape},
         {FIELD(rope_theta), "Model", alike, range(1, 1e12), "RoPE: base of the wavelengths.", shape},
         {FIELD(rope_dims), "Model", alike, range(0, most_head_size),
          "RoPE: rotated dimensions of each head. 0: all.", shape},
@@ -66,8 +67,8 @@ inline const std::vector<OptionRow>& option_table() {
          "RoPE scaling: wavelengths shorter than the original context divided by this are left unchanged.",
          shape},
         {FIELD(rope_original_context), "Model", alike, range(1, 16777216),
-         "RoPE scaling: the context before stretching, in tokens. Where --init starts the stretching, the "
-         "default is the context of those weights. 1: stretch all wavelengths (linear RoPE).",
+         "RoPE scaling: the context before stretching, in tokens. If stretching begins with --init, the "
+         "default is the context of its weights. 1: stretch all wavelengths (linear RoPE).",
          shape},
         {FIELD(mlp), "Model", alike, by_name,
          "Activation of the MLP: GELU by its tanh formula, GELU by the error function, or gated SiLU.",
@@ -102,20 +103,20 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(ngram_heads), "Model", alike, range(1, 256),
          "Rows that each n-gram looks up, each with its own hash.", shape, !positional, later},
         {FIELD(ngram_gate), "Model", alike, on_off,
-         "Let the residual stream decide how much of the looked-up rows is added to it. off: add all of it.",
+         "Let the residual stream decide how much of the looked-up rows is added to it. off: add them all.",
          shape, !positional, later},
         {FIELD(ngram_layers), "Model", alike, any_text,
          "Layers that have an n-gram table, counted from 0, as in 1,6. Empty: the second layer.", shape,
          !positional, later},
 
         {FIELD(machine), "Machine", own, any_text,
-         "What a run is planned for, and its steps are compared with: a card by its name, such as h100 or "
-         "A100-40GB, in the nodes that such cards are usually bought in; cpu; or a .json file that describes "
-         "other devices and nodes (see the README). Empty: the cards of this machine.",
+         "The machine to plan for, or to compare step times with: a card by its name, such as h100 or "
+         "A100-40GB, in the nodes in which it is usually sold; cpu; or a .json file that describes other "
+         "devices and nodes (see the README). Empty: the cards of this machine.",
          not_stored},
         {FIELD_OF(PlanOptions, measure), "Machine", alike, any_text,
-         "Measures the devices and links of the ranks that this is started with, writes them to this .json "
-         "file for --machine, and plans nothing."},
+         "Measure the devices and links of the ranks that run this command, write them to this .json file "
+         "for --machine, and plan nothing."},
         {FIELD(gpus), "Machine", alike, range(0, most_ranks),
          "Number of devices that you have. A layout may leave some idle if that is faster."},
         {FIELD(price), "Machine", alike, range(0, 1e6),
@@ -124,12 +125,12 @@ inline const std::vector<OptionRow>& option_table() {
          "Failures that end a run, per 1,000 node-days. The default is that of Llama 3 on 16,384 devices. 0: "
          "none."},
         {FIELD(machine_failures), "Failures", alike, range(-1, 1e6),
-         "Of --failures, those that break a node, which is then replaced. -1: the share observed in that "
-         "run, 73%."},
+         "Failures that break a node, which is then replaced, per 1,000 node-days. -1: 73% of --failures, as "
+         "for Llama 3."},
         {FIELD(network_failures), "Failures", alike, range(-1, 1e6),
-         "Of --failures, those of the network. -1: the share observed, 12%."},
+         "Failures of the network, per 1,000 node-days. -1: 12% of --failures."},
         {FIELD(software_failures), "Failures", alike, range(-1, 1e6),
-         "Of --failures, those of software. -1: the share observed, 15%."},
+         "Failures of software, per 1,000 node-days. -1: 15% of --failures."},
         {FIELD(restart_time), "Failures", alike, range(0, most),
          "Seconds from the end of a run until it trains again: starting processes, connecting, loading the "
          "checkpoint."},
@@ -139,18 +140,18 @@ inline const std::vector<OptionRow>& option_table() {
          "While a node is missing, keep training with one data rank fewer: a checkpoint loads on any number "
          "of data ranks."},
         {FIELD_OF(PlanOptions, tokens), "Run", alike, count(0, 1e16),
-         "Tokens to train on, which gives days, cost and --steps. 0: unknown."},
+         "Tokens to train on; they determine days, cost and --steps. 0: unknown."},
         {FIELD(explain), "Output", alike, on_off,
-         "Report on a single layout, the given one, whether it fits or not. Options left out have the same "
-         "defaults as in train."},
+         "Report only on the given layout, whether it fits or not. Options left out have the same defaults "
+         "as in train."},
         {FIELD(exposed), "Output", alike, by_name,
          "Plan as if messages of this kind were never hidden behind computation, which shows what hiding "
          "them is worth. train hides all of them, or none with --overlap off."},
         {FIELD_OF(PlanOptions, format), "Output", alike, by_name, "A table and sentences, or JSON."},
 
         {FIELD(hosts), "Hosts", alike, any_text,
-         "Host file in mpirun's format: one line `node1 slots=8` per host, with the number of ranks it "
-         "takes; # begins a comment. Empty: the nodes and tasks of the surrounding Slurm or PBS job "
+         "Host file in mpirun's format: one line `node1 slots=8` per host, with its number of ranks; # "
+         "begins a comment. Empty: the nodes and tasks of the surrounding Slurm or PBS job "
          "(SLURM_JOB_NODELIST and SLURM_TASKS_PER_NODE, or PBS_NODEFILE), or this machine."},
         {FIELD(ranks), "Hosts", alike, range(0, most_ranks),
          "Number of processes. Hosts are filled in the order of the host file; those left over are spares. "
@@ -162,13 +163,13 @@ inline const std::vector<OptionRow>& option_table() {
          "Program that starts processes: mpirun, srun, or a command line in which {hosts} is replaced by the "
          "host file, {names} by the host names separated by commas, and {nodes} and {ranks} by the numbers "
          "of hosts and ranks. If a command line that begins with mpirun or srun leaves any of these out, "
-         "they are added: 'mpirun --oversubscribe --mca btl_tcp_if_include eth0'. It starts the job, and "
-         "single-rank commands on individual hosts."},
+         "they are added, as for 'mpirun --oversubscribe --mca btl_tcp_if_include eth0'. The launcher starts "
+         "the job, and single-rank commands on individual hosts."},
         {FIELD(hang_timeout), "Failures", alike, range(0, most),
-         "Seconds without progress on any rank before {launch: the job is ended and }the rank that blocks it "
-         "is named{launch: ; until the first step, at least a minute}. {launch: 0: twenty times the longest "
-         "recent step, at least a minute; ten minutes while a job starts and while it saves.}{agent: 0: "
-         "never.}"},
+         "Seconds without progress on any rank before {launch: the job is ended and }the rank that blocks "
+         "progress is named{launch: ; until the first step, at least a minute}. {launch: 0: twenty times the "
+         "longest recent step, at least a minute; ten minutes while a job starts and while it saves.}{agent: "
+         "0: never.}"},
         {FIELD_OF(AgentOptions, run_dir), "Run", own, any_text, "Run directory to watch."},
         {FIELD(every), "Run", own, range(0.01, 3600), "Seconds between lines."},
         {FIELD(grace), "Failures", alike, range(0, most),
@@ -182,7 +183,7 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(max_restarts), "Failures", alike, range(0, most),
          "Restarts within --restart-window after which launch gives up."},
         {FIELD(restart_window), "Failures", alike, range(1, most),
-         "Seconds over which --max-restarts counts."},
+         "Length in seconds of the window for --max-restarts."},
         {FIELD(backoff), "Failures", alike, range(0, 3600),
          "Seconds to wait before a restart; doubled after each restart that made no progress, up to an "
          "hour."},
@@ -192,14 +193,14 @@ inline const std::vector<OptionRow>& option_table() {
          "to 2 seconds at the end. If it fails by then, launch prints its exit code and the last lines of "
          "its errors."},
         {FIELD(seconds), "Selftest", alike, range(0, 3600),
-         "Approximate duration: half of it multiplies matrices, a fifth writes patterns to memory. 0: the "
-         "usual duration, 60 with GPUs and 2 without."},
+         "Approximate seconds: half of them for matrix products, a fifth for memory patterns. 0: 60 with "
+         "GPUs, 2 without."},
         {FIELD_OF(SelftestOptions, run_dir), "Selftest", alike, any_text,
          "Folder whose disk is tested: the one that will hold runs and checkpoints. Empty: the folder for "
          "temporary files, $TMPDIR or /tmp."},
         {FIELD_OF(SelftestOptions, measure), "Output", alike, any_text,
-         "If all is healthy, also measure what a plan needs, and write this machine, with the rate of its "
-         "disk, to this .json file for train_gpt plan --machine."},
+         "If the ranks are healthy, also measure what a plan needs, and write it, with the rate of the disk, "
+         "to this .json file for train_gpt plan --machine."},
         {FIELD_OF(SelftestOptions, format), "Output", alike, by_name,
          "A table, or JSON: the rates of all ranks and links, and the suspects."},
 
@@ -208,12 +209,12 @@ inline const std::vector<OptionRow>& option_table() {
          "or glob patterns, separated by commas; with weights, a blend: 0.7:web_*.bin,0.3:code.idx.",
          overridable_noted},
         {FIELD(val_data), "Data", alike, any_text,
-         "Token files for the validation loss, in the same form. Given several times with names, as in "
-         "web=web_*.bin and code=code_*.bin, each is a set with its own loss. Empty: no validation.",
+         "Token files for the validation loss, in the form of --train-data. Given several times with names, "
+         "as in web=web_*.bin and code=code_*.bin, each is a set with its own loss. Empty: no validation.",
          overridable_noted},
         {FIELD(val_tokens), "Data", alike, count(0, 1e12),
-         "Tokens of one validation, the first ones of each set of --val-data: the same tokens for any batch "
-         "and layout, so that the losses of several runs can be compared. 0: all.",
+         "Number of tokens at the start of each set of --val-data that a validation uses: the same for any "
+         "batch and layout, so that the losses of several runs can be compared. 0: all.",
          overridable_noted},
         {FIELD(val_batches), "Data", alike, range(0, 1048576),
          "Instead of --val-tokens: the tokens of this many batches, each of the --global-batch that the run "
@@ -236,16 +237,16 @@ inline const std::vector<OptionRow>& option_table() {
          not_stored},
 
         {FIELD(config), "Run", own, any_text,
-         "File with values for options that are not given on the command line: the options.json of a run, "
-         "except for its ranks and options that hold for one start only, or lines such as learning-rate = "
-         "3e-4, as printed by --print-config; # begins a comment.",
+         "File with values for options that the command line leaves out: lines such as learning-rate = 3e-4, "
+         "as printed by --print-config (# begins a comment), or a run's options.json, except for options "
+         "that depend on the number of ranks or apply to one start.",
          not_stored},
         {FIELD(print_config), "Run", alike, on_off,
          "Print all options that the run would have, in the form that --config reads, and do not train.",
          not_stored},
         {FIELD_OF(Options, run_dir), "Run", own, any_text,
          "Folder for the log, the options, the samples and the checkpoints. Empty: that of the run that "
-         "--resume names, else runs/ and the model's name.",
+         "--resume names, else runs/ followed by the model's name.",
          not_stored},
         {FIELD(overwrite), "Run", alike, on_off, "Replace an earlier run in the same folder.", not_stored},
         {FIELD(seed), "Run", alike, range(0, most),
@@ -260,12 +261,12 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(log_trust_ratios), "Run", alike, count(0, most),
          "--optimizer lamb: steps between records of all matrices' trust ratios in log.jsonl. 0: none."},
         {FIELD(timings), "Run", alike, on_off,
-         "Record what each rank's device does when: log.jsonl then has the phases of every step on the "
+         "Record how each rank's device spends its time: log.jsonl then has the phases of every step on the "
          "fastest and the slowest rank, ranks.jsonl those of all ranks, and slow ranks are named.",
          not_stored},
         {FIELD(trace_steps), "Run", alike, any_text,
-         "First and last step, as in 100:103, to trace on all ranks, as a timeline for ui.perfetto.dev in "
-         "the run directory, trace_000100.json.gz. Empty: none.",
+         "First and last step to trace on all ranks, as in 100:103. The timeline, trace_000100.json.gz in "
+         "the run directory, is for ui.perfetto.dev. Empty: none.",
          not_stored},
         {FIELD(peak_tflops), "Run", alike, range(0, 1e6),
          "Peak TFLOP/s that MFU is relative to. 0: the card's published dense rate, or an estimate.",
@@ -282,9 +283,9 @@ inline const std::vector<OptionRow>& option_table() {
          "hold. 0: use --steps.",
          not_stored},
         {FIELD(max_time), "Run", alike, time(0, most),
-         "Seconds after the start of the process by which the run must have saved and ended, as if asked to "
-         "stop, for jobs with a time limit. No step begins that would leave too little time to save, judging "
-         "by how long steps, validations and saves have taken. 0: no limit.",
+         "For jobs with a time limit: seconds from the start of the process within which the run saves and "
+         "ends, as if asked to stop. No step begins that would leave too little time to save, judging by how "
+         "long steps, validations and saves have taken. 0: no limit.",
          not_stored},
         {FIELD(micro_batch), "Run", alike, range(1, 1048576),
          "Sequences that each data rank passes through the model at once; larger is faster and needs more "
@@ -297,17 +298,16 @@ inline const std::vector<OptionRow>& option_table() {
          "GPT-3 used at the same size}.",
          overridable_noted},
         {FIELD(batch_ramp), "Run", alike, any_text,
-         "Growing batch, START:END:STEPS: from START tokens per step to END, which is --global-batch, "
-         "reached after STEPS steps; it grows in multiples of START, which last equally long. Example: "
-         "256k:1M:2000.",
+         "Growing batch, START:END:STEPS, as in 256k:1M:2000: it grows from START tokens per step to END, "
+         "which is --global-batch, within STEPS steps, in multiples of START that last equally long.",
          overridable_noted},
 
         {FIELD(resume), "Checkpoints", alike, any_text,
-         "Continue from a checkpoint: a run directory, for its newest one, or the folder of one. auto: the "
-         "newest one of --run-dir, or a new run if there is none, so that the same command starts and "
-         "restarts a run. Options that are not given are those of the checkpoint, which may come from "
-         "another number of processes and another layout. If its --tp and --pp do not fit the processes, "
-         "they are lowered, and the run says so.",
+         "Continue from a checkpoint: its folder, or a run directory for the newest one. auto: the newest "
+         "one of --run-dir, or a new run if there is none, so that the same command starts and restarts a "
+         "run. Options that are not given are those of the checkpoint, which may come from another number of "
+         "processes and another layout. If its --tp and --pp do not fit the processes, they are lowered, and "
+         "the run says so.",
          not_stored},
         {FIELD(init), "Checkpoints", alike, any_text,
          "Begin a new run with the weights of a run, a checkpoint or an import: it takes the model and its "
@@ -322,21 +322,23 @@ inline const std::vector<OptionRow>& option_table() {
          "Failures that end a run, per 1,000 device-days, for --save-every auto. The default is that of "
          "Llama 3: 419 in 54 days on 16,384 devices. 0: none."},
         {FIELD(keep), "Checkpoints", alike, range(0, most),
-         "Newest checkpoints to keep; an older one is deleted once a new one is safely on disk. 0: all."},
+         "Checkpoints to keep, newest first; older ones are deleted once a new one is safely on disk. 0: "
+         "all."},
         {FIELD(keep_every), "Checkpoints", alike, count(0, most),
          "Steps between checkpoints that are kept for good; a multiple of --save-every. 0: none."},
         {FIELD(keep_best), "Checkpoints", alike, range(0, most),
          "Checkpoints with the lowest validation losses to keep, besides those of --keep. A validation that "
          "finds such a loss also saves a checkpoint. 0: none."},
         {FIELD(best_set), "Checkpoints", alike, any_text,
-         "The set of --val-data that decides for --keep-best. Empty: the first."},
+         "The set of --val-data whose losses --keep-best compares. Empty: the first."},
         {FIELD(async_save), "Checkpoints", alike, on_off,
          "Keep training while a checkpoint is written from a copy in host memory. off: wait for the disk and "
          "save that memory."},
         {FIELD(disk_wait), "Checkpoints", alike, range(0, most),
-         "Seconds during which a run that cannot write its last checkpoint keeps trying; until then it "
-         "writes the weights alone, if it can. If the disk is still full after that, it deletes older "
-         "checkpoints, but neither the newest complete one nor those that --keep-every or --keep 0 keeps."},
+         "Seconds for which a run retries if it cannot write its last checkpoint; it first saves the weights "
+         "alone, if they fit. If the disk is still full after this time, it deletes older checkpoints, "
+         "except "
+         "the newest complete one and those kept by --keep-every or --keep 0."},
         {FIELD(fallback_dir), "Checkpoints", alike, any_text,
          "Folder that receives the last checkpoint of a run, without delay, if it cannot be written to the "
          "run directory; several runs may share it. --resume auto looks there too. With several machines, "
@@ -404,13 +406,14 @@ inline const std::vector<OptionRow>& option_table() {
          "and the run ends. Checkpoints are compared too, before they are written. 0: never."},
         {FIELD(check_replay), "Checks", alike, count(0, most),
          "Steps between comparisons of what data ranks compute: besides training, each rank processes a "
-         "micro-batch of its own and one of another rank, and the gradients must agree to the bit. 0: "
+         "micro-batch of its own and one of another rank, and their gradients must be bit-identical. 0: "
          "never."},
         {FIELD(matmul_dtype), "Memory", alike, by_name,
          "Number format of the inputs of matrix products; sums are fp32, or nearly so in fp8. auto: the "
          "build's format. bf16: in the fp32 build for CPUs, on processors with bf16 products, faster and "
-         "less precise; weights, activations and gradients stay fp32. fp8: in bf16 builds, on Hopper, in "
-         "blocks; not with --zero 3. Copies of weights are kept unless activations are recomputed.",
+         "less precise; weights, activations and gradients stay fp32. fp8: in blocks only, in bf16 builds on "
+         "Ada, Hopper or later; not with --zero 3. fp8 copies of weights are kept unless activations are "
+         "recomputed.",
          overridable_noted},
         {FIELD(fp8_fast_gradients), "Memory", alike, on_off,
          "fp8: let products for gradients accumulate in the roughly 14 bits of the tensor cores, as those of "
@@ -457,8 +460,8 @@ inline const std::vector<OptionRow>& option_table() {
          "Context parallelism: ranks that share each sequence, for sequences whose activations do not fit on "
          "one. Each rank has the same number of tokens, in an early and a late piece, so that all ranks see "
          "equally many keys; attention gathers the keys and values of all. --sequence-length must be a "
-         "multiple of 128 * cp.{train plan:  What --zero shards is cut over context ranks too, even with "
-         "--zero 0.}",
+         "multiple of 128 * cp.{train plan:  What --zero shards is split over context ranks too; with --zero "
+         "0, they split the optimizer state.}",
          overridable_noted},
         {FIELD(pp), "Layout", alike, range(0, most_ranks),
          "Pipeline parallelism: stages that divide the layers, in order, each on its own ranks. They send "
@@ -493,13 +496,12 @@ inline const std::vector<OptionRow>& option_table() {
          "ZeRO: what {train plan: a shard group holds once, instead of every data rank holding it whole. 0: "
          "nothing, 1: the optimizer state, 2: the gradients too, 3: the parameters too. Each level saves "
          "memory; 1 sends as much as 0; 2 and 3 send more if a step has several micro-batches.}{sample eval: "
-         "the data ranks hold once, instead of each. 0: nothing, 3: the parameters.}",
+         "the data ranks hold once, instead of each holding it whole. 0: nothing, 3: the parameters.}",
          overridable_noted},
         {FIELD(shard_group), "Layout", alike, range(0, most_ranks),
          "Data ranks that --zero shards over, with their context ranks; several groups are replicas of each "
-         "other. Smaller than --dp "
-         "is hybrid sharding: the large messages stay within a group. 0: the number that makes a step "
-         "shortest by plan and fits, on GPUs and with --machine; otherwise all data ranks.",
+         "other. Smaller than --dp is hybrid sharding: the large messages stay within a group. 0: the number "
+         "that fits and that plan finds fastest, on GPUs and with --machine; otherwise all data ranks.",
          layout},
         {FIELD(reduce_dtype), "Layout", alike, by_name,
          "Number format in which gradients travel between data ranks. bf16: half the bytes, for slow "
@@ -513,9 +515,8 @@ inline const std::vector<OptionRow>& option_table() {
          "the same."},
         {FIELD(ngram_place), "Layout", alike, by_name,
          "Where the rows of tables are stored, spread over all ranks of the stages that have tables: in "
-         "device memory; in host memory, where CPU cores update them and from where the rows of a step are "
-         "copied to the devices; or on disk, with the rows that steps use in host memory. The result is "
-         "the same.",
+         "device memory; in host memory, where CPU cores update them, and each step's rows are copied to the "
+         "devices; or on disk, with the rows in use cached in host memory. The result is the same.",
          overridable, !positional, later},
         {FIELD(ngram_cache), "Layout", alike, size(4096, 1e15),
          "--ngram-place disk: bytes of host memory in which each rank keeps rows of its tables. It must hold "
@@ -553,14 +554,14 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD_OF(Options, prompt), "Sampling", alike, any_text, "Text that samples continue."},
 
         {FIELD(run), "Model", alike, any_text,
-         "Run directory, for its newest checkpoint, or the folder of one.", overridable, positional},
+         "Folder of a checkpoint, or a run directory for its newest one.", overridable, positional},
         {FIELD(runs), "Runs", alike, any_text,
          "{report: Run directories, drawn in the same charts; runs may still be training.}{eval: Run "
          "directories, for their newest checkpoints, or folders of checkpoints.}",
          overridable, positional},
         {FIELD(source), "Model", alike, any_text,
          "Folder of a Hugging Face model (config.json, *.safetensors), or a model_*.bin of llm.c; the "
-         "optimizer's state is taken from state_*.bin files beside that one.",
+         "optimizer's state is read from state_*.bin files beside it.",
          overridable, positional},
         {FIELD(verify), "Checkpoints", alike, on_off,
          "Read the whole checkpoint, compare it with its checksums, and name each damaged piece."},
@@ -622,14 +623,14 @@ inline const std::vector<OptionRow>& option_table() {
          "llmc: a model .bin of llm.c, for models with the shape of GPT-2."},
         {FIELD_OF(ReportOptions, format), "Output", alike, by_name,
          "html: a page of charts and tables that works in a browser without a network. csv: a table of all "
-         "numbers, one row per step. tensorboard: event files with the same."},
+         "numbers, one row per step. tensorboard: event files with the same numbers."},
         {FIELD(dtype), "Output", alike, by_name,
          "Number format of the written weights. stored: that of the model's own parameters; fp32: full "
          "precision, from the checkpoint's master copy if it has one."},
 
         {FIELD(inputs), "Text", alike, any_text,
-         "{tokenize: Files and folders of text; each file is a document, as is each line of a .jsonl file; "
-         ".gz too. -: standard input.}{data: Token files.}",
+         "{tokenize: Files and folders of text, also as .gz; each file, or each line of a .jsonl file, is a "
+         "document. -: standard input.}{data: Token files.}",
          overridable, positional},
         {FIELD(text_field), "Text", alike, any_text,
          ".jsonl: the field that holds a document's text; a line without it is a bad line."},
@@ -637,8 +638,8 @@ inline const std::vector<OptionRow>& option_table() {
          "Skip files that do not begin as UTF-8 text: those with zero bytes, UTF-16 or Latin-1. off: name "
          "them, but use them as they are."},
         {FIELD(skip_bad), "Text", alike, count(0, most),
-         ".jsonl: number of bad lines, such as truncated ones or ones whose text is null, to skip, count and "
-         "name. One more ends the command."},
+         ".jsonl: number of bad lines (truncated, or with null as text) to skip; they are counted and named. "
+         "One more ends the command."},
         {FIELD(val_fraction), "Text", alike, range(0, 1),
          "Fraction of the documents set aside for validation. 0: none. 1: all, for a validation set only."},
         {FIELD(shard_tokens), "Text", alike, count(1024, 1 << 30), "Maximum number of tokens per file."},
@@ -647,7 +648,7 @@ inline const std::vector<OptionRow>& option_table() {
          "Train a byte-level BPE tokenizer with this many tokens on the text, write it to "
          "PREFIX_tokenizer.json and use it; its last token ends a document. 0: use --tokenizer."},
         {FIELD(pre_tokenizer), "Text", alike, by_name,
-         "Whose rules split text into words when a tokenizer is trained."},
+         "Model family whose rules split text into words for --train-tokenizer."},
         {FIELD(tokenizer_text), "Text", alike, size(1, 1e12),
          "Maximum number of bytes of text to train a tokenizer on, taken from all files."},
     };

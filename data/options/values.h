@@ -42,19 +42,19 @@ inline const OptionRow* find_option(std::string_view name, std::optional<Command
     return nullptr;
 }
 
-// Layout options that `plan` searches over if they are not given.
+// Returns whether `plan` searches over the option if it is not given.
 inline bool is_searched(const OptionRow& row, Command command) {
     constexpr std::string_view fields[] = {"micro_batch", "tp",        "cp",   "pp",          "tp_overlap",
                                            "pp_schedule", "pp_chunks", "zero", "shard_group", "recompute"};
     return command == command_plan && std::ranges::find(fields, row.field) != std::end(fields);
 }
 
-// Options that accept auto as another name for 0.
+// Returns whether the option accepts auto as another name for 0.
 inline bool may_be_auto(const OptionRow& row) {
     return std::string_view(row.field) == "tp" || std::string_view(row.field) == "pp";
 }
 
-// Returns whether weights are made for a particular value of the option, so that it is stored with them.
+// Returns whether weights depend on the option's value, so that it is stored with them.
 inline bool describes_model(const OptionRow& row) {
     return row.resume == Resume::shape || row.resume == Resume::tokens;
 }
@@ -187,7 +187,7 @@ inline void check_limits(const OptionRow& row, const OptionValue& any) {
         [&](const auto& value) {
             using Value = std::decay_t<decltype(value)>;
             if constexpr (std::is_arithmetic_v<Value> && !std::is_same_v<Value, bool>) {
-                // Compared as Value, in which 0.1 is the nearest float.
+                // Limits are cast to Value, because 0.1 as a float exceeds 0.1 as a double.
                 bool inside = value >= (Value)row.limits.low && value <= (Value)row.limits.high;
                 if (!inside) refuse_value(row, number_text(value), "out of range");
             }
@@ -213,8 +213,8 @@ std::string read_number(std::string_view source, Number& value) {
     return "";
 }
 
-// Reads an integer written with more than digits: 20M, 1.5T, 3e9, 128Ki. Returns errors like read_number().
-// The decimal point is shifted in the text, because a product such as 1.1 * 1e9 is not always an integer.
+// Reads an integer written with a suffix or an exponent: 20M, 1.5T, 3e9, 128Ki. Returns errors like
+// read_number(). The decimal point is shifted in the text: a product such as 1.1 * 1e9 may not be an integer.
 inline std::string read_suffixed(Suffixes kind, std::string_view source, double& value) {
     static const std::map<std::string_view, int> powers = {{"", 0},   {"k", 1}, {"M", 2},  {"G", 3},
                                                            {"B", 3},  {"T", 4}, {"Ki", 1}, {"Mi", 2},
@@ -235,7 +235,7 @@ inline std::string read_suffixed(Suffixes kind, std::string_view source, double&
     bool binary = suffix.ends_with('i') || (of_size && std::string_view("kMG").find(suffix) != suffix.npos);
     value = binary ? by_1024 : by_1000;
     if (of_size && !binary && by_1000 != by_1024)
-        return text("either %.0f, by powers of 1000, or %.0f, by those of 1024", by_1000, by_1024);
+        return text("either %.0f, by powers of 1000, or %.0f, by powers of 1024", by_1000, by_1024);
     return value == std::floor(value) ? "" : "not a whole number";
 }
 
@@ -323,7 +323,7 @@ inline nlohmann::ordered_json value_to_json(const OptionValue& any) {
     return std::visit(
         [&](const auto& value) -> nlohmann::ordered_json {
             using Value = std::decay_t<decltype(value)>;
-            // A float as a double would show digits it does not have: 0.0006 as 0.0006000000284984708.
+            // A float cast to double would print false digits: 0.0006000000284984708 for 0.0006.
             if constexpr (std::is_same_v<Value, float>)
                 return std::stod(number_text(value));
             else if constexpr (std::is_same_v<Value, Choice>)
@@ -343,7 +343,7 @@ inline long long tokens_of_batches(double batches, double global_batch) {
     return (long long)std::clamp(batches * global_batch, limits.low, limits.high);
 }
 
-// The field of a record that says which form it has.
+// The field of a record that states its form.
 constexpr const char* form_of_record = "record_form";
 constexpr int todays_form = 2;
 
@@ -386,7 +386,7 @@ inline std::string text_of_json(const OptionRow& row, const nlohmann::json& valu
     return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
-// Only the options that describe the model: all that is known of a model from elsewhere.
+// Returns only the options that describe the model: an imported model has no others.
 inline nlohmann::ordered_json model_options_to_json(const Options& options) {
     nlohmann::ordered_json json = options_to_json(options);
     for (const OptionRow& row : option_table()) {
@@ -395,8 +395,8 @@ inline nlohmann::ordered_json model_options_to_json(const Options& options) {
     return json;
 }
 
-// Reads the output of these two functions. Every option that describes the model must be present, except
-// those added later.
+// Reads the output of options_to_json() or model_options_to_json(). Every option that describes the model
+// must be present, except those added later.
 inline Options options_from_json(const nlohmann::json& record, const std::string& file) {
     if (!record.is_object()) fail("%s: options are not a JSON object; the file is damaged", file.c_str());
     nlohmann::json json = in_todays_form(record, file);
@@ -423,8 +423,8 @@ inline Options options_from_json(const nlohmann::json& record, const std::string
     return options;
 }
 
-// Requires that options could describe a model from a file: refuses what the command line would refuse, and
-// fills in derived fields.
+// Checks a model from a foreign file as if it had been given by options: refuses what the command line would
+// refuse. Returns it with derived fields filled in.
 inline ModelConfig checked_model(const ModelConfig& model) {
     Options options;
     static_cast<ModelConfig&>(options) = model;

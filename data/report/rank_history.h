@@ -1,6 +1,6 @@
 /*
 The records of RUN/ranks.jsonl about every rank: how long each phase of a step took, which ranks were slow,
-what a pipeline did when, and the health of the devices. A line has values for all ranks, so only the newest
+the timeline of a pipeline, and the health of the devices. A line has values for all ranks, so only the newest
 line of each kind and sums over all lines are kept.
 */
 #pragma once
@@ -19,12 +19,12 @@ line of each kind and sums over all lines are kept.
 #include "data/report/records.h"
 #include "data/run/step_times.h"  // step_phase_names
 
-// Returns whether it is a phase of a step; a file may have others, which are shown after these.
+// Returns whether the name is one of step_phase_names; a file may have others, which are shown after these.
 inline bool is_step_phase(std::string_view name) {
     return std::ranges::find(step_phase_names, name) != step_phase_names.end();
 }
 
-// A rank that was slower than its peers in a phase, as the run itself judged it after some intervals.
+// A rank that was slower than its peers in a phase, according to records of the run itself.
 struct SlowRankHistory {
     int64_t count = 0, first_step = 0, last_step = 0;
     double last_ratio = NAN, worst_ratio = 0;  // to the median of its peers
@@ -61,7 +61,7 @@ private:
     std::map<std::pair<int64_t, std::string>, SlowRankHistory> ranks_;
 };
 
-// Milliseconds of a step by phase, one number per rank: the phases of a step, then others as in the file.
+// Milliseconds of a step by phase, one number per rank: the known phases, then others in order of the file.
 using PhaseMeans = std::vector<std::pair<std::string, std::vector<double>>>;
 
 class RankHistory {
@@ -104,7 +104,7 @@ public:
         return rank < places_.size() ? places_[rank] : std::vector<int64_t>();
     }
 
-    // The names of the axes; the usual ones for a log that does not have them.
+    // The names of the axes; the usual ones if the log does not have them.
     const std::vector<std::string>& axes() const { return axes_; }
 
 private:
@@ -130,7 +130,7 @@ private:
         return numbers;
     }
 
-    // Leaves out phases that do not have as many numbers as the first one, which has one per rank.
+    // Leaves out phases with a different number of values than the first one, which has one per rank.
     void add_times(const nlohmann::json& record) {
         PhaseMeans times;
         auto take = [&](const std::string& phase, const nlohmann::json& of_ranks) {

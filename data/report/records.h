@@ -1,7 +1,7 @@
 /*
 Reads files of JSON lines piece by piece: the log of a long run is too large to be held in memory, and that of
-an active run grows meanwhile. Nothing in such a file is an error: a line that cannot be read is skipped and
-counted, and so is an incomplete last line, which a killed run leaves or an active one is just writing.
+an active run keeps growing. Nothing in such a file is an error: a line that cannot be read is skipped and
+counted, and so is an incomplete last line, which a killed run leaves or an active one is still writing.
 */
 #pragma once
 
@@ -26,7 +26,7 @@ counted, and so is an incomplete last line, which a killed run leaves or an acti
 struct Reading {
     uint64_t lines = 0, records = 0;
     uint64_t unreadable = 0, first_unreadable = 0;  // lines, and the number of the first one
-    uint64_t half_line = 0;                         // bytes of a last line without an end
+    uint64_t half_line = 0;                         // bytes of an unterminated last line
     uint64_t with_nan = 0;  // lines with a NaN or an infinity, which are not valid JSON
 
     // Returns remarks of one sentence each; `name` is that of the file.
@@ -34,10 +34,10 @@ struct Reading {
         std::vector<std::string> result;
         if (unreadable > 0)
             result.push_back(name + ": " + counted(unreadable, "line") + " of " + std::to_string(lines) +
-                             " could not be read, the first is line " + std::to_string(first_unreadable));
+                             " could not be read; the first is line " + std::to_string(first_unreadable));
         if (half_line > 0)
             result.push_back(name + ": the last line is cut short after " + counted(half_line, "byte") +
-                             ": the run was interrupted there, or is writing it");
+                             ": the run was interrupted there, or is still writing it");
         if (with_nan > 0)
             result.push_back(name + ": a NaN or an infinity in " + counted(with_nan, "line") +
                              " is shown as a missing value");

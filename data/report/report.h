@@ -55,7 +55,7 @@ inline void write_page(const std::vector<std::string>& places, const std::string
     print("report: %s (%sB)\n", path.c_str(), human((double)page.size()).c_str());
 }
 
-// Writes the events of each run to a folder of its own, by which TensorBoard distinguishes runs.
+// Writes the events of each run to its own folder: TensorBoard distinguishes runs by their folders.
 inline void write_event_files(const ReportOptions& o) {
     for (size_t i = 0; i < o.runs.size(); i++) {
         std::filesystem::path folder = std::filesystem::path(o.runs[i]) / "tensorboard";

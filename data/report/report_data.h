@@ -1,7 +1,7 @@
 /*
 The content of a report, as one JSON object: for each run its facts, its curves thinned (series.h), its ranks
 in at most a thousand cells, and its tables limited to their newest rows. data/report/page.html draws it, and
-only calculates what drawing needs.
+calculates only what drawing needs.
 */
 #pragma once
 
@@ -68,8 +68,8 @@ inline double middle_of_known(std::vector<double> values) {
     return value_at(values, values.size() / 2);
 }
 
-// Returns ranks by phase; each cell has the largest time among its ranks, and the rank that it belongs to.
-// `told` receives the ranks that cells name.
+// Returns a list of cells for each phase; a cell has the largest time of its ranks, and the rank that took
+// that long. Adds the ranks that cells name to `told`.
 inline OrderedJson cells_json(const PhaseMeans& times, size_t per_cell, std::set<size_t>& told) {
     OrderedJson phases = OrderedJson::array();
     for (const auto& [phase, of_ranks] : times) {
@@ -178,7 +178,7 @@ inline OrderedJson health_json(const RankHistory& history) {
         std::string throttled = text_in(device, "throttled");
         if (!throttled.empty() && throttled != "none") told.push_back("throttled by " + throttled);
         double clock = number_in(device, "sm_clock_mhz");
-        if (clock < 0.95 * usual) told.push_back(text("%.0f MHz where others have %.0f", clock, usual));
+        if (clock < 0.95 * usual) told.push_back(text("%.0f MHz where others run at %.0f", clock, usual));
         if (double celsius = number_in(device, "temperature_c"); celsius >= 85)
             told.push_back(text("%.0f degrees", celsius));
         if (integer_in(device, "ecc_uncorrected") > 0)
@@ -200,7 +200,7 @@ inline OrderedJson health_json(const RankHistory& history) {
 // ----------------------------------------------------------------------------
 // facts
 
-// Returns the options of a run as this program has them; nothing if it does not know them.
+// Returns the options of a run; nothing if this program cannot read them.
 inline std::optional<Options> known_options(const nlohmann::json& json) {
     std::string error;
     std::optional<Options> options;
@@ -362,7 +362,7 @@ inline OrderedJson usual_options(const nlohmann::json& given, int processes) {
     options.train_data = "-";
     int64_t steps = integer_in(given, "steps");
     if (steps > 0 && steps <= INT32_MAX) options.steps = (int)steps;
-    std::string why_not;  // then some options keep their values from before they are derived
+    std::string why_not;  // if set, some options were not derived
     note_error(why_not, [&] { complete_options(options, processes); });
     options.train_data.clear();
     options.steps = Options().steps;

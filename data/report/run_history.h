@@ -38,7 +38,7 @@ inline void check_run_log(const std::string& run_dir) {
         fail("%s: has no log.jsonl; name the directory of a run", printable(run_dir).c_str());
 }
 
-// Returns the seconds since 1970 of a time as utc_time() writes it; NaN for any other text.
+// Converts a time that utc_time() wrote to seconds since 1970. Returns NaN for any other text.
 inline double seconds_of(const std::string& time) {
     struct tm parts = {};
     double seconds = 0;
@@ -50,9 +50,9 @@ inline double seconds_of(const std::string& time) {
     return (double)timegm(&parts) + seconds;
 }
 
-// Returns whether a process of this machine holds a file locked, as a run does with its log. It reads the
-// kernel's list, because trying the lock, as is_locked() does, would disturb a run that is just starting.
-// Only inodes are compared, because overlay file systems report a device number of their own.
+// Returns whether a process on this machine has locked a file, as a run locks its log. Reads the kernel's
+// list of locks, because trying the lock, as is_locked() does, would disturb a run that is just starting.
+// Compares only inodes, because overlay file systems report different device numbers.
 inline bool is_locked_here(const std::string& path) {
     struct stat status;
     FILE* locks = stat(path.c_str(), &status) == 0 ? fopen("/proc/locks", "re") : nullptr;
@@ -70,10 +70,10 @@ inline bool is_locked_here(const std::string& path) {
 
 enum class RunState {
     complete,   // the last step is done
-    running,    // a process holds the log
+    running,    // a process has locked the log
     recent,     // the last line is so recent that the run may be active elsewhere
-    stopped,    // steps are left, and it was asked to stop
-    cut_short,  // steps are left, and no process works on them
+    stopped,    // steps are left, and the run was asked to stop
+    cut_short,  // steps are left, and no process is active
     unknown     // the number of steps is not known
 };
 
@@ -114,8 +114,8 @@ public:
         is_locked_ = is_locked_here(log_path(run_dir));
     }
 
-    // Adds a note if another run measured its validation loss on other tokens. They are compared by content
-    // or, for runs of earlier programs, by the options.
+    // Adds a note if another run measured its validation loss on different tokens. The tokens are compared by
+    // content or, for runs of earlier programs, by the options that select them.
     void compare_validation(const RunHistory& other) {
         if (validation_losses().empty() || other.validation_losses().empty()) return;
         const nlohmann::json &own_set = object_in(start_, "validation"),
@@ -126,8 +126,8 @@ public:
                         : text_in(options_, "val_data") == text_in(other.options_, "val_data") &&
                               integer_in(options_, "val_tokens") == integer_in(other.options_, "val_tokens");
         if (same) return;
-        notes_.push_back("its validation loss is computed on other tokens than that of " + other.run_dir_ +
-                         ": the two cannot be compared");
+        notes_.push_back("its validation loss is computed on different tokens from that of " +
+                         other.run_dir_ + ": the two cannot be compared");
     }
 
     const std::string& run_dir() const { return run_dir_; }
@@ -154,7 +154,7 @@ public:
     const std::vector<std::pair<std::string, Series>>& phases() const { return phases_; }
     const Series& waited() const { return waited_; }
 
-    // Steps in tokens, and in seconds of training.
+    // The tokens, and the seconds of training, up to each step.
     const Series& tokens() const { return series("tokens"); }
     const Series& seconds() const { return seconds_; }
 
@@ -199,7 +199,7 @@ private:
         });
     }
 
-    // Does the work; a failure becomes a note.
+    // Calls work(); an error becomes a note.
     void attempt(auto&& work) {
         std::string error;
         note_error(error, work);
@@ -239,8 +239,8 @@ private:
     void add_start(int64_t step, const nlohmann::json& start) {
         const nlohmann::json &before = object_in(start_, "validation"), &now = object_in(start, "validation");
         if (!before.empty() && !now.empty() && !are_comparable(before, now))
-            notes_.push_back(
-                text("its validation loss is computed on other tokens from step %lld on", (long long)step));
+            notes_.push_back(text("its validation loss is computed on different tokens from step %lld on",
+                                  (long long)step));
         start_ = start;
         starts_++;
         if (first_time_.empty()) first_time_ = text_in(start, "time");
@@ -251,7 +251,7 @@ private:
         for (const char* name :
              {"loss", "grad_norm", "lr", "tokens", "tokens_per_s", "mfu", "gemm_share", "ms", "sent_bytes"}) {
             auto value = line.find(name);
-            // For a share, null means that its reference is not known; for the other fields, it was a NaN.
+            // Null in a share means that its reference is not known; in any other field, it replaces a NaN.
             bool is_share = std::string_view(name) == "mfu" || std::string_view(name) == "gemm_share";
             bool missing = value == line.end() || (value->is_null() && (is_share || is_skipped));
             if (!missing) series_[name].add(step, number_of(*value));
@@ -305,7 +305,7 @@ private:
         evaluations_{most_rows};
     SlowRanks slow_;
     RankHistory ranks_;
-    bool was_asked_ = false;  // to stop, after the last start
+    bool was_asked_ = false;  // asked to stop, after the last start
     uint64_t starts_ = 0, steps_back_ = 0, dropped_ = 0;
     int64_t last_step_ = 0;
     std::string first_time_, last_time_;

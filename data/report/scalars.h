@@ -1,6 +1,6 @@
 /*
-The numbers of a run for other programs, for every step: a table as CSV, and event files for TensorBoard.
-Nothing is thinned, and only the step being read is held in memory.
+Exports the numbers of every step of a run for other programs, as a CSV table or as event files for
+TensorBoard. No step is dropped, and only the step being read is held in memory.
 */
 #pragma once
 
@@ -25,13 +25,13 @@ Nothing is thinned, and only the step being read is held in memory.
 // ----------------------------------------------------------------------------
 // numbers of a line of the log
 
-// Returns whether a field is a curve; others are about one moment.
+// Returns whether a field's values over the steps form a curve; other fields describe single events.
 inline bool is_curve(std::string_view field) {
     constexpr std::string_view others[] = {"step", "bytes", "stall_ms", "write_ms", "dropped_lines"};
     return std::find(std::begin(others), std::end(others), field) == std::end(others);
 }
 
-// Passes the group, the name and the value of every number to take(); a loss or norm that is null was a NaN.
+// Calls take(group, name, value) for every number of a line; a loss or norm that is null is passed as NaN.
 template <typename Take>
 void take_scalars(const nlohmann::json& line, Take&& take) {
     for (const auto& [name, value] : line.items()) {
@@ -90,12 +90,12 @@ inline std::string csv_number(double value) {
     return std::isnan(value) ? "nan" : std::isinf(value) ? (value > 0 ? "inf" : "-inf") : number_text(value);
 }
 
-// Writes one row for each step of each run; the log's lines about the same step share it. The usual columns
-// are followed by those that occur in the logs.
+// Writes one row for each step of each run, which combines the log's lines about that step. The usual columns
+// are followed by any others that occur in the logs.
 inline void write_csv(const std::vector<std::string>& runs, const std::string& path) {
     std::vector<std::string> columns = {"loss",         "val_loss", "grad_norm",  "lr", "tokens",
                                         "tokens_per_s", "mfu",      "gemm_share", "ms"};
-    constexpr size_t most_columns = 300;  // each row has all of them, however few its step has
+    constexpr size_t most_columns = 300;  // each row has all of them, even if most are empty
     std::map<std::string, size_t> places;
     for (size_t i = 0; i < columns.size(); i++) places[columns[i]] = i;
     for (const std::string& run : runs) {
@@ -103,7 +103,7 @@ inline void write_csv(const std::vector<std::string>& runs, const std::string& p
             take_scalars(line, [&](const char*, const std::string& name, double) {
                 if (places.try_emplace(name, columns.size()).second) columns.push_back(name);
                 if (columns.size() > most_columns) {
-                    fail("%s: has numbers under more than %zu names, too many for a table; use --format "
+                    fail("%s: has more than %zu different fields, too many for a table; use --format "
                          "tensorboard",
                          log_path(run).c_str(), most_columns);
                 }
@@ -171,7 +171,7 @@ inline uint32_t masked_crc32c(std::string_view bytes) {
     return (crc >> 15 | crc << 17) + 0xa282ead8;
 }
 
-// Returns the bytes of an integer, the lowest first.
+// Returns the bytes of an integer, the least significant first.
 template <typename Integer>
 std::string little_endian(Integer value) {
     std::string bytes;
@@ -255,7 +255,7 @@ inline ProtoMessage text_value(const std::string& tag, const std::string& words)
     return message;
 }
 
-// Writes one event for each line of the log that has numbers, or a sample.
+// Writes one event for each line of the log that has numbers or a sample.
 inline void write_events(const std::string& run, const std::string& path) {
     Output file(path);
     double time = 0;

@@ -1,5 +1,5 @@
 /*
-A curve of any number of points in bounded memory, for a plot some hundred pixels wide. Adjacent points share
+A curve of any number of points in bounded memory, for a plot a few hundred pixels wide. Adjacent points share
 a bucket, which keeps their minimum, maximum and mean, so a spike of one step in a million stays visible. A
 bucket spans a power of two steps; when there are too many buckets, each spans twice as many steps and
 neighbors are merged. The length of the curve need not be known in advance.
@@ -16,7 +16,7 @@ neighbors are merged. The length of the curve need not be known in advance.
 class Series {
 public:
     static constexpr size_t most_buckets = 1000;  // each is drawn from its minimum to its maximum
-    static constexpr size_t most_named = 200;     // the most steps without a finite value that are listed
+    static constexpr size_t most_named = 200;     // limit on the steps that are listed as not finite
 
     struct Bucket {
         int64_t first;     // step of the first point in it
@@ -30,7 +30,7 @@ public:
 
     void add(int64_t step, double value) { add(step, value, value, value); }
 
-    // Adds a point that is itself a range, such as the step times of many ranks. Steps may go back.
+    // Adds a point that is itself a range, such as the step times of many ranks. Steps need not increase.
     void add(int64_t step, double low, double middle, double high, int who = -1) {
         if (!std::isfinite(low) || !std::isfinite(middle) || !std::isfinite(high)) {
             if (not_finite_++ < most_named) without_number_.push_back(step);
@@ -92,7 +92,7 @@ private:
     std::vector<int64_t> without_number_;
 };
 
-// The last items of an unbounded list, and the number of all items.
+// The last items of an unbounded list, and the total number of items.
 template <typename Item>
 class LastOf {
 public:

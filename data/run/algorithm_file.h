@@ -1,6 +1,6 @@
 /*
-The algorithms that a run has chosen for its matrix products, stored in a file. How fast each one is depends
-on the GPU and the library, so the file has one section for each such setup that has used it:
+The algorithms that a run has chosen for its matrix products, stored in a file. Their speeds depend on the GPU
+and the library version, so the file has a section for each combination of these that it was used with:
 
     {"algorithms": {SETUP: {KIND OF PRODUCT: bytes as hexadecimal digits, ...}, ...}, "checksum": ...}
 
@@ -67,10 +67,10 @@ inline AlgorithmTable read_algorithms(const std::string& path) {
         }
         return table;
     } catch (const nlohmann::json::exception& error) {
-        fail("%s: %s; delete it to have the products timed again, or give --matmul-tuning another",
+        fail("%s: %s; delete it to have the products timed again, or give another --matmul-tuning",
              path.c_str(), printable(error.what()).c_str());
     } catch (const Error& error) {
-        fail("%s; delete it to have the products timed again, or give --matmul-tuning another", error.what());
+        fail("%s; delete it to have the products timed again, or give another --matmul-tuning", error.what());
     }
 }
 

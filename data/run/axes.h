@@ -72,8 +72,8 @@ inline int size_along(AxisSet axes, const PerAxis& sizes) {
     return size;
 }
 
-// Returns the index of the rank at `position` within its group along `axes`; the fastest axis is counted
-// first.
+// Returns the index of the rank at `position` within its group along `axes`; the fastest of these axes has
+// stride 1.
 inline int index_along(AxisSet axes, const PerAxis& position, const PerAxis& sizes) {
     int index = 0, stride = 1;
     for (Axis axis : every_axis) {

@@ -13,8 +13,8 @@ the groups decide. A rank inside a call waits for every member of its group that
 
 Rank 2 may itself wait in another group, and is then excused: the waits are followed to a rank that waits for
 no other. If its device is in the middle of a pass, or its host issues no work, that rank is the culprit. If
-it is in a call that all members have begun and none completes, a link or a device is at fault, and the
-suspects are the ranks that belong to the most groups in this state.
+it is in a call that all members have begun but that does not complete, a link or a device is at fault, and
+the suspects are the ranks that belong to the most groups in this state.
 
 A device that computes waits for no rank, even with calls pending on its other streams: a pipeline's receives,
 for example, are posted long before they are needed. And while any rank makes progress, only a dead one is
@@ -45,15 +45,15 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Fault, {{Fault::nobody, "nobody"},
 struct HangDiagnosis {
     Fault kind = Fault::nobody;
     std::vector<int> ranks;  // the accused
-    std::string sentence;    // for people; if no rank is accused, why not
+    std::string sentence;    // for people; if no rank is accused, says why
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(HangDiagnosis, kind, ranks, sentence)
 
 // ----------------------------------------------------------------------------
 // groups
 
-// Returns the members of a group, in order: the ranks it names, or those that differ from `rank` along its
-// axes.
+// Returns the members of a group, in order: the ranks it names, or those that differ from `rank` only along
+// its axes.
 inline std::vector<int> members_of(const RankState& rank, const GroupState& group) {
     if (group.axes == 0 || (int)group.ranks.size() == group.size) return group.ranks;
     return group_of(rank.rank, AxisSet(group.axes), rank.sizes);
@@ -203,8 +203,8 @@ private:
     }
 
     HangDiagnosis diagnosis_of_groups() {
-        std::map<int, std::vector<Wait>> waits_for;  // by rank that has not entered a call: the waits for it
-        std::map<int, std::vector<Wait>> all_came;   // by rank: its calls that all members have begun
+        std::map<int, std::vector<Wait>> waits_for;  // rank that has not entered a call -> waits for it
+        std::map<int, std::vector<Wait>> all_came;   // rank -> its calls that all members have begun
         std::set<int> excused;                       // ranks that wait for others
         bool unknown = false;                        // a rank waits for one whose state is not known
         for (auto& [rank, state] : states_) {
@@ -239,7 +239,7 @@ private:
         }
         if (!absent.ranks.empty()) return absent;
         if (!all_came.empty()) return link_diagnosis(all_came);
-        if (unknown) return nobody("the ranks of this machine wait for ranks of another");
+        if (unknown) return nobody("the ranks on this machine wait for ranks on another");
         HangDiagnosis busy = among([](const RankState& rank) { return is_busy(rank); }, Fault::absent,
                                    [](const RankState& rank) { return "is stuck; " + whereabouts(rank); });
         if (!busy.ranks.empty() && busy.ranks.size() < states_.size()) return busy;
@@ -297,8 +297,8 @@ private:
         return ranks;
     }
 
-    // A step without details records no begun calls. There, a rank that is in the middle of a pass lags
-    // behind if others wait to begin theirs or have completed all.
+    // A step without details does not record which calls have begun. In such a step, a rank in the middle of
+    // a pass lags behind if other ranks are waiting to begin a pass or have completed all of theirs.
     HangDiagnosis diagnosis_of_passes() {
         HangDiagnosis behind = among(
             [](const RankState& rank) {

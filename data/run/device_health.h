@@ -4,8 +4,8 @@ held down, power, and errors of memory and links. A device that is slow or about
 first.
 
 GPUs are queried through NVML, the driver's library, which is loaded at run time because it may be missing.
-Links between machines and CPU clocks are read from files under /sys. Errors are counted from the start of the
-run.
+CPU clocks and the errors of network links are read from files under /sys. Errors are counted from the start
+of the run.
 */
 #pragma once
 
@@ -55,7 +55,7 @@ public:
             events_ = nullptr;
     }
 
-    // Returns a lookup in this machine's driver library; it finds nothing if there is none.
+    // Returns a function that looks up symbols in this machine's driver library; without one, it finds none.
     static Find of_driver() {
         void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
         return [library](const char* symbol) { return library ? dlsym(library, symbol) : nullptr; };
@@ -125,7 +125,7 @@ private:
 
 class DeviceHealth {
 public:
-    // linux_files: the folder of the system's files, /sys.
+    // linux_files: the root of the sysfs tree.
     explicit DeviceHealth(const std::string& bus, const Nvml::Find& find = Nvml::of_driver(),
                           std::string linux_files = "/sys")
         : nvml_(bus, find), files_(std::move(linux_files)) {
@@ -133,8 +133,8 @@ public:
         read_all(ignored, at_start_);
     }
 
-    // Returns all that is known now, by name, with errors counted since the start of the run; empty if
-    // nothing is.
+    // Returns the current values by name, with errors counted since the start of the run; empty if none can
+    // be read.
     nlohmann::ordered_json read() {
         nlohmann::ordered_json now = nlohmann::ordered_json::object();
         std::map<std::string, uint64_t> errors;
@@ -143,7 +143,7 @@ public:
         return now;
     }
 
-    // Returns what has changed since the previous reading and a person should know; empty if nothing has.
+    // Returns the changes since the previous reading that a person should know about; empty if none.
     static std::string alarm(const nlohmann::ordered_json& before, const nlohmann::ordered_json& now) {
         std::vector<std::string> news;
         const nlohmann::ordered_json was = before.is_object() ? before : nlohmann::ordered_json::object();

@@ -2,8 +2,8 @@
 The flight record of a rank: the work that it recently issued to its device, and how much of that is done.
 
 The record is in the machine's shared memory, so another process can see what a rank was doing when it no
-longer responds: its process may be stopped, or a thread may never return from a library. The record contains
-no pointers, and a reader must tolerate an entry that is being written.
+longer responds: its process may be stopped, or a thread may be stuck in a library. The record contains no
+pointers, and a reader must tolerate an entry that is being written.
 
     header     which rank of which run, the phase of its main thread, its last sign of life
     groups     for each communicator: its ranks, and how many calls were issued, have begun and are done
@@ -61,7 +61,7 @@ inline constexpr const char* operation_names[] = {
 inline const char* name_of(Operation operation) {
     return operation_names[(size_t)operation];
 }
-// A pass of a pipeline stage; the other operations are part of a pass or run beside it.
+// Returns whether this is a pass of a pipeline stage; other operations are part of a pass or run beside it.
 constexpr bool is_pass(Operation operation) {
     return operation <= Operation::weight_gradient;
 }
@@ -86,7 +86,7 @@ struct FlightEntry {
     Operation operation = Operation::forward;
     uint8_t traffic = 0;  // kind of communication, also for waits
     uint8_t track = 0;    // the stream
-    uint8_t timed = 0;    // 1: two events enclose it, or the work that it begins together with
+    uint8_t timed = 0;    // 1: two events enclose it, or all calls that begin together
 };
 
 struct FlightGroup {
@@ -95,8 +95,8 @@ struct FlightGroup {
     char name[24];              // "shard", "forward 3>5"
     int32_t size, axes;         // axes: the bits of its AxisSet; 0: its ranks are named
     int32_t ranks[most_named];  // the first members, as world ranks
-    // Numbers of calls: issued by the host, reached by their stream, and complete. The last two count calls
-    // that are enclosed by events.
+    // Numbers of calls: issued by the host, reached by their stream, and complete. The last two count
+    // only calls that are enclosed by events.
     std::atomic<uint64_t> issued, begun, done;
 };
 
@@ -110,7 +110,7 @@ struct FlightRecord {
     PerAxis sizes = one_along_each;         // ranks along each axis
     int32_t device = -1;                    // index among the machine's devices; -1: CPU
     char host[64] = "", run_dir[256] = "";  // run_dir: the absolute path
-    std::atomic<int64_t> sign_of_life{0};   // nanoseconds since 1970 when work was last given or done
+    std::atomic<int64_t> sign_of_life{0};   // nanoseconds since 1970 when work was last issued or done
     std::atomic<int32_t> step{0};
     char phase[32] = "";
     // The oldest piece of disk work that a host thread is blocked in, and when it began, in nanoseconds since
@@ -126,7 +126,7 @@ struct FlightRecord {
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "a record is read by other processes");
 
-// Reads and writes names of records; a name that fills its array has no terminating zero.
+// Read and write the names in records. A name that is read may lack its terminating zero.
 template <size_t size>
 std::string name_in(const char (&from)[size]) {
     return {from, strnlen(from, size)};
@@ -137,8 +137,8 @@ void copy_name(char (&to)[size], const std::string& from) {
     to[size - 1] = 0;
 }
 
-// Holds a record in memory of this process that other processes can map by its name; without shared memory on
-// the machine, in memory private to this process.
+// Holds this process's record in shared memory, which other processes can map by name; if the machine has no
+// shared memory, in private memory.
 class SharedFlightRecord {
 public:
     SharedFlightRecord() : name_(name_of_process(getpid())) {
@@ -192,12 +192,12 @@ private:
             if (kill(process, 0) != 0 && errno == ESRCH) shm_unlink(name_of_process(process).c_str());
     }
 
-    std::string name_;  // by which others find it; empty: private
+    std::string name_;  // of the shared memory; empty: it is private
     FlightRecord* record_;
 };
 
-// Maps the record of another process of this user on this machine for reading; null if it has none. A record
-// that another user owns, or could write, is ignored.
+// Maps the record of another process of this user on this machine for reading; returns null if there is none.
+// A record that another user owns, or could write, is ignored.
 inline std::shared_ptr<const FlightRecord> read_flight_record(pid_t process) {
     int file = shm_open(SharedFlightRecord::name_of_process(process).c_str(), O_RDONLY, 0);
     if (file < 0) return nullptr;

@@ -1,8 +1,9 @@
 /*
-The speed of a run: model FLOPs, and shares of what the devices can do.
+The speed of a run: its model FLOPs, and the shares that it reaches of the devices' published and measured
+rates.
 
-Model FLOPs are those that the model's formulas need; recomputation to save memory is not counted. Every share
-is of one device: the tokens of the whole run are divided by the number of devices.
+Model FLOPs are those that the model's formulas need; recomputation to save memory is not counted. A share
+refers to one device: the tokens of the whole run are divided by the number of devices.
 */
 #pragma once
 
@@ -11,17 +12,17 @@ is of one device: the tokens of the whole run are divided by the number of devic
 #include "data/options/model_config.h"
 #include "kernels/mean_keys.h"
 
-// Returns the mean number of keys that attention counts for a token of a sequence of T in a layer: those that
-// the token sees or, without `causal` and without a window, all T.
+// Returns the mean number of keys for which a layer's attention is counted, per token of a sequence of T: the
+// keys that the token sees or, without `causal` and without a window, all T.
 inline double mean_keys(const ModelConfig& c, int layer, int T, bool causal) {
     int window = window_of_layer(c, layer);
     return causal || (window > 0 && window < T) ? mean_causal_keys(T, window) : T;
 }
 
-// Model FLOPs of training on one token: 6 for each weight of a matrix product, and 12 A, A = heads * head
-// size, for each position that attention counts: the whole sequence by the published definition (Korthikanti
-// et al. 2022), or what a causal mask leaves. A window counts the keys it holds, fewer at the start of the
-// sequence.
+// Returns the model FLOPs of training on one token: 6 for each weight of a matrix product, and 12 A, with A =
+// heads * head size, for each position that is counted in attention. These are the whole sequence, by the
+// published definition (Korthikanti et al. 2022), or the positions that a causal mask leaves. If the layer
+// has a window, they are the positions in it, which are fewer at the start of the sequence.
 inline double flops_per_token(const ModelConfig& c, int T, bool causal) {
     double C = c.channels, A = (double)c.heads * c.head_size, blocks = 0;
     for (const TensorRow& row : tensor_table(c))
@@ -31,9 +32,9 @@ inline double flops_per_token(const ModelConfig& c, int T, bool causal) {
     return 6 * (blocks + C * c.vocab_size) + 12 * A * positions;
 }
 
-// Rates and shares from the tokens per second of the whole run. peak_flops and gemm_flops are FLOP/s of one
-// device, published (0: not known) and measured. A measurement made while other programs used the device is
-// too low, so the largest of several counts, and the rate that training itself reaches is one of them.
+// Rates and shares from the tokens per second of the whole run. peak_flops (published; 0: not known) and
+// gemm_flops (measured) are FLOP/s of one device. A measurement made while other programs used the device is
+// too low, so the largest of several is used; one of them is the rate that training itself reaches.
 class Meter {
 public:
     Meter(const ModelConfig& config, int T, double peak_flops, double gemm_flops, int devices)

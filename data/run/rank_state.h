@@ -25,7 +25,7 @@ removes its record; the record of a killed process remains until another run beg
 #include "data/base/this_machine.h"
 #include "data/run/flight_record.h"
 
-// A pass, or a call to other ranks; an empty operation: none.
+// A pass, or a communication call; an empty operation: none.
 struct RankWork {
     std::string operation, traffic, group;  // "reduce-scatter", "gradients", "shard"
     int unit = -1, micro_batch = -1, step = 0;
@@ -35,8 +35,8 @@ struct RankWork {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankWork, operation, traffic, group, unit, micro_batch, step, number)
 
-// A group of ranks as one of them sees it. A call is issued by the host; has begun when the device has
-// reached it, where it may wait for the others; and is done.
+// A group of ranks as one of them sees it. A call is first issued by the host. It has begun once the device
+// has reached it, where it may wait for the other ranks, and is done when it completes.
 struct GroupState {
     std::string name;
     int size = 1, axes = 0;
@@ -100,7 +100,7 @@ inline bool is_possible(const RankState& state) {
            state.groups.size() <= FlightRecord::most_groups && std::ranges::all_of(state.groups, is_group);
 }
 
-// Returns the ranks in an agent's line (data/run/agent.h); empty if it is not one, or from another version.
+// Returns the ranks in an agent's line (data/run/agent.h); empty if it is not one or has another version.
 inline std::vector<RankState> states_in_line(std::string_view line) {
     nlohmann::json json = try_json(line);
     std::vector<RankState> states;
@@ -117,8 +117,8 @@ inline std::vector<RankState> states_in_line(std::string_view line) {
 // ----------------------------------------------------------------------------
 // a process
 
-// Returns the letter of /proc/PID/stat, or D if any thread is in D, because each thread waits for disks on
-// its own; empty if there is no such process.
+// Returns the state letter in /proc/PID/stat, or D if any thread is in state D, because each thread waits for
+// disks by itself; empty if there is no such process.
 inline std::string state_of(int process) {
     const std::string folder = process_folder(process);
     auto letter = [](const ProcessStatus& status) { return std::string(status.state != 0, status.state); };
@@ -195,7 +195,7 @@ inline RankState state_of(const FlightRecord& record) {
 // ----------------------------------------------------------------------------
 // all ranks of a run
 
-// Returns a folder's path as records have it.
+// Returns a folder's path in the form in which records contain it.
 inline std::string path_of_run(const std::string& run_dir) {
     std::error_code ignored;
     std::string path = std::filesystem::weakly_canonical(run_dir, ignored);
@@ -205,7 +205,7 @@ inline std::string path_of_run(const std::string& run_dir) {
 }
 
 // Returns the ranks of this run on this machine, in order. If two processes were the same rank, the one that
-// is alive counts, or the one that lived last.
+// is alive counts or, if that does not decide it, the one with the later sign of life.
 inline std::vector<RankState> read_rank_states(const std::string& run_dir) {
     const std::string path = path_of_run(run_dir);
     std::map<int, RankState> ranks;

@@ -1,21 +1,22 @@
 /*
-The times of all ranks, gathered by the first one: a step's time on the fastest, the median and the slowest
+The times of all ranks, gathered by rank 0: a step's time on the fastest, the median and the slowest
 rank, and which ranks hold up the others.
 
-A rank is slow when it computes for long while its peers wait for it. Its peers hold the same part of the
-model: the other ranks of its pipeline stage or, if a stage is a single rank, the other inner stages, compared
-per layer (the first and the last stage have work of their own). Over an interval of steps,
+A rank is slow if it computes for longer than its peers, which wait for it. Its peers are ranks with the same
+kind of work: the other ranks of its pipeline stage or, if a stage is a single rank, the other inner stages,
+compared per layer (the first and the last stage have additional work). A slow rank meets three conditions
+over an interval of steps:
 
-    its own work in the median step is more than a tenth above that of its peers,
-    it is above theirs in three steps of four, so it is not a single freeze,
+    its own work in the median step takes at least a tenth longer than that of its peers,
+    it takes over 5% longer than theirs in three steps of four, so it is not a single freeze,
     and the peers waited longer than it by at least half of the difference.
 
 A rank that has been slow for fewer than 100 steps is named only if it is slower still, because the
-uncertainty of a mean grows with the inverse square root of the number of steps: it must be a fifth above its
-peers after 25 steps.
+uncertainty of a mean is proportional to the inverse square root of the number of steps: after 25 steps, it
+must take a fifth longer than its peers.
 
 MegaScale (Jiang et al., "MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs", 2024)
-found its slow machines, half a percent of them, by such a comparison.
+found its slow machines, half a percent of all, by such a comparison.
 */
 #pragma once
 
@@ -59,7 +60,7 @@ inline Spread spread_of(const std::vector<double>& values) {
     return {*least, median_of(values), *most, (int)(most - values.begin())};
 }
 
-// Rounds milliseconds, or a share, to the significant digits.
+// Rounds milliseconds, or a share, to four decimals.
 inline double short_number(double value) {
     return std::round(value * 1e4) / 1e4;
 }
@@ -85,7 +86,7 @@ public:
         return line;
     }
 
-    // Returns whether enough steps are gathered to judge the ranks.
+    // Returns whether enough steps have been gathered to judge the ranks.
     bool is_due() const { return (int)kept_.size() >= interval_; }
     bool has_any() const { return !kept_.empty(); }
 
@@ -121,10 +122,10 @@ public:
         return record;
     }
 
-    // "rank 5 on HOST: 1.31 times its peers, most in forward"
+    // "rank 5 on HOST: 1.31 times as slow as its peers, mostly in forward"
     std::string slow_text(const SlowRank& slow) const {
         const std::string phase = words_of_name(step_phase_names[(size_t)slow.phase]);
-        return text("rank %d on %s: %.2f times its peers, most in %s", slow.rank,
+        return text("rank %d on %s: %.2f times as slow as its peers, mostly in %s", slow.rank,
                     places_[(size_t)slow.rank].host.c_str(), slow.ratio, phase.c_str());
     }
 

@@ -1,7 +1,7 @@
 /*
-The run directory: options.json records how the run was started, log.jsonl how it went, one JSON object per
-line, ranks.jsonl what each rank did, and checkpoints/ holds the results. A line of the log is on its way to
-disk before the next step begins, so a killed run leaves a complete log. The log stays locked while the run
+The run directory: options.json records how the run was started; log.jsonl records how it went, as one JSON
+object per line; ranks.jsonl records what each rank did; and checkpoints/ holds the results. A log line is
+written before the next step begins, so a killed run leaves a complete log. The log stays locked while the run
 lasts. A run that resumes from a checkpoint continues the log after the line of that step.
 */
 #pragma once
@@ -25,7 +25,7 @@ lasts. A run that resumes from a checkpoint continues the log after the line of 
 #include "data/base/log_file.h"
 #include "data/base/strings.h"
 
-// The run's copy of its tokenizer, in this format for every kind of file that it came from.
+// The run's copy of its tokenizer, in this format whatever kind of file it was read from.
 inline std::string tokenizer_path(const std::string& run_dir) {
     return run_dir + "/tokenizer.json";
 }
@@ -34,7 +34,8 @@ inline std::string log_path(const std::string& run_dir) {
     return run_dir + "/log.jsonl";
 }
 
-// The name in the log of a validation loss: of the only set, or of a named one.
+// Returns the log field of a validation loss. set: the name of the validation set; empty if there is only
+// one.
 inline std::string validation_field(const std::string& set) {
     return set.empty() ? "val_loss" : "val_loss/" + set;
 }
@@ -42,8 +43,8 @@ inline bool is_validation_loss(std::string_view field) {
     return field == validation_field("") || field.starts_with(validation_field("") + "/");
 }
 
-// Returns whether two records of validation sets describe the same tokens, as far as they can be compared:
-// sets of the same name, or an unnamed set and any other.
+// Returns whether two records of validation sets describe the same tokens, as far as they can be compared: a
+// named set is compared with the set of the same name, and an unnamed one with any set.
 inline bool are_comparable(const nlohmann::json& a, const nlohmann::json& b) {
     auto is_alone = [](const nlohmann::json& record) { return record.contains("content"); };
     if (is_alone(a) && is_alone(b)) return a == b;
@@ -92,7 +93,7 @@ inline std::string options_path(const std::string& run_dir) {
 // Throws Error if the file cannot be read.
 inline nlohmann::json run_options_json(const std::string& run_dir) {
     constexpr uint64_t most_bytes = 1 << 20;
-    return parse_json(read_whole(options_path(run_dir), most_bytes, "too large for a file of options"),
+    return parse_json(read_whole(options_path(run_dir), most_bytes, "too large for an options file"),
                       "options.json");
 }
 
@@ -103,9 +104,9 @@ inline void write_run_options(const std::string& run_dir, const nlohmann::ordere
 
 class RunLog {
 public:
-    // Makes the directory and locks it. Refuses one that holds a run (a line of log, or a checkpoint) where
-    // it must not; leftovers of a run that failed before its first step do not count. Changes nothing before
-    // begin(). `option` is the one that names the directory.
+    // Creates the directory and locks it. If `use` is fresh, fails if the directory holds a run (a log line
+    // or a checkpoint); leftovers of a run that failed before its first step do not count. The files do not
+    // change before begin(). `option` is the command-line option that names the directory.
     RunLog(const std::string& run_dir, RunFolder use, const char* option = "--run-dir")
         : run_dir_(run_dir), use_(use) {
         make_folder(run_dir, text("check the path or name another with %s", option));
@@ -126,7 +127,7 @@ public:
     }
 
     // Begins the run after `step` finished steps, and removes what is in its way. If the program is killed
-    // meanwhile, the directory holds a consistent run with fewer checkpoints, or none. Returns notes, one
+    // meanwhile, the directory holds a consistent run with fewer checkpoints, or no run. Returns notes, one
     // line each.
     std::vector<std::string> begin(const nlohmann::ordered_json& options, int64_t step) {
         std::vector<std::string> notes;
@@ -146,15 +147,16 @@ public:
         return notes;
     }
 
-    // Takes the running run back to an earlier checkpoint; as in begin(), what is newer is set aside.
+    // Takes a run in progress back to an earlier checkpoint. As in begin(), newer checkpoints and lines are
+    // set aside.
     void go_back(int64_t step) {
         set_aside_newer(run_dir_, step);
         cut_behind(*file_, step, true);
         if (ranks_ || access(ranks_path(run_dir_).c_str(), F_OK) == 0) cut_behind(ranks(), step, false);
     }
 
-    // Returns how the run was last started (start_record), from its log; null if the log does not say. Only
-    // before begin().
+    // Returns how the run was last started (start_record), from its log; null if the log does not say. Must
+    // be called before begin().
     nlohmann::json last_start() const {
         nlohmann::json last;
         MappedFile file(file_->path());
@@ -178,7 +180,7 @@ public:
     // These forward to the functions of LogFile.
     std::string write(nlohmann::ordered_json line) { return file_->add(std::move(line)); }
     std::string sync() { return file_->sync(); }
-    // Writes a line of ranks.jsonl, which, unlike the log, may be lost.
+    // Writes a line to ranks.jsonl. Unlike a line of the log, it may be lost.
     std::string write_ranks(nlohmann::ordered_json line) { return ranks().add(std::move(line)); }
     size_t waiting() const { return file_->waiting(); }
 
@@ -188,8 +190,8 @@ private:
         return *ranks_;
     }
 
-    // Removes the old run, except the checkpoint of step `kept`. The newest goes last, so a program that is
-    // killed leaves either the old run with fewer checkpoints or the new one.
+    // Removes the old run, except the checkpoint of step `kept`. The newest checkpoint is removed last, so a
+    // program that is killed leaves either the old run with fewer checkpoints or the new one.
     void clear(int64_t kept) {
         std::vector<int64_t> steps = checkpoint_steps(run_dir_);
         for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
@@ -201,8 +203,8 @@ private:
     }
 
     // Keeps the lines of the log up to `step`. A checkpoint is logged once it is on disk, so its line may
-    // follow those of later steps. With keep_aside, because checkpoints of the removed steps were set aside
-    // too, the removed lines are saved beside the log.
+    // follow those of later steps. keep_aside: the removed lines are saved beside the log, because the
+    // checkpoints of the removed steps were set aside too.
     void cut_behind(LogFile& log, int64_t step, bool keep_aside) {
         uint64_t kept = 0;
         std::string kept_later, lost;

@@ -24,7 +24,7 @@ Describes what a run is about to do, for its header.
 
 // Returns the line of log.jsonl that records when, where and how the run was started. communication: the
 // libraries that connect the processes, and their settings. origin: the checkpoint that it starts from;
-// empty: none. changes: the differences that a resume makes.
+// empty: none. changes: notes on what differs from the run that is resumed.
 inline nlohmann::ordered_json start_record(const Options& o, const std::string& host, int processes,
                                            const std::string& device, const std::string& communication,
                                            const std::string& origin,
@@ -47,7 +47,7 @@ inline std::string communication_note(const nlohmann::json& before, const std::s
     const nlohmann::json& was = before["communication"];
     if (!was.is_string() || was == communication) return "";
     return text(
-        "communication used %s and now uses %s: sums may be made in another order, and differ in their "
+        "communication used %s and now uses %s: sums may be computed in another order, and differ in their "
         "last bits",
         printable(was.get<std::string>()).c_str(), communication.c_str());
 }
@@ -57,15 +57,15 @@ inline std::string communication_note(const nlohmann::json& before, const std::s
 inline std::string validation_note(const nlohmann::json& before, const std::vector<ValidationSet>& sets) {
     if (!before.is_object() || !before.contains("validation") || sets.empty()) return "";
     if (are_comparable(before["validation"], record_of(sets))) return "";
-    return "the validation loss is computed on other tokens from here on";
+    return "from here on, the validation loss is computed on different tokens";
 }
 
-// "2 of 8.39M rows of 64 numbers, 1.07G in all, where n-grams of 2,3 tokens look up 8 a token"; empty without
-// tables.
+// "2 of 8.39M rows of 64 elements (1.07G in all); n-grams of 2,3 tokens look up 8 rows per token"; empty
+// without tables.
 inline std::string tables_text(const ModelConfig& c) {
     auto layers = (double)std::ranges::count(layers_with_table(c), true), rows = (double)rows_of_table(c);
     if (layers == 0) return "";
-    return text("%.0f of %s rows of %d numbers, %s in all, where n-grams of %s tokens look up %d a token",
+    return text("%.0f of %s rows of %d elements (%s in all); n-grams of %s tokens look up %d rows per token",
                 layers, human(rows).c_str(), c.ngram_width, human(layers * rows * c.ngram_width).c_str(),
                 c.ngram.c_str(), ngram_head_count(c));
 }
@@ -101,7 +101,7 @@ inline void print_run(const Options& o, const TokenLoader& data, const std::vect
     std::string from = o.batch_ramp.empty() ? "" : text("%lld to ", tokens_of_step(o, (int)done));
     std::string steps = done == 0        ? text("%d steps", o.steps)
                         : done < o.steps ? text("steps %lld to %d,", (long long)done + 1, o.steps)
-                                         : text("none of %d steps is left,", o.steps);
+                                         : text("all %d steps are done,", o.steps);
     print("run          %s: %s of %s%lld tokens (%d x %d at a time%s), %.2f epochs\n", o.run_dir.c_str(),
           steps.c_str(), from.c_str(), o.global_batch, o.micro_batch, T,
           o.dp > 1 ? text(" on each of %d data ranks%s", o.dp, uneven).c_str() : "", epochs);

@@ -1,9 +1,9 @@
 /*
-Spikes: steps whose loss or gradient norm stands out from those before. Such a step is left out, because one
-bad batch can undo what many good ones did (Chowdhery et al., "PaLM", 2022, section 5.1, whose remedy is used
-here).
+Spikes: steps whose loss or gradient norm stands out from those of earlier steps. The update of such a step is
+skipped, because one bad batch can undo what many good ones did (Chowdhery et al., "PaLM", 2022, section 5.1,
+whose remedy is used here).
 
-Two running means are kept: of the loss, and of the logarithm of the gradient norm, whose spikes are factors.
+Two running means are kept: of the loss, and of the logarithm of the gradient norm, which spikes by factors.
 After n steps, with a = max(1 / n, 1 / 100),
 
     mean     <- mean + a (x - mean)
@@ -20,10 +20,10 @@ it counts as a step of the schedule, and its samples are used up. The limits are
 so the step is judged on the device, in the same way as a loss that is not finite, and by numbers that are the
 same on all ranks.
 
-When `skips` steps in a row were spikes, the weights may be in a region where spike follows spike: the run
-goes back to a checkpoint from before the first of them, and continues from there with the samples after the
-last of them. All samples in between are passed over. Every checkpoint holds this state, so a run that resumes
-from one, in any layout, judges like one that was never interrupted.
+After `spike_skips` spikes in a row, the weights may be in a region where spike follows spike: the run goes
+back to a checkpoint from before the first of them, and continues from there with the samples after the last
+of them. All samples in between are passed over. Every checkpoint holds this state, so a run that resumes from
+one, in any layout, judges steps as if it had never been interrupted.
 */
 #pragma once
 
@@ -61,8 +61,8 @@ struct RunningMean {
 struct SpikeLimits {
     double loss = HUGE_VAL, norm = HUGE_VAL;
 
-    // The limits in float, as the device has them; that of the loss is for its sum over `targets` tokens.
-    // They are clamped because the means may be any numbers that a checkpoint holds.
+    // The limits in float, for the device; the one for the loss applies to its sum over `targets` tokens.
+    // They are clamped because the means are read from a checkpoint and may be any numbers.
     float most_loss(double targets) const { return within_float(loss * targets); }
     float most_norm() const { return within_float(norm); }
 
@@ -110,9 +110,9 @@ struct SpikeHistory {
     }
 };
 
-// Reads the result of to_json(); null if nothing was kept. `what` names it in messages.
+// Reads the result of to_json(); null gives an empty history. `what` names the JSON in messages.
 inline SpikeHistory spike_history_from_json(const nlohmann::json& json, const std::string& what) {
-    constexpr int64_t most_steps = 1 << 30;  // the run counts on from the stored number
+    constexpr int64_t most_steps = 1 << 30;  // the run continues counting from the stored number
     SpikeHistory history;
     if (json.is_null()) return history;
     JsonObject fields(json, what);

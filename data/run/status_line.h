@@ -1,10 +1,10 @@
 /*
-The line at the bottom of the screen that shows how far a run is:
+The line at the bottom of the screen that shows the progress of a run:
 
     step 812/5000  micro-batch 3/8  [====>          ]  12 min left  checkpoint in 188 steps
 
-A small thread redraws it five times a second, so it moves while the main thread waits for a step and adapts
-to the current width. What does not fit is left out, the least important first.
+A small thread redraws it five times a second, so it advances while the main thread waits for a step, and it
+adapts to the current width. Fields that do not fit are left out, the least important first.
 */
 #pragma once
 
@@ -29,7 +29,7 @@ to the current width. What does not fit is left out, the least important first.
 struct RunStatus {
     int step = 0, steps = 0;  // the one being worked on
     const char* work = "";    // "micro-batch", "validation", "saving"
-    int done = 0, of = 0;     // parts of the work; of 0: they are not counted
+    int done = 0, of = 0;     // parts of the work; of = 0: they are not counted
     double share = 0;         // fraction of the run that is done
     double seconds_left = -1;
     std::string slowest;          // "slowest rank 5 (forward 1.3x)", or empty
@@ -83,7 +83,7 @@ inline std::string status_text(const RunStatus& status, int columns, bool colour
 
 class StatusLine {
 public:
-    // progress() is called at each drawing, from another thread.
+    // progress() is called at each redraw, from another thread.
     StatusLine(Screen& screen, int steps, std::function<PassProgress()> progress)
         : screen_(screen), progress_(std::move(progress)) {
         status_.steps = steps;
@@ -92,8 +92,8 @@ public:
     StatusLine& operator=(const StatusLine&) = delete;
     ~StatusLine() { end(); }
 
-    // Show that this step is worked on or, after it, other work. counted: show its micro-batches. The first
-    // call makes the line appear.
+    // Show that this step is in progress or, after it, other work. counted: micro-batches are shown, too. The
+    // first call makes the line appear.
     void begin_step(int step) { begin("micro-batch", step, true, true); }
     void begin_work(const char* name, int step, bool counted) { begin(name, step, counted, false); }
 
@@ -147,7 +147,7 @@ private:
         start();
     }
 
-    // One column stays free, because some terminals leave the cursor there after a full line.
+    // One column stays free, because some terminals leave the cursor in it after a full line.
     void start() {
         if (!screen_.is_terminal() || started_) return;
         started_ = true;
@@ -155,7 +155,7 @@ private:
         try {
             drawing_.emplace(std::chrono::milliseconds(200), [this] { draw_again(); });
         } catch (const std::system_error&) {
-            // No thread can be created; the line moves only when other lines are printed.
+            // No thread can be created; the line is redrawn only when other lines are printed.
         }
     }
 

@@ -1,7 +1,7 @@
 /*
 The output of a run for its user, as lines on the screen, and for its log, as JSON in log.jsonl. The log has
-every step. A line on the screen summarizes all steps since the previous line, several with --log-every: their
-means, and the slowest of them. Only rank 0 has a log.
+every step. A line on the screen summarizes the steps since the previous line, which may be several
+(--log-every): it shows their means and the slowest of them. Only rank 0 has a log.
 */
 #pragma once
 
@@ -65,18 +65,18 @@ public:
         expected_ = seconds;
         if (seconds > 0)
             print("planned      %.4g ms a step, from %s\n", 1e3 * seconds,
-                  o_.machine.empty() ? "the rates expected of such cards"
+                  o_.machine.empty() ? "the rates expected of this kind of GPU"
                                      : ("the rates of " + printable(o_.machine)).c_str());
     }
 
-    // ratios: by the names of the matrices.
+    // ratios: by matrix name.
     void trust_ratios(int step, const std::vector<std::pair<std::string, float>>& ratios) {
         nlohmann::ordered_json by_name;
         for (auto& [name, ratio] : ratios) by_name[name] = ratio;
         write({{"step", step}, {"trust_ratios", by_name}});
     }
 
-    // Keeps the places of the ranks, for readers of ranks.jsonl: they are written before the first times.
+    // Keeps the places of the ranks, which are written to ranks.jsonl before the first times.
     void rank_places(const std::vector<RankPlace>& places) {
         nlohmann::ordered_json hosts = nlohmann::ordered_json::array(), at = hosts;
         for (const RankPlace& place : places) {
@@ -100,7 +100,7 @@ public:
         for (auto& each : record) ranks.insert(each["rank"].get<int>());
         if (std::exchange(slow_, ranks) == ranks) return;
         for (const std::string& name : names) warn("slow         " + name + ": the others wait for it");
-        if (names.empty()) note("slow         no rank is slow any more");
+        if (names.empty()) note("slow         no rank is slow anymore");
     }
     // Logs that the run ends early, as asked.
     void stopped(int step) { write({{"step", step}, {"stopped", "as asked"}}); }
@@ -142,14 +142,14 @@ public:
         compare_with_plan(step, seconds);
     }
 
-    // A step that changed nothing, because it was a spike.
+    // Reports a step that changed nothing, because it was a spike.
     void spike(int step, float loss, float gradient_norm, const SpikeLimits& limits) {
         note(text(
             "spike        step %d: loss %.4f, norm %.3f, but at most %.4f and %.3f are considered normal; "
             "its update is skipped",
             step, loss, gradient_norm, limits.loss, limits.norm));
     }
-    // The run goes back to the state after an earlier step, and passes over the samples of the spikes.
+    // Reports that the run goes back to the state after an earlier step, and passes over the spikes' samples.
     void went_back(int step, int from_step, int spikes, const SpikeHistory::Samples& passed_over) {
         note(
             text("spikes       %d in a row up to step %d: back to the checkpoint of step %d; samples %llu to "
@@ -161,8 +161,8 @@ public:
              {"went_back", {{"from_step", from_step}, {"passed_over", passed_over}, {"time", utc_time()}}}});
     }
 
-    // A step that changed nothing because its loss or gradient is not finite. The log has both, with null for
-    // a value that is not finite.
+    // Logs a step that changed nothing because its loss or gradient is not finite. Values that are not finite
+    // are logged as null.
     void not_finite(int step, float loss, float gradient_norm) {
         write({{"step", step}, {"loss", loss}, {"grad_norm", gradient_norm}, {"time", utc_time()}});
     }
@@ -172,14 +172,14 @@ public:
         return recent_ * (double)(tokens_until(o_, o_.steps) - tokens_until(o_, step));
     }
 
-    // set: its name; empty if there is only one.
+    // set: the name of the validation set; empty if there is only one.
     void validation(int step, const std::string& set, float loss) {
         Screen::Turn turn(screen);
         print("step %6d/%d  validation loss %.4f%s\n", step, o_.steps, loss,
               set.empty() ? "" : (" of " + set).c_str());
         write({{"step", step}, {validation_field(set), loss}});
     }
-    // words: what `eval` prints of a result; record: what it adds to the log.
+    // words: the result as `eval` prints it; record: the result for the log.
     void evaluation(int step, const std::string& words, const nlohmann::ordered_json& record) {
         Screen::Turn turn(screen);
         print("step %6d/%d  %s\n", step, o_.steps, words.c_str());
@@ -218,7 +218,7 @@ public:
     }
 
 private:
-    // Returns the line that summarizes the steps since the last one.
+    // Returns the line that summarizes the steps since the previous line.
     std::string interval_line(int step, float learning_rate) const {
         double rate = interval_.tokens / interval_.seconds;
         std::string mfu = meter_.has_peak() ? text("  MFU %4.1f%%", 100 * meter_.mfu(rate)) : "";
@@ -269,9 +269,9 @@ private:
     std::string last_checkpoint_;  // the newest that this process has written
     StepInterval interval_;
     double recent_ = 0;              // seconds per token, averaged
-    double expected_ = 0;            // seconds of a step, until the comparison
+    double expected_ = 0;            // planned seconds per step; 0 after the comparison
     std::vector<double> first_;      // seconds of the first steps
     int first_step_ = 0;             // the step that the run was started after
-    std::set<int> slow_;             // ranks that were last reported
+    std::set<int> slow_;             // ranks that were last reported as slow
     nlohmann::ordered_json places_;  // the ranks' places, until they are written
 };

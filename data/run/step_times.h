@@ -1,13 +1,13 @@
 /*
 The time of a step on one rank, by what it is spent on.
 
-At any time of a step, the compute stream of a rank is in one of these phases, or idle. A pass counts without
-the waits inside it; each wait counts under what was waited for:
+At any time of a step, the compute stream of a rank is in one of these phases, or idle. The time of a pass
+does not include the waits inside it, which are counted by what was waited for:
 
     forward, backward, weight_gradients, optimizer     own work
     wait_tensor      rows of activations of other tensor ranks
     wait_pipeline    the previous or the next stage
-    wait_gradients   sums over ranks: gradients, and the statistics of the step, where all ranks meet
+    wait_gradients   sums over ranks: of gradients, and of the step's statistics, where all ranks meet
     wait_parameters  shards of parameters that other ranks own
     other            the rest of the step
 
@@ -23,7 +23,7 @@ device continues meanwhile if it has been given enough work.
 #include <string_view>
 #include <type_traits>
 
-// In the order of a step, which is also that of the log and of the reports.
+// In the order of a step, which is also the order in the log and in reports.
 enum class StepPhase : uint8_t {
     data,
     forward,
@@ -42,8 +42,8 @@ inline constexpr std::array<const char*, 11> step_phase_names = {
     "wait_tensor", "wait_pipeline", "wait_gradients", "wait_parameters",  "other"};
 constexpr size_t step_phases = step_phase_names.size();
 
-// The number of finished micro-batches of those under way. Each consists of several pieces of work, and
-// counts in fractions.
+// How many of a step's micro-batches are done. Each consists of several pieces of work, so `done` can be a
+// fraction.
 struct PassProgress {
     float done = 0;
     int of = 0;

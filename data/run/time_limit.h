@@ -1,6 +1,6 @@
 /*
-When a run ends by the clock (--max-time): after the last step that leaves time to save. Future durations are
-estimated from past ones.
+Decides when a run with a time limit (--max-time) ends: after the last step that leaves time to save. Future
+durations are estimated from past ones.
 */
 #pragma once
 
@@ -10,7 +10,7 @@ estimated from past ones.
 
 inline const double process_begun = seconds_now();
 
-// Estimates an upper bound of how long something takes: the longest time so far, but old times lose weight.
+// Estimates an upper bound on how long something takes: the longest time so far, but old times lose weight.
 class TimeTaken {
 public:
     void add(double seconds) { seconds_ = std::max(seconds, 0.9 * seconds_ + 0.1 * seconds); }

@@ -1,7 +1,7 @@
 /*
-A timeline as a file for Perfetto (ui.perfetto.dev) and chrome://tracing: Chrome's Trace Event Format, as
-JSON compressed with gzip. A process of the format is a rank and a thread is one of its streams; spans lie on
-threads, arrows connect spans, and counters are numbers of a process over time.
+Writes a timeline as a file for Perfetto (ui.perfetto.dev) and chrome://tracing, in Chrome's Trace Event
+Format, as JSON compressed with gzip. In the format's terms, a rank is a process, and each of its streams is a
+thread. Spans lie on threads, arrows connect spans, and counters are numbers of a process over time.
 
 The file is written incrementally under a temporary name, and renamed once it is complete.
 */

@@ -1,6 +1,6 @@
 /*
-The agents of a job (`train_gpt agent`): one runs on each host, started as ranks are, each by its own
-launcher, so that losing a host takes down no other agent. The lines that they print are merged here into the
+The agents of a job (`train_gpt agent`), one on each host. They are started like ranks, but by a separate
+launcher each, so the loss of a host ends no other agent. The lines that they print are merged here into the
 newest state of every rank, the last sign of life of any rank, and the ranks that hold up the others.
 */
 #pragma once
@@ -49,13 +49,13 @@ public:
         poll(files.data(), (nfds_t)files.size(), (int)(seconds * 1e3));
     }
 
-    // Returns notes for the user about agents that failed: one for each.
+    // Reads the agents' output, and restarts those that have ended. Returns a note for each that has failed.
     std::vector<std::string> read() {
-        constexpr double patience = 10;  // before an agent that ended is restarted
+        constexpr double patience = 10;  // seconds between two starts of an agent
         constexpr size_t longest = 16 << 20;
         std::vector<std::string> notes;
         for (Agent& agent : agents_) {
-            const int code = agent.child->code();  // before its output is read: that includes its last words
+            const int code = agent.child->code();  // queried first, so the output has its last words
             agent.text += agent.child->read();
             if (agent.text.size() > longest) agent.text.clear();
             std::string_view rest = agent.text;
@@ -99,7 +99,7 @@ private:
         std::unique_ptr<PipedChild> child;
         double started;
         std::string text = {};  // the beginning of a line whose end has not arrived
-        std::string said = {};  // lines that are no states, such as those of its launcher
+        std::string said = {};  // lines that are not states, such as its launcher's
         bool is_told = false;   // the user knows that it failed
     };
 

@@ -28,7 +28,7 @@ inline void add_names(const std::string& entry, std::vector<std::string>& names)
     }
     for (const std::string& range : comma_separated(entry.substr(open + 1, close - open - 1))) {
         const std::string first = range.substr(0, range.find('-'));
-        const long last = atol(range.c_str() + range.find('-') + 1);  // after the - or, without one, from 0
+        const long last = atol(range.c_str() + range.find('-') + 1);  // after the -, or else all of it
         for (long i = atol(first.c_str()); i <= last; i++) {
             std::string number = std::to_string(i);
             number.insert(0, first.size() - std::min(first.size(), number.size()), '0');
@@ -41,7 +41,7 @@ inline void add_names(const std::string& entry, std::vector<std::string>& names)
 inline std::vector<Host> slurm_hosts(const std::string& list, const std::string& tasks) {
     std::vector<std::string> names;
     std::string entry;
-    for (const std::string& part : comma_separated(list)) {  // splits at commas in brackets too
+    for (const std::string& part : comma_separated(list)) {  // also splits at commas inside brackets
         append_item(entry, part, ",");
         if (std::ranges::count(entry, '[') > std::ranges::count(entry, ']')) continue;
         add_names(entry, names);
@@ -59,7 +59,7 @@ inline std::vector<Host> slurm_hosts(const std::string& list, const std::string&
     return hosts;
 }
 
-// Reads a file with a line for each task, which names its host.
+// Reads a file in which each line names the host of one task.
 inline std::vector<Host> pbs_hosts(const std::string& path) {
     std::vector<Host> hosts;
     const std::string content = read_text(path);

@@ -1,8 +1,8 @@
 /*
-Finds out which hosts are usable. Each runs a small command, started as ranks are. The command looks for a
-file that the supervisor has just made in the run's directory, so its answer also shows whether the host
-shares that directory. With --selftest on, each host then runs train_gpt selftest with as many ranks as it has
-slots, all hosts at the same time, and a host that names a suspect is put aside as well.
+Finds out which hosts are usable. Each runs a small command, started like a rank. The command looks for a file
+that the supervisor has just made in the run's directory, so its answer also shows whether the host shares
+that directory. With --selftest on, each host then runs train_gpt selftest with one rank per slot, all hosts
+at the same time, and a host whose selftest names a suspect is put aside as well.
 */
 #pragma once
 
@@ -36,8 +36,8 @@ public:
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;
 
-    // Writes these hosts to a file, and returns its name. A single host is written often; the name of its
-    // file depends only on the host and its number of ranks.
+    // Writes these hosts to a file, and returns its name. A single host is written often, so its file is
+    // reused: the name depends only on the host and its number of ranks.
     std::string hosts_file(const std::vector<HostRanks>& places) {
         std::string name = path_ + "/" +
                            (places.size() == 1 ? text("%s_%d", places[0].name.c_str(), places[0].ranks)
@@ -80,9 +80,9 @@ public:
         if (!apart.empty())
             notes.push_back(
                 "the run's directory is not shared with " + apart +
-                ": ranks are watched, culprits named and the job restarted as usual, but a "
-                "checkpoint needs the files of all hosts in one folder, and what ranks there save is "
-                "missing from it: a restart resumes from the last complete one, or starts over");
+                ": hangs are detected and the job is restarted as usual, but a checkpoint needs the "
+                "files of all ranks in one folder, and those that ranks there save are missing from "
+                "it; a restart resumes from the last complete checkpoint, or from the beginning");
         if (!selftest.empty()) test(hosts, selftest);
         for (size_t i = 0; i < hosts.size(); i++) {
             if (!hosts[i].aside.empty() && before[i].aside.empty())
@@ -103,15 +103,15 @@ private:
         return says(result, shares_it) || says(result, has_its_own);
     }
 
-    // Returns whether the launcher ended by itself, as when it does not know an option. ssh, and mpirun after
-    // it, end with 255 if they cannot reach a host.
+    // Returns whether the launcher itself failed, for example because of an unknown option. ssh, and
+    // therefore mpirun, exit with 255 if they cannot reach a host.
     static bool is_refusal(const CommandResult& result) {
         constexpr int unreachable = 255, first_signal = 129;
         return result.code > 0 && result.code != unreachable && result.code < first_signal;
     }
 
-    // A launcher may fail for reasons of its own, as when an ssh server gets too many connections at once, so
-    // hosts on which it fails are tried a second time.
+    // A launcher may fail temporarily, for example because an ssh server gets too many connections at once,
+    // so hosts on which it fails are tried a second time.
     std::vector<CommandResult> answers_of(const std::vector<Host>& hosts) {
         const std::string look =
             text("ls \"$0\" >/dev/null 2>&1 && echo %s || echo %s", shares_it.data(), has_its_own.data());

@@ -1,11 +1,11 @@
 /*
 The hosts of a job: those that exist, those that take part, and those that were put aside.
 
-Ranks fill the hosts in the order of their file, so that ranks of a group that communicate much are close
-together. Hosts that are left over are spares. A host that fails its check is put aside, and the next one in
-the file takes its place; one that answers again later is a host like any other. If too few are left, the job
-gets fewer ranks, in steps of a whole data rank: the batch does not change, because data ranks may have
-different numbers of micro-batches (comm/division.h).
+Ranks fill the hosts in the order of the hosts file, so that ranks that communicate a lot are close together.
+Hosts that are left over are spares. A host that fails its check is put aside, and the next one in the file
+takes its place; one that answers again later is a host like any other. If too few are left, the job gets
+fewer ranks, in steps of a whole data rank: the batch does not change, because data ranks may have different
+numbers of micro-batches (comm/division.h).
 */
 #pragma once
 
@@ -26,7 +26,7 @@ struct Host {
     int slots = 1;                // ranks that it can run
     std::string aside = {};       // why it is put aside; empty: it is not
     bool has_own_folder = false;  // it does not share the run's directory
-    bool is_refused = false;      // the launcher ended by itself, with a code of its own
+    bool is_refused = false;      // the launcher itself failed, with its own exit code
 };
 
 // The ranks of a job on one host, from `first` on.
@@ -55,7 +55,7 @@ inline Host parse_host(std::string_view line, const std::string& where) {
         constexpr std::string_view slots = "slots=";
         if (word.starts_with("max_slots=") || word.starts_with("max-slots=")) continue;
         if (!word.starts_with(slots))
-            fail("%s: %s is not known; write lines like `node1 slots=8`", where.c_str(),
+            fail("%s: unknown setting %s; write lines like `node1 slots=8`", where.c_str(),
                  printable(word).c_str());
         auto [end, error] =
             std::from_chars(word.data() + slots.size(), word.data() + word.size(), host.slots);
@@ -96,8 +96,8 @@ inline long long slots_of(const std::vector<Host>& hosts) {
     return slots;
 }
 
-// Places the ranks of a job on the hosts that are not put aside: `ranks` of them, or one per slot if there
-// are fewer slots, in multiples of `unit`. Returns nothing if there is not even room for one unit.
+// Places `ranks` ranks, or one per slot if there are fewer slots, on the hosts that are not put aside. Their
+// number is rounded down to a multiple of `unit`. Returns nothing if there is no room for one unit.
 inline std::vector<HostRanks> place_ranks(const std::vector<Host>& hosts, int ranks, int unit) {
     long long slots = 0;
     for (const Host& host : hosts) slots += host.aside.empty() ? host.slots : 0;
@@ -114,7 +114,7 @@ inline std::vector<HostRanks> place_ranks(const std::vector<Host>& hosts, int ra
     return places;
 }
 
-// Returns whether these places, which a file names, are possible for ranks on these hosts.
+// Returns whether these places, which were read from a file, are possible on these hosts.
 inline bool are_on(const std::vector<HostRanks>& places, const std::vector<Host>& hosts) {
     int first = 0;
     for (const HostRanks& place : places) {
@@ -149,7 +149,7 @@ inline std::string names_text(const std::vector<HostRanks>& places) {
     return names;
 }
 
-// Returns a hostfile, in mpirun's form.
+// Returns the text of a hostfile in mpirun's format.
 inline std::string hosts_file_text(const std::vector<HostRanks>& places) {
     std::string lines;
     for (const HostRanks& place : places) lines += text("%s slots=%d\n", place.name.c_str(), place.ranks);

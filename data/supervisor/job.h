@@ -6,10 +6,10 @@ starts the launcher, waits for it and records its exit code:
                       |            |
                  RUN/job.json  RUN/job.log
 
-So a supervisor that is killed, or whose terminal is closed, leaves a job that trains on, and the next
-supervisor finds it by RUN/job.json, which names the processes and says how the launcher ended. The keeper
-inherits a lock on RUN/job.lock and holds it for as long as it lives, so no second job can begin meanwhile.
-The launcher leads its own process group, to which signals are sent.
+So if a supervisor is killed, or its terminal is closed, the job continues to train. The next supervisor finds
+it through RUN/job.json, which names the processes and says how the launcher ended. The keeper inherits a lock
+on RUN/job.lock and holds it for as long as it lives, so no second job can begin meanwhile. The launcher leads
+its own process group, to which signals are sent.
 
 Anyone who can write to the run's directory can write job.json. It is therefore believed only if the keeper
 that it names has the lock open, and is the parent of the launcher: no other process is ever signaled.
@@ -48,7 +48,7 @@ inline std::string job_log_path(const std::string& run_dir) {
 
 // The content of job.json.
 struct JobRecord {
-    int number = 0;  // counts the supervisor's starts
+    int number = 0;  // numbers the starts of the job, from 1
     Process keeper, launcher;
     uint64_t log_begin = 0;  // offset in job.log at which its output begins
     int code = -1;           // the launcher's exit code, as a shell reports it; -1: it is running
@@ -67,7 +67,7 @@ struct JobRecord {
         note_error(error, [&] {
             if (access(job_path(run_dir).c_str(), F_OK) != 0) return;
             nlohmann::json json = parse_json(
-                read_whole(job_path(run_dir), most_bytes, "that is no record of a job"), job_path(run_dir));
+                read_whole(job_path(run_dir), most_bytes, "too large for a job record"), job_path(run_dir));
             try {
                 record = {whole_in(json, "number"), Process::from(json.at("keeper")),
                           Process::from(json.at("launcher")), whole_in<uint64_t>(json, "log_begin"),
@@ -115,8 +115,8 @@ public:
         close_others(ready, lock);
         for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGPIPE}) std::signal(signal, SIG_IGN);
         std::signal(SIGCHLD, SIG_DFL);
-        // SIGTERM is blocked in mpirun, which would kill its ranks 2 s after it. Schedulers send the signal
-        // to the ranks too, which save and exit.
+        // SIGTERM is blocked in mpirun, which would kill its ranks 2 s after receiving it. Schedulers send
+        // the signal to the ranks too, which save and exit.
         const bool holds_back = is_mpirun(command[0]);
         sigset_t terminate;
         sigemptyset(&terminate);
@@ -149,8 +149,8 @@ public:
     }
 
 private:
-    // Closes all other open files, which belong to the supervisor: its lock, and pipes whose closing has a
-    // meaning.
+    // Closes all other open files, which belong to the supervisor: its lock, and pipes whose other ends must
+    // notice when the supervisor closes them.
     static void close_others(int one, int other) {
         unsigned low = (unsigned)std::min(one, other), high = (unsigned)std::max(one, other);
         close_range(STDERR_FILENO + 1, low - 1, 0);
@@ -198,8 +198,8 @@ public:
         }
     }
 
-    // Takes over a job that is running, or has ended while no supervisor watched. Its output so far was
-    // shown, or missed: it is read for its errors, but not shown again.
+    // Takes over a job that is running, or has ended while no supervisor watched. Its output so far is read
+    // for errors but not shown, even if no supervisor has shown it.
     Job(const std::string& run_dir, const JobRecord& record)
         : run_dir_(run_dir), record_(record), is_ours_(is_kept(record, run_dir)), read_to_(record.log_begin) {
         struct stat log;
@@ -211,8 +211,8 @@ public:
 
     const JobRecord& record() const { return record_; }
 
-    // Returns the exit code of the launcher; -1: the job is running. If it can no longer be found out, it is
-    // `not_known`.
+    // Returns the exit code of the launcher; -1 if the job is running; `not_known` if the code can no longer
+    // be determined.
     static constexpr int not_known = 255;
     int code() {
         int status = 0;

@@ -8,8 +8,8 @@
       after              what failed, and what is done about it (policy.h)
 
 The supervisor is not a rank and does not use MPI. It observes a job through the launcher's exit code, the
-run's log, and agents: one on each host, which report the states of the ranks there without the ranks' help,
-and through pipes, so a disk that hangs does not matter.
+run's log, and agents, one on each host. An agent reports the states of its host's ranks without their help,
+and through a pipe, so a disk that hangs does not matter.
 */
 #pragma once
 
@@ -59,7 +59,7 @@ public:
     // Returns the last line in which the program said why it ends, without the program's name; empty if there
     // was none.
     const std::string& reason() const { return reason_; }
-    // Returns mpirun's message about the process that a signal ended first; empty if there is none.
+    // Returns mpirun's message about the first process that a signal ended; empty if there is none.
     const std::string& launcher_reason() const { return launcher_reason_; }
     std::string last() const { return last_words(tail_); }
     // Returns the rank that these messages name; -1: none.
@@ -122,7 +122,7 @@ private:
     static FileHandle lock_of(const std::string& run_dir) {
         make_folder(run_dir, "check the path or name another with --run-dir");
         return take_lock(run_dir + "/supervisor.lock",
-                         run_dir + ": another supervisor looks after this run; stop it, or wait for its end");
+                         run_dir + ": another supervisor manages this run; stop it, or wait until it ends");
     }
 
     // ------------------------------------------------------------------------
@@ -141,7 +141,7 @@ private:
         bool goes_on = left && left->result.empty() && left->command == line_.job;
         bool runs = is_locked(job_lock);
         if (runs && !goes_on)
-            fail("%s: a job with another command line runs there%s; use that command line, or stop it",
+            fail("%s: a job with another command line is running%s; use that command line, or stop the job",
                  line_.run_dir.c_str(), record ? text(" (process %d)", record->launcher.id).c_str() : "");
         if (!goes_on) {
             state_ = {};
@@ -177,7 +177,7 @@ private:
             begin_following();
             attempt_.last_step = progress_.last_step();
         } else if (alive) {
-            fail("%s: its job is running on hosts that this command does not have; give the --hosts and "
+            fail("%s: its job is running on hosts that this command does not name; give the --hosts and "
                  "--ranks that it was started with",
                  supervisor_path(line_.run_dir).c_str());
         } else if (goes_on) {
@@ -222,7 +222,7 @@ private:
         return true;
     }
 
-    // A launcher that refuses all hosts before the first start was given wrongly.
+    // If the launcher itself fails on all hosts before the first start, --launcher is wrong: a user's error.
     bool give_up_without_hosts() {
         attempt_ = {.begun = unix_seconds(), .why = "no host is left for " + counted(line_.unit, "rank")};
         auto aside = std::ranges::find_if(line_.hosts, [](const Host& host) { return !host.aside.empty(); });
@@ -251,7 +251,7 @@ private:
         if (!is_there) command.insert(command.end(), {name, value});
     }
 
-    // Ranks that were killed may hold the log a moment longer, and new ones would be refused.
+    // Ranks that were killed may keep the log locked a moment longer, and new ones would be refused.
     void wait_for_log() {
         for (int i = 0; i < 300 && is_locked(log_path(line_.run_dir)); i++) usleep(100000);
     }
@@ -494,7 +494,7 @@ private:
         notify("failure", incident);
     }
 
-    // The job trains again, or has ended for good.
+    // Records the incident once the job trains again, or has ended for good.
     void close_incident() {
         Incident incident = *state_.incident;
         incident.seconds = unix_seconds() - incident.since;
@@ -528,7 +528,7 @@ private:
         if (!error.empty()) tell("--on-event: " + error);
     }
 
-    // Says which commands of --on-event have failed, also in the incident if it is open.
+    // Reports which commands of --on-event have failed, to the user and in the open incident, if any.
     void look_at_events() {
         std::erase_if(events_, [&](DetachedCommand& command) {
             if (command.code() <= 0) return command.code() == 0;
@@ -584,14 +584,14 @@ private:
     std::vector<HostRanks> places_;
     Agents agents_;
     JobWords words_;
-    std::vector<DetachedCommand> events_;  // commands of --on-event that run
+    std::vector<DetachedCommand> events_;  // commands of --on-event that are running
     Attempt attempt_;
     HangDiagnosis diagnosis_;
     double last_sign_ = 0;       // seconds_now()
     double last_step_time_ = 0;  // unix_seconds()
     double ending_ = 0;          // when the termination of the job began; 0: it has not
     double next_write_ = 0;
-    bool stepped_ = false;  // in this start
+    bool stepped_ = false;  // since this start
     int stops_passed_on_ = 0;
 };
 

@@ -18,7 +18,7 @@ anything starts.
 
 struct LaunchLine {
     LaunchOptions options;
-    Words job;                // the words after the --, with --resume auto and when to save
+    Words job;                // the words after the --, with --resume and --save-every added if missing
     std::string run_dir;      // the job's
     std::vector<Host> hosts;  // empty: this machine
     std::string hosts_from;   // the file or variable that names them
@@ -62,7 +62,7 @@ inline void place_job(LaunchLine& line, const Options& job) {
     if (line.ranks % line.unit != 0) {
         std::string group = job.shard_group > 0 ? text(" --shard-group %d", job.shard_group) : "";
         std::string context = job.cp > 1 ? text(" --cp %d", job.cp) : "";
-        fail("--ranks %d: --tp %d%s --pp %d%s need a multiple of %d; give one", line.ranks,
+        fail("--ranks %d: --tp %d%s --pp %d%s need a multiple of %d; change --ranks", line.ranks,
              std::max(job.tp, 1), context.c_str(), std::max(job.pp, 1), group.c_str(), line.unit);
     }
 }
@@ -99,7 +99,7 @@ inline LaunchLine parse_launch(const GivenOptions& of_launch, const std::vector<
         fail("launch: no job; write it after a --, as in `launch --ranks 4 -- train --run-dir runs/a ...`");
     line.job = job_words;
     if (parse_command(line.job[0]) != command_train)
-        fail("launch: %s ends soon and has no checkpoint to resume from; give a train command after the --",
+        fail("launch: %s does not train, so a restart could not resume it; give a train command after --",
              line.job[0].c_str());
     GivenOptions given = read_arguments(command_train, line.job);
     Options job = asked_options(given);

@@ -9,8 +9,8 @@ The decision about a job that has ended, as a function of how it ended and of wh
                                    two restarts without progress
                                    more restarts in the window than allowed
 
-Progress is a step beyond all earlier ones. A failure after which a host was exchanged is not evidence against
-the data or the program, and is not counted together with the next one.
+Progress is a step beyond all earlier ones. A failure after which a host was replaced is not evidence against
+the data or the program, so the count of failures starts again after it.
 */
 #pragma once
 
@@ -34,7 +34,7 @@ enum class JobEnd {
 };
 NAMES_OF(JobEnd, "done", "bad input", "not finite", "failed part", "killed", "hung", "launcher");
 
-// Returns how a job ended, from its exit code, as a shell reports it, and from whether the program said why.
+// Returns how a job ended. code: its exit code, as a shell reports it.
 inline JobEnd end_of_job(int code, bool program_said_why) {
     constexpr int signals = 128, last_signal = 64;
     if (code == 0) return JobEnd::done;
@@ -53,7 +53,7 @@ struct Attempt {
     double begun = 0;        // seconds since 1970
     double ended = 0;
     int ranks = 0;
-    bool exchanged = false;  // hosts were exchanged after it
+    bool exchanged = false;  // hosts were replaced after it
     std::string why = {};    // one line
 };
 
@@ -84,7 +84,7 @@ inline bool made_progress(const std::vector<Attempt>& attempts, size_t i) {
 }
 
 // Returns the number of restarts at the end of the list that made no progress; with_exchanged: including
-// those after which hosts were exchanged.
+// those after which hosts were replaced.
 inline int restarts_in_vain(const std::vector<Attempt>& attempts, bool with_exchanged = false) {
     int count = 0;
     for (size_t i = attempts.size(); i-- > 1;) {
@@ -94,7 +94,7 @@ inline int restarts_in_vain(const std::vector<Attempt>& attempts, bool with_exch
     return count;
 }
 
-// Returns whether the last two failed at the same step in the same way, with no host exchanged.
+// Returns whether the last two attempts failed at the same step in the same way, with no host replaced.
 inline bool failed_alike(const std::vector<Attempt>& attempts) {
     if (attempts.size() < 2) return false;
     const Attempt &last = attempts.back(), &before = attempts[attempts.size() - 2];
@@ -102,7 +102,7 @@ inline bool failed_alike(const std::vector<Attempt>& attempts) {
            last.code == before.code && !last.exchanged && !before.exchanged;
 }
 
-// `attempts`: all of them; the last has just ended.
+// `attempts`: all attempts so far; the last has just ended.
 inline Restart decide(const std::vector<Attempt>& attempts, const RestartLimits& limits, bool asked_to_stop) {
     const Attempt& last = attempts.back();
     if (last.end == JobEnd::done) return {Restart::finish};

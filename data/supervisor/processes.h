@@ -28,8 +28,8 @@ may outlive the supervisor.
 #include "data/base/this_machine.h"
 #include "data/supervisor/launcher.h"
 
-// A process with its start time, in ticks since the boot of its machine, which the kernel's boot ID
-// identifies.
+// A process and its start time, in ticks since the machine booted; `boot`, the kernel's boot ID, identifies
+// that boot.
 struct Process {
     pid_t id = 0;
     unsigned long long start = 0;
@@ -52,7 +52,7 @@ inline bool is_alive(const Process& process) {
     return process.start != 0 && now.start == process.start && now.boot == process.boot;
 }
 
-// Replaces this process, which is a newly forked child.
+// Replaces this process, a newly forked child, with the command.
 [[noreturn]] inline void become(const Words& command) {
     std::vector<char*> words;
     for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
@@ -72,8 +72,8 @@ inline void usual_signals() {
 }
 
 // A child in its own process group, whose standard output, optionally with its errors, is read here. Its
-// standard input is open and empty for as long as this object lives; if the child still runs then, its whole
-// group is killed.
+// standard input is open and empty for as long as this object lives. If the child is still running when the
+// object is destroyed, its whole group is killed.
 class PipedChild {
 public:
     explicit PipedChild(const Words& command, bool with_errors = false) {
@@ -165,7 +165,7 @@ inline std::vector<CommandResult> run_commands(const std::vector<Words>& command
             }
             if (!running) break;
         }
-        // This process itself may have been stopped until the limit, and not have looked since.
+        // This process may itself have been stopped until after the limit, so it looks once more.
         for (size_t i = begin; i < end; i++) {
             results[i].code = children[i - begin].code();
             results[i].output += children[i - begin].read();
@@ -174,16 +174,16 @@ inline std::vector<CommandResult> run_commands(const std::vector<Words>& command
     return results;
 }
 
-// A command for /bin/sh that may outlive this object, and this process. `input` is its standard input and the
-// value of a variable. Its standard error is memory without a name, which it can still write to when this
-// process has ended.
+// A command for /bin/sh that may outlive this object, and this process. It is passed `input` both on its
+// standard input and in an environment variable. Its standard error is an unnamed file in memory, to which it
+// can write even after this process has ended.
 class DetachedCommand {
 public:
     DetachedCommand(const std::string& command, const char* variable, const std::string& input)
         : errors_(memfd_create("errors", MFD_CLOEXEC)) {
         int in[2];
         if (!errors_ || pipe2(in, O_CLOEXEC) != 0) fail_with_errno(command, "make a pipe for it");
-        fcntl(errors_.get(), F_SETFL, O_APPEND);  // a shell may also open it anew, as /dev/stderr
+        fcntl(errors_.get(), F_SETFL, O_APPEND);  // a shell may reopen it, as /dev/stderr
         FileHandle from(in[0]), to(in[1]);
         fcntl(to.get(), F_SETFL, O_NONBLOCK);
         [[maybe_unused]] ssize_t sent = write(to.get(), input.data(), input.size());  // a pipe holds 64 KiB

@@ -1,7 +1,7 @@
 /*
-How far a run is, by its log: the last step, how long the latest ones took, and the total seconds of the steps
-that were kept. A run that goes back to a checkpoint truncates its log after that step, so what is read here
-always describes the run as it is.
+The progress of a run, read from its log: the last step, how long the latest ones took, and the total seconds
+of the steps that were kept. A run that goes back to a checkpoint truncates its log after that step, so what
+is read here always describes the current state of the run.
 */
 #pragma once
 
@@ -23,7 +23,7 @@ class Progress {
 public:
     explicit Progress(std::string run_dir) : run_dir_(std::move(run_dir)) {}
 
-    // Reads what is new. Returns whether there are steps that were not there at the last call.
+    // Reads what was appended to the log. Returns whether that includes later steps than any read before.
     bool update() {
         std::string error;
         bool grown = false;
@@ -73,7 +73,7 @@ private:
         return last_step_ > before;
     }
 
-    // Returns whether the bytes read last are still there: a log that was cut may have grown since.
+    // Returns whether the bytes read last are still there: a truncated log may have grown again since.
     bool begins_as_before(const FileHandle& file) const {
         std::string now(last_bytes_.size(), '\0');
         ssize_t got = pread(file.get(), now.data(), now.size(), (off_t)(read_to_ - now.size()));

@@ -1,7 +1,7 @@
 /*
-The state with which a supervisor takes up its job after it was killed: RUN/supervisor.json, replaced as a
-whole at each change. RUN/incidents.jsonl gets a line for each failure, once the job trains again or is given
-up: what happened, to which rank, the number of lost steps, and the seconds without training.
+The state from which a new supervisor continues the job of one that was killed: RUN/supervisor.json, replaced
+as a whole at each change. RUN/incidents.jsonl gets a line for each failure, once the job trains again or is
+given up: what happened, to which rank, the number of lost steps, and the seconds without training.
 */
 #pragma once
 
@@ -29,11 +29,11 @@ up: what happened, to which rank, the number of lost steps, and the seconds with
 struct Incident {
     std::string time;       // utc_time()
     std::string what, who;  // one line; a rank and its host, or empty
-    std::string then;       // the supervisor's answer to it
+    std::string then;       // the supervisor's action
     int64_t step = 0;       // the last finished step before it
     int64_t lost_steps = 0;
-    double since = 0;    // when that step was made
-    double seconds = 0;  // without training; known once it is over
+    double since = 0;    // when that step ended
+    double seconds = 0;  // without training; set once the failure is closed
 
     nlohmann::ordered_json json() const {
         return {{"time", time},   {"what", what},      {"who", who},
@@ -63,7 +63,7 @@ struct SupervisorState {
     std::string result;         // how the job ended; empty: it has not
     int code = 0;               // the supervisor's exit code at its end
     std::vector<Attempt> attempts;
-    std::optional<Incident> incident;  // the one that is not over, if any
+    std::optional<Incident> incident;  // the open one, if any
     std::vector<HostRanks> places;     // the hosts of the start that is running, or ran last
     std::vector<Host> aside;           // hosts that were put aside
     double trained = 0;                // seconds in steps that were kept
@@ -150,7 +150,7 @@ public:
     explicit SupervisorFiles(std::string run_dir)
         : run_dir_(std::move(run_dir)), incidents_(incidents_path(run_dir_)) {}
 
-    // Returns a note, or nothing.
+    // Returns a note for the user, or an empty string.
     std::string write(const SupervisorState& state) {
         std::string error, content = state.json(unix_seconds()).dump(1, ' ', false, replace) + "\n";
         note_error(error, [&] { write_whole(supervisor_path(run_dir_), content); });

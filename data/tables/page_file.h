@@ -1,6 +1,6 @@
 /*
-A file of pages that is larger than memory. Pages are read and written directly, past the system's cache, in
-batches, by a few threads. A file that was never written takes no space on disk, and its pages are zeros.
+A file of pages that may be larger than memory. Pages are read and written with direct I/O, in batches, by a
+few threads. A page that was never written occupies no space on disk, and is read as zeros.
 
 The file can return to the state that it had when a checkpoint was saved (mark()): before a page is first
 overwritten after that, its content is appended to an undo log. The time to return is proportional to the
@@ -10,8 +10,8 @@ number of pages that have changed since.
     NAME.undo.7     undo logs (data/tables/undo_log.h), one for each mark
     NAME.sets.7     the owner's notes about a mark (companion())
 
-A page is `page_bytes` long, a multiple of 4096. Its last eight bytes are the XXH3-64 of the others, seeded
-with its number.
+A page is `page_bytes` long, a multiple of 4096. Its last eight bytes are the XXH3-64 of the other bytes,
+seeded with the page's number.
 */
 #pragma once
 
@@ -73,7 +73,7 @@ public:
         if (!file_ && errno == EINVAL) direct_ = false, file_ = open_to_write(file_path_, O_RDWR | O_CREAT);
         if (!file_) fail_with_errno(file_path_, "create it");
         if (!try_lock(file_))
-            fail("%s: another run is using it; wait for that, or choose another --ngram-dir",
+            fail("%s: another run is using it; wait until it ends, or choose another --ngram-dir",
                  file_path_.c_str());
         bool ours = true;
         for (const std::string& other : files_of(".undo.")) {
@@ -90,7 +90,7 @@ public:
     PageFile& operator=(const PageFile&) = delete;
 
     size_t page_bytes() const { return page_bytes_; }
-    bool is_direct() const { return direct_; }  // false: the file system has no direct access
+    bool is_direct() const { return direct_; }  // false: the file system has no direct I/O
     uint64_t bytes_read() const { return bytes_read_; }
     uint64_t bytes_written() const { return bytes_written_; }
 
@@ -117,8 +117,8 @@ public:
         bytes_read_ += numbers.size() * page_bytes_;
     }
 
-    // Writes these pages, in ascending order, and sets their checksums. earlier: what the file has in their
-    // place, in the same order
+    // Writes these pages, in ascending order, and sets their checksums. earlier: the pages' current content
+    // in the file, in the same order
     void write(const std::vector<uint64_t>& numbers, char* pages, const char* earlier) {
         if (log_) {
             std::vector<uint64_t> first_time;
@@ -155,7 +155,7 @@ public:
     }
 
     bool can_return_to(uint64_t save_id) const { return log_of(save_id) != logs_.end(); }
-    // Names a file that is removed together with this checkpoint's mark, which must exist.
+    // Returns the name of a file that is removed together with this checkpoint's mark, which must exist.
     std::string companion(uint64_t save_id) const { return companion_of(log_of(save_id)->first); }
 
     // Returns the file to the mark of a checkpoint. Returns false if an undo log is damaged; then the file's
@@ -252,7 +252,7 @@ private:
     // Calls work(first, pages, count) for runs of adjacent pages, on several threads.
     template <typename Work>
     void each_run(const std::vector<uint64_t>& numbers, char* pages, Work&& work) const {
-        constexpr size_t threads = 16, most = 64;     // pages of a run
+        constexpr size_t threads = 16, most = 64;     // most: pages in a run
         std::vector<std::pair<size_t, size_t>> runs;  // (begin, count)
         for (size_t i = 0; i < numbers.size(); i++) {
             bool adjacent = i > 0 && numbers[i] == numbers[i - 1] + 1 && runs.back().second < most;
@@ -293,7 +293,7 @@ private:
     FileHandle file_;
     bool direct_ = true;
     Logs logs_;
-    std::optional<UndoLog> log_;    // that of the last mark
-    std::vector<uint64_t> logged_;  // a bit for each page: whether log_ has it
+    std::optional<UndoLog> log_;    // begins at the last mark
+    std::vector<uint64_t> logged_;  // a bit for each page: whether log_ contains it
     uint64_t bytes_read_ = 0, bytes_written_ = 0;
 };

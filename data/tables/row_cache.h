@@ -1,8 +1,8 @@
 /*
-Keeps in memory the rows of a table on disk (data/tables/page_file.h) that a step uses or that steps use
-often. A row is a record of several fields; each field lies in an array of its own. A page holds many records.
-A missing row costs the read of its page; a changed row costs another read, and a write, when it leaves the
-cache. Rows that leave together are written together, in the order of the file.
+Keeps in memory the rows of a table on disk (data/tables/page_file.h) that the current step uses or that steps
+use often. A row is a record of several fields; in memory, each field has a separate array. A page on disk
+holds many records. A missing row costs a read of its page; a changed row costs another read, and a write,
+when it leaves the cache. Rows that leave together are written together, in the order of the file.
 
                    hold(): reads what is missing            make_room(): unused rows leave
     file of pages ---------------------------------> slots ---------------------------------> file of pages
@@ -23,7 +23,7 @@ a row whose count is already 0 leaves. Rows used in this turn or the previous on
 #include "data/base/error.h"
 #include "data/tables/page_file.h"
 
-// An array with an entry of `bytes` for each slot.
+// An array with an entry of `bytes` bytes for each slot.
 struct RowField {
     char* data;
     size_t bytes;
@@ -42,7 +42,7 @@ struct SlotNotes {
     uint64_t* rows;   // (slots) 1 + the row that it holds; 0: none
     uint32_t* turns;  // (slots) the last turn that used it
     uint8_t* uses;    // (slots) use count, at most 3
-    bool* changed;    // (slots) the row is newer than in the file
+    bool* changed;    // (slots) the row is newer here than in the file
     uint32_t* index;  // (indices) hash table of rows: 1 + slot; 0: empty
     size_t slots, indices;
 
@@ -203,7 +203,7 @@ private:
             if (notes_.uses[slot] > 0)
                 notes_.uses[slot]--;
             else
-                leave.push_back(slot), notes_.turns[slot] = turn_;  // so that it is selected once
+                leave.push_back(slot), notes_.turns[slot] = turn_;  // so that it is selected only once
         }
         for (size_t slot : leave) notes_.turns[slot] = 0;
         if (free_.size() + leave.size() < count)

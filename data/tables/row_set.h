@@ -1,6 +1,6 @@
 /*
-A set of rows of a large table, with a bit for each row. Pages of memory without rows are never written, so a
-small set takes few pages.
+A set of rows of a large table, with a bit for each row. Memory pages without a set bit are never written, so
+a small set occupies few of them.
 */
 #pragma once
 
@@ -50,7 +50,7 @@ public:
         return rows_;
     }
 
-    // Writes the set into a file, in which blocks without rows take no space. Returns a checksum.
+    // Writes the set to a file, in which blocks without rows occupy no space. Returns a checksum.
     uint64_t write_to(const FileHandle& file, const std::string& path, uint64_t at) const {
         uint64_t hash = rows_;
         for (size_t i = 0; i < words_of(rows_); i += block) {

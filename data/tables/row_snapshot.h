@@ -1,7 +1,7 @@
 /*
 The rows of a table as they were when a save began, while training continues to change them. The save reads
-rows in ascending order. A row that is about to change before the save has read it is first copied, into
-memory for a limited number of rows; if that is full, the change waits until the save has read some of them.
+rows in ascending order. A row that is about to change before the save has read it is copied first, to memory
+that holds a limited number of rows; if that is full, the change waits until the save has read some of them.
 
     training          begin()  before_change()  before_change() ...
     save                           next()  next() ...                  end()
@@ -21,7 +21,7 @@ memory for a limited number of rows; if that is full, the change waits until the
 
 class RowSnapshot {
 public:
-    // copies (most, record_bytes): room for rows that are about to change
+    // copies (most, record_bytes): room for copies of rows that are about to change
     RowSnapshot(char* copies, size_t most, size_t record_bytes)
         : copies_(copies), most_(most), record_bytes_(record_bytes) {}
 
@@ -42,7 +42,7 @@ public:
         for (size_t i = 0; i < most_; i++) free_.push_back(i);
     }
 
-    // Call before these rows change. copy(i, to) copies rows[i] as it is.
+    // Call before these rows change. copy(i, to) copies rows[i] in its current state.
     template <typename Copy>
     void before_change(const uint64_t* rows, size_t count, Copy&& copy) {
         std::unique_lock lock(mutex_);
@@ -85,7 +85,7 @@ public:
         return rows.size();
     }
 
-    // Call once the save reads no more rows, even if some are left.
+    // Call when the save stops reading rows, even if some are left.
     void end() {
         std::lock_guard lock(mutex_);
         rows_ = nullptr;

@@ -6,12 +6,12 @@ checkpoint was saved. A page is overwritten only after its earlier content is on
      0      8  magic: 89 54 47 55 4e 0d 0a 1a ("\x89TGUN\r\n\x1a")
      8      8  number of this log; later logs have higher numbers
     16      8  save id of the checkpoint (data/checkpoint/files.h)
-    24      8  identity of the page file: a log of another one is not used
+    24      8  identity of the page file: a log of another page file is not used
     32      8  bytes of a page
     40     16  zero
     56      8  checksum of the 56 bytes before
-    64         batches: a head of 24 bytes (number of pages, checksum of the rest of the batch, checksum of
-               the 16 bytes before); the pages' numbers; the pages
+    64         batches: a header of 24 bytes (number of pages, checksum of the rest of the batch, checksum
+               of the 16 bytes before); the pages' numbers; the pages
 
 All numbers are little-endian, all checksums XXH3-64.
 */
@@ -58,7 +58,7 @@ public:
         }
     }
 
-    // Appends pages, which are on disk when this returns. If it throws, the log is as before.
+    // Appends pages, which are on disk when this returns. If it throws, the log is unchanged.
     void append(const std::vector<uint64_t>& numbers, const std::vector<const char*>& pages) {
         std::string batch(sizeof(BatchHead), '\0');
         batch.append((const char*)numbers.data(), numbers.size() * sizeof(uint64_t));
@@ -88,7 +88,7 @@ public:
     }
 
     // Calls use(numbers, pages) for each batch, with its pages contiguous. Returns false if the log is
-    // damaged, or ends within a batch because the program was killed as it wrote it.
+    // damaged, or ends within a batch because the program was killed while writing it.
     template <typename Use>
     static bool each_batch(const std::string& path, size_t page_bytes, Use&& use) {
         struct stat status;

@@ -1,12 +1,12 @@
 /*
-Splits documents into training and validation. A document goes to validation if a hash of (seed, its number)
-is below the requested fraction, so no text is divided between the two, and later documents do not change the
-choice. With two or more documents, each kind gets at least one, unless the fraction is 0 or 1.
+Divides documents between training and validation. A document is used for validation if a hash of (seed, its
+number) is below the requested fraction, so no text is divided between the two, and later documents do not
+change the choice. With two or more documents, both get at least one, unless the fraction is 0 or 1.
 
-The number of documents is unknown until all lines are read. So the first ones are held back until the hash
-has chosen one of each kind. If that takes too much memory, or the text ends, then the smallest of the held
-ones is used for validation if that has none, or the largest for training if that has none; a single document
-is cut.
+The number of documents is unknown until all lines are read, so the first documents are held back until the
+hash has chosen one for training and one for validation. If they need too much memory or the text ends before
+that, the smallest of them is used for validation if it has none, or the largest for training if it has none;
+a single document is cut.
 */
 #pragma once
 
@@ -28,9 +28,9 @@ inline double validation_draw(uint64_t seed, uint64_t document) {
     return (double)(((uint64_t)random.at[0] << 32 | random.at[1]) >> 11) * 0x1p-53;
 }
 
-// Marks the documents for validation: about `fraction` of them, and if there are two or more, at least one of
-// each kind that is needed. sizes: of the documents, the first of which has the number `first`. A kind that
-// the hash leaves empty gets one document: validation the smallest, training the largest.
+// Returns which documents are for validation: about `fraction` of them. If need_val and the hash chooses
+// none, the smallest is used; if need_train and all are chosen, the largest is left for training. sizes: by
+// document, the first of which has the number `first`.
 inline std::vector<bool> choose_validation(const std::vector<uint64_t>& sizes, double fraction, uint64_t seed,
                                            uint64_t first = 0, bool need_train = true, bool need_val = true) {
     size_t documents = sizes.size();
@@ -56,8 +56,8 @@ struct SplitOptions {
     int64_t shard_tokens;
     double val_fraction;
     uint64_t seed;
-    std::optional<std::vector<bool>> validation;  // if known beforehand
-    size_t most_held = 64 << 20;                  // the most tokens held back
+    std::optional<std::vector<bool>> validation;  // the choice, if it is known beforehand
+    size_t most_held = 64 << 20;                  // limit on the tokens held back
 };
 
 // Writes the tokens of documents, each followed by the end-of-text token, to the two series.
@@ -137,7 +137,7 @@ private:
             held_.insert(held_.end(), tokens, tokens + n);
     }
 
-    // Writes the held documents. The rest of an unfinished document will go to the same series as its
+    // Writes the held documents. The rest of an unfinished document will be written to the same series as its
     // beginning.
     void release() {
         if (inside_ && !series_) ends_.push_back(held_.size());
@@ -185,6 +185,6 @@ private:
     ShardSeries* series_ = nullptr;  // the series of that document; null: it is held
     std::vector<int> held_;
     std::vector<size_t> ends_;  // ends of the documents in held_
-    bool any_[2] = {};          // the hash puts some of these into training, into validation
+    bool any_[2] = {};          // {training, validation}: the hash chose some of these documents for it
     uint64_t documents_ = 0, empty_ = 0;
 };

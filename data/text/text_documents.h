@@ -1,9 +1,9 @@
 /*
-The documents of files, in order, in batches of about a megabyte that can be encoded independently: several
-small documents, or lines, or a part of a large document. So the files may be larger than memory, and so may a
-document if the tokenizer finds places to cut it.
+Reads the documents of files, in order, in batches of about a megabyte that can be encoded independently. A
+batch is several small documents, several lines, or a part of a large document. So the files may be larger
+than memory, and so may a document if the tokenizer finds places to cut it.
 
-Batches contain whole lines, unparsed; documents_of() parses them, and may run for many batches in parallel.
+Lines are kept whole and unparsed; documents_of() parses them, and may run for many batches in parallel.
 */
 #pragma once
 
@@ -45,8 +45,8 @@ struct LineNotes {
 class TextBatches {
 public:
     static constexpr size_t default_size = 1 << 20;
-    // The longest line, or text without a place to cut, in bytes. It is in memory twice, and a .gz of a
-    // thousandth of its size can contain it.
+    // The longest line, or text without a place to cut, in bytes. It is in memory twice, and a .gz
+    // file a thousandth of its size can contain it.
     static constexpr size_t default_longest = (size_t)1 << 30;
 
     // cut: returns the last position where a text may be cut, 0 if there is none (Tokenizer::cut_place). The
@@ -55,7 +55,7 @@ public:
                 size_t size = default_size, size_t longest = default_longest)
         : files_(files), cut_(std::move(cut)), size_(size), longest_(longest) {}
 
-    // Returns false at the end.
+    // Reads the next batch. Returns false at the end of the files.
     bool next(TextBatch& batch) {
         batch = {};
         while (batch.text.size() < size_ && (input_ || next_file_ < files_.size())) {
@@ -83,8 +83,8 @@ private:
         line_ = 1, at_ = counted_ = 0, cut_done_ = false;
     }
 
-    // How many of `bytes` bytes to read: at most one more than is allowed, which shows that there are too
-    // many.
+    // Returns how many of `bytes` bytes to read: at most one more than is allowed, which is enough to detect
+    // that there are too many.
     size_t room_for(size_t bytes) const { return std::min(bytes, longest_ + 1 - rest_.size()); }
 
     void count(TextBatch& batch) {
@@ -144,8 +144,8 @@ private:
                 return;
             }
             if (rest_.size() > longest_) {
-                fail("%s: has %zu MiB that this tokenizer cannot split; split the file", file().path.c_str(),
-                     longest_ >> 20);
+                fail("%s: has %zu MiB of text that this tokenizer cannot split; split the file",
+                     file().path.c_str(), longest_ >> 20);
             }
             wanted = std::max(size_, 2 * rest_.size());
         }

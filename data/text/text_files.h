@@ -46,7 +46,7 @@ struct TextFile {
     std::optional<std::string> begun = {};  // bytes of standard input that were already read
 };
 
-// Reads once. A pipe may stay silent for long, so the wait can be interrupted.
+// Reads once. A pipe may stay silent for a long time, so the wait can be interrupted.
 inline size_t read_some(const FileHandle& file, const std::string& path, char* out, size_t capacity) {
     for (;;) {
         pollfd waited = {file.get(), POLLIN, 0};
@@ -137,13 +137,13 @@ private:
         std::sort(names.begin(), names.end());
         for (const std::string& name : names) {
             if (std::filesystem::path(name).filename().string().starts_with('.'))
-                skipped["hidden"].add(name);  // .git, and backup files of editors
+                skipped["hidden"].add(name);  // .git, and editors' backup files
             else
                 add(name, false);
         }
     }
 
-    // Opens the file, so that one that cannot be read is found here, before hours of work.
+    // Opens the file, so that an unreadable file is noticed here, before hours of work.
     void add_file(const std::string& path, uint64_t size, bool given_by_name) {
         if (size == 0) {
             skipped["empty"].add(path);
@@ -186,7 +186,7 @@ private:
         bytes = sizes_known_ ? bytes + size : 0;
     }
 
-    // Decompresses the beginning of a gzip file; if that is damaged, the text before the damage.
+    // Returns the decompressed beginning of a gzip file, or what precedes the first damage in it.
     static std::string inflated(const std::string& beginning) {
         std::string text(looked_at, '\0');
         z_stream gzip = {};
@@ -198,7 +198,7 @@ private:
         return text;
     }
 
-    // Returns whether the first line begins like an object with a field.
+    // Returns whether the first line begins like a JSON object with a field.
     static bool looks_like_lines(std::string_view text) {
         auto skip = [&](const char* letters) {
             text.remove_prefix(std::min(text.find_first_not_of(letters), text.size()));
@@ -210,7 +210,7 @@ private:
         return text.starts_with('"');
     }
 
-    // Detects token shards, their records and tokenizers, which may be in the same folder as their text.
+    // Detects token shards, their records and tokenizers, which may be in the same folder as the text.
     static bool is_made_here(const std::string& path, std::string_view beginning) {
         int32_t magic = 0;
         memcpy(&magic, beginning.data(), std::min(sizeof magic, beginning.size()));
@@ -218,9 +218,9 @@ private:
                path.ends_with("_tokenizer.json");
     }
 
-    // Returns the kind of a file that does not look like UTF-8 text, which has no zero byte; null if it does.
-    // UTF-16 begins with a byte order mark, or every other byte of most letters is zero. `cut`: the text
-    // continues.
+    // Returns the kind of a file that does not look like UTF-8 text; null if it does. UTF-8 text has no zero
+    // byte. UTF-16 begins with a byte order mark, or has a zero as every other byte of most letters. `cut`:
+    // the text continues.
     static const char* strange_kind(std::string_view beginning, bool cut) {
         if (beginning.starts_with("\xff\xfe") || beginning.starts_with("\xfe\xff")) return "UTF-16";
         size_t zeros[2] = {};
@@ -262,7 +262,7 @@ private:
 // ----------------------------------------------------------------------------
 
 // Reads the text of a file from its beginning. A gzip file may be a concatenation of several. It is read with
-// inflate() and not gzread(), which takes a part whose first bytes are damaged for padding, and silently
+// inflate() and not gzread(), which mistakes a part whose first bytes are damaged for padding, and silently
 // drops it and everything after it.
 class TextInput {
 public:
@@ -276,7 +276,7 @@ public:
     }
     ~TextInput() { inflateEnd(&gzip_); }
 
-    // Returns 0 only at the end.
+    // Reads up to `capacity` bytes of text. Returns 0 only at the end.
     size_t read(char* out, size_t capacity) {
         if (!compressed_) return read_file(out, capacity);
         uInt room = (uInt)std::min<size_t>(capacity, 1u << 30);

@@ -4,10 +4,10 @@ The tokenize subcommand: converts files and folders of text to token shards
     OUTPUT_train_000000.bin, OUTPUT_train_000001.bin, ...    OUTPUT_val_000000.bin, ...
 
 and, if it trains a tokenizer first, OUTPUT_tokenizer.json. OUTPUT.json records how they were made
-(data/tokens/token_record.h). Each file is one document, except that each line of a .jsonl is one; files may
-be compressed with gzip. The end-of-text token ends every document. Text streams through all cores in order,
-so the output does not depend on the number of threads. The outputs get their names when all of them are
-complete: a run that fails leaves none.
+(data/tokens/token_record.h). Each file is one document, except that each line of a .jsonl file is one; files
+may be compressed with gzip. The end-of-text token ends every document. All cores encode text, and their
+results are written in order, so the output does not depend on the number of threads. The outputs get their
+final names only once all are complete: a run that fails leaves none.
 */
 #pragma once
 
@@ -80,7 +80,7 @@ private:
     uint64_t lone_surrogates_ = 0;
 };
 
-// Counts the characters of a text that are newer than the Unicode version of patterns.
+// Counts the characters of a text that are newer than the Unicode version that patterns use.
 inline void count_unknown(std::string_view text, std::map<int32_t, uint64_t>& unknown) {
     static const std::vector<bool> unassigned = characters_of("\\p{Cn}+");
     for (const char *at = text.data(), *end = at + text.size(); at < end;) {
@@ -99,7 +99,7 @@ inline void print_unknown(const std::map<int32_t, uint64_t>& unknown) {
         count += times;
     }
     if (count == 0) return;
-    print("tokenize: %llu character%s newer than the Unicode %s of the patterns here (%s%s): with another "
+    print("tokenize: %llu character%s newer than Unicode %s, which patterns use here (%s%s): with another "
           "version they may be tokenized differently\n",
           (unsigned long long)count, count == 1 ? " is" : "s are", pattern_unicode().c_str(), names.c_str(),
           named > 8 ? ", ..." : "");
@@ -122,7 +122,7 @@ inline TokenBatch encode_batch(const TextBatch& batch, const Tokenizer& tokenize
 
 // ----------------------------------------------------------------------------
 
-// The size of a file's text, decompressed.
+// Returns the size of a file's text, decompressed.
 inline uint64_t text_size(const TextFile& file) {
     if (!file.compressed) return file.bytes;
     ProgressLine progress("tokenize: measuring " + file.path, (double)file.bytes);
@@ -142,7 +142,7 @@ inline void cut_file(TextFile& file, double fraction) {
     uint64_t size = text_size(file);
     if (size < 2) fail("%s: is too short to split; give more text, or --val-fraction 0", file.path.c_str());
     file.cut = std::clamp<uint64_t>((uint64_t)((double)size * (1 - fraction)), 1, size - 1);
-    print("tokenize: %s is the only document, so its last %g %% is for validation\n", file.path.c_str(),
+    print("tokenize: %s is the only document, so its last %g%% is for validation\n", file.path.c_str(),
           100 * fraction);
 }
 
@@ -173,11 +173,11 @@ inline DocumentSearch find_text(const TokenizeOptions& options, const std::vecto
     return search;
 }
 
-// Below this, the mean loss is accurate only to a few percent.
+// The mean loss over fewer tokens than this is accurate only to a few percent.
 constexpr uint64_t few_for_validation = 20000;
 
 // Tokenizes the files. A tokenizer trained for them gets its final name together with the shards, and the
-// record follows; the old record is removed first, so a record never describes shards that are not its own.
+// record follows; the old record is removed first, so a record never describes other shards.
 inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& tokenizer, DocumentSearch& search,
                            const std::vector<std::string>& older, unsigned threads, NewFile* tokenizer_file) {
     NewFile record_file(record_path(options.output));
@@ -254,7 +254,7 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
         print("tokenize: skipped %llu empty documents\n", (unsigned long long)splitter.empty());
     print_unknown(unknown);
     if (options.val_fraction == TokenizeOptions().val_fraction && record.val_tokens < few_for_validation) {
-        print("tokenize: note: only %llu tokens are for validation, so their loss is noisy; keep more with "
+        print("tokenize: note: only %llu tokens are for validation, so the loss is noisy; reserve more with "
               "a larger "
               "--val-fraction, or make a separate set from other text with --val-fraction 1\n",
               (unsigned long long)record.val_tokens);

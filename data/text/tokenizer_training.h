@@ -3,7 +3,7 @@ Trains a tokenizer on the text to be tokenized: byte-level byte-pair encoding, w
 GPT-2, Llama 3 or Qwen, and <|endoftext|> as the last token. It is written as a tokenizer.json that Hugging
 Face's `tokenizers` can read.
 
-If there is more text than it may learn from, it reads parts spread evenly over the files.
+If there is more text than `most_text`, only parts of it are read, spread evenly over the files.
 */
 #pragma once
 
@@ -34,7 +34,7 @@ struct TokenizerTraining {
     unsigned threads = 1;
 };
 
-// The settings in the format of a tokenizer.json.
+// Returns the settings of the pre-tokenizer, in the format of tokenizer.json.
 inline nlohmann::json pre_tokenizer_settings(PreTokenizerRules rules) {
     if (rules == PreTokenizerRules::gpt2) return byte_level_settings(true);
     return pattern_settings(tiktoken_encoding(name_of(rules)).pattern);
@@ -127,7 +127,7 @@ private:
         return begun_ = true;
     }
 
-    // In a text with an endless line, a part begins anywhere.
+    // A part may begin in the middle of a line if the line is very long.
     void add_text() {
         constexpr size_t long_line = 1 << 16;
         if (!find_beginning() && rest_.size() < long_line) return;
@@ -167,7 +167,7 @@ private:
 inline HfTokenizer train_tokenizer(const std::vector<TextFile>& files, const TokenizerTraining& options,
                                    const std::string& name) {
     if (options.vocab_size < 257) {
-        fail("--train-tokenizer %d: too few tokens; the bytes and the end of text need 257, and 8192 is "
+        fail("--train-tokenizer %d: too few tokens; bytes and the end-of-text token need 257, and 8192 is "
              "common for a small model",
              options.vocab_size);
     }

@@ -1,6 +1,6 @@
 /*
-Byte-pair encoding of one word: it is cut into its smallest tokens (bytes, or characters), and then the
-adjacent pair whose merge has the lowest rank is merged, the leftmost one first, until no pair can be.
+Byte-pair encoding of one word: it is cut into its smallest tokens (bytes, or characters). Then the adjacent
+pair whose merge has the lowest rank is merged, the leftmost one first, until no pair can be merged.
 
 Text repeats its words, so each thread caches the tokens of recent words in a table. Words too long for the
 table are first cut at places that no merge can cross; a long part (a line of one letter, for example) is
@@ -34,7 +34,7 @@ public:
         slots_.assign(size, {none, none});
     }
 
-    // Neither may be `none`. Setting an existing key replaces its value.
+    // Neither `key` nor `value` may be `none`. Setting an existing key replaces its value.
     void set(uint64_t key, uint64_t value) { slots_[place(key)] = {key, value}; }
     uint64_t get(uint64_t key) const { return slots_[place(key)].second; }
 
@@ -53,7 +53,7 @@ struct Merge {
 };
 
 struct BpeOptions {
-    bool ignore_merges = false;  // a word that is itself a token is encoded as that, regardless of merges
+    bool ignore_merges = false;  // a word that is itself a token becomes that token, regardless of merges
     bool byte_fallback =
         false;  // smallest tokens are characters, or bytes <0x00> .. <0xFF> for a character without a token
 };
@@ -74,7 +74,7 @@ public:
                 id_of_.find(options.byte_fallback ? text("<0x%02X>", byte) : std::string(1, (char)byte));
             if (found == id_of_.end()) {
                 fail("%s: the vocabulary has no token for byte 0x%02X, so some text cannot be encoded; use "
-                     "a tokenizer with all 256",
+                     "a tokenizer with all 256 bytes",
                      owner.c_str(), byte);
             }
             byte_tokens_[(size_t)byte] = found->second;
@@ -107,7 +107,7 @@ public:
             }
         }
         for_each_part(word, [&](std::string_view part) {
-            // Entries of the table were looked up as whole words, and a part is not a whole word.
+            // If ignore_merges is set, the table's entries are for whole words, and a part is not a word.
             if (part.size() <= Known::longest && !options_.ignore_merges)
                 encode_short(part, out);
             else
@@ -133,7 +133,7 @@ private:
         static constexpr size_t longest = 23;  // bytes of a word
         static constexpr size_t most = 8;      // tokens of a word
         uint64_t word[3];                      // padded with zeros; the last byte is the length
-        uint32_t instance;                     // the number of the Bpe; 0: an empty entry
+        uint32_t instance;                     // number of the Bpe that made the entry; 0: empty
         int32_t count;
         int32_t tokens[most];
     };
@@ -194,8 +194,8 @@ private:
         while (at < end) {
             const char* here = at;
             int32_t code = options_.byte_fallback ? next_code_point(at, end) : (uint8_t)*at++;
-            // A character without its own token is encoded as tokens whose text is <0x00>, so its units are
-            // '<' and '>'.
+            // A character without a token is encoded as byte tokens, whose text (<0x00>) begins with the unit
+            // '<' and ends with '>'.
             bool bytes = options_.byte_fallback && token_of_character(code) < 0;
             int32_t unit = bytes ? '<' : code;
             if (here > begin && joins_.get(pair_key(left, unit)) == FlatMap::none) {
@@ -268,8 +268,8 @@ private:
         out.insert(out.end(), tokens, tokens + count);
     }
 
-    // A token is stored at the place of its first smallest token; its length is stored at its first and last
-    // place.
+    // A token is stored where the first of its smallest tokens was; its length is stored both there and where
+    // the last of them was.
     void merge_heap(std::string_view word, std::vector<int>& out) const {
         if (word.size() > INT32_MAX)
             fail("a word of %zu bytes: is longer than 2 GiB; split the text", word.size());
@@ -298,7 +298,7 @@ private:
             if (next >= count) continue;
             uint64_t found = merge_of(tokens[place], tokens[next]);
             if (found == FlatMap::none || found >> 32 != top >> 32)
-                continue;  // one of the two was merged since
+                continue;  // one of the two has been merged since
             tokens[place] = (int)(uint32_t)found;
             tokens[next] = gone;
             uint32_t length = lengths[place] + lengths[next];

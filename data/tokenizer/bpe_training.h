@@ -1,13 +1,13 @@
 /*
 Learns a byte-pair encoding from text (Gage, 1994; Sennrich, Haddow and Birch, 2016): starting with the 256
 bytes, repeatedly makes the most frequent pair of adjacent tokens within words a new token, until the
-vocabulary has its size. Ties are broken in favor of the smaller ids, as in the BpeTrainer of Hugging Face
+vocabulary reaches its size. Ties are broken in favor of the smaller ids, as in the BpeTrainer of Hugging Face
 tokenizers, so the same words give the same tokens in both.
 
 The distinct words are concatenated in one array, and each pair has a list of the places where it occurs, so
 the cost of a merge is proportional to what it changes. Two facts keep this simple. All occurrences of a pair
 appear in the same step, when the later of its two tokens is made. And each byte string is made by at most one
-merge: no merge crosses the ends of a future token, so its inside is always merged in the same way.
+merge: no merge crosses the ends of a future token, so the bytes within it are always merged in the same way.
 */
 #pragma once
 
@@ -37,7 +37,7 @@ struct TrainedBpe {
     std::vector<std::pair<int, int>> merges;  // by rank; the i-th makes token 256 + i
 };
 
-// Bytes in the order of their ids, which is that of their characters in the byte alphabet, as in GPT-2.
+// Returns the bytes by id. As in GPT-2, they are sorted by their characters in the byte alphabet.
 inline std::array<uint8_t, 256> bytes_by_id() {
     std::array<uint8_t, 256> bytes;
     std::iota(bytes.begin(), bytes.end(), 0);

@@ -28,7 +28,7 @@ inline std::string to_byte_alphabet(std::string_view bytes) {
     return text;
 }
 
-// Returns nothing if the text has a character that represents no byte.
+// Returns nothing if the text has a character that does not represent a byte.
 inline std::optional<std::string> from_byte_alphabet(std::string_view text) {
     static constexpr std::array<int16_t, 0x144> byte_of = [] {
         std::array<int16_t, 0x144> bytes{};

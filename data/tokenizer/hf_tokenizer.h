@@ -125,7 +125,7 @@ public:
         return token >= 0 && token < vocab_size() && added_[(size_t)token] && added_[(size_t)token]->special;
     }
 
-    // Tokens that the library adds around a text if asked to "add special tokens"; encode() never does.
+    // Tokens that the library adds around a text if asked to "add special tokens"; encode() never adds them.
     const std::vector<int>& beginning() const { return beginning_; }
     const std::vector<int>& ending() const { return ending_; }
 
@@ -157,11 +157,11 @@ private:
             fail("%s: model: %s, so %s; use a tokenizer with exactly one of the two", file_.c_str(),
                  byte_level ? "byte_fallback is on and the pre_tokenizer is ByteLevel"
                             : "byte_fallback is off and the pre_tokenizer is not ByteLevel",
-                 byte_level ? "bytes have two spellings" : "some text cannot be encoded");
+                 byte_level ? "bytes can be written in two ways" : "some text cannot be encoded");
         }
         std::vector<std::string> tokens = parts_->vocabulary;
         for (std::string& token : tokens) {
-            // Words are in the byte alphabet, so a token that is not can never occur in one.
+            // Words are written in the byte alphabet, so a token with other characters cannot occur in one.
             if (byte_level) token = from_byte_alphabet(token).value_or("");
         }
         return Bpe(std::move(tokens), parts_->merges, parts_->options, file_);
@@ -205,7 +205,7 @@ private:
             step = Decoding::fuse;
         } else if (type == "Strip" && fused) {
             if (object.string("content") != " " || object.integer("stop", 0, 1 << 20) != 0)
-                fail("%s: Strip is supported only for leading spaces; use one without it", where.c_str());
+                fail("%s: Strip is supported only for leading spaces; use another decoder", where.c_str());
             dropped_spaces_ += (int)object.integer("start", 0, 1 << 20);
             step = Decoding::strip;
         } else {
@@ -232,9 +232,9 @@ private:
         }
     }
 
-    // The library decodes a normalized added token to its normalized content, which it searches for. Added
-    // tokens are never in the byte alphabet here; the library decodes them from it if it can, so that "é"
-    // becomes half a character.
+    // The library decodes a normalized added token to its normalized content, which it also searches for.
+    // Here added tokens are plain text; the library decodes them from the byte alphabet if it can, so that
+    // "é" becomes half a character.
     std::string bytes_of(const std::string& text, const AddedToken* added) const {
         std::string result = added && added->normalized ? normalizer_.apply(text) : text;
         if (pre_tokenizer_.byte_level()) return added ? result : from_byte_alphabet(text).value_or(text);
@@ -283,7 +283,7 @@ private:
         object.done(unsupported_remedy);
     }
 
-    // in the order that a file must have them in
+    // in the order in which a file must list them
     enum class Decoding { byte_level, replace, byte_fallback, fuse, strip };
 
     struct Hash {

@@ -40,8 +40,8 @@ public:
 
     void check(const std::string& made) const {
         if (made.size() > 32 * text_bytes_ + 64) {
-            fail("%s: makes more than %zu bytes of a text of %zu; use a tokenizer without such changes",
-                 where_.c_str(), made.size() - 1, text_bytes_);
+            fail("%s: produces more than %zu bytes from a text of %zu; use another tokenizer", where_.c_str(),
+                 made.size() - 1, text_bytes_);
         }
     }
 

@@ -40,7 +40,7 @@ public:
         }
     }
 
-    // Returns the text in this form. Bytes that are not UTF-8 stay, and nothing combines across them.
+    // Returns the text in this form. Bytes that are not UTF-8 are kept, and nothing combines across them.
     std::string apply(std::string_view text) const {
         std::string out;
         out.reserve(text.size());

@@ -69,7 +69,7 @@ public:
         if (!pattern.get("Regex").is_null())
             fail("%s: Replace with a Regex is not supported; use one with a String", object.what().c_str());
         std::string what = pattern.string("String");
-        if (what.empty()) fail("%s: Replace of \"\" is not supported; name a text", object.what().c_str());
+        if (what.empty()) fail("%s: Replace has an empty String; give it some text", object.what().c_str());
         pattern.done(unsupported_remedy);
         return what;
     }

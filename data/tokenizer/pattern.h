@@ -1,8 +1,8 @@
 /*
 A regular expression that cuts text into words, run by PCRE2. PCRE2's version of Unicode (14 in Debian 12)
-defines which characters are letters, digits or spaces. pattern_unicode() returns it, and characters unknown
-to it may be cut differently by another version; for all others the words are the same as those of Hugging
-Face's `tokenizers` (Unicode 16).
+defines which characters are letters, digits or spaces; pattern_unicode() returns that version. Characters
+added to Unicode later may be cut differently by another version; for all others the words are the same as
+those of Hugging Face's `tokenizers` (Unicode 16).
 
 PCRE2 reads only UTF-8. A byte that is not part of a character counts here as a character that is neither
 letter, digit nor space, so that any bytes can be cut.
@@ -134,7 +134,7 @@ private:
             return match(code.get(), (PCRE2_SPTR)subject.data(), subject.size(), at, PCRE2_NO_UTF_CHECK,
                          workspace.match, workspace.context);
         };
-        // Some backtracking over a long run of spaces is acceptable, unbounded backtracking is not. PCRE2
+        // Some backtracking over a long run of spaces is acceptable, but not without bound. PCRE2
         // limits the work for each starting position, but does not report how much it did. If a match exceeds
         // the usual limit, positions are tried one by one with growing limits, whose sum is bounded by the
         // length of the text, or for short texts by its square.

@@ -35,7 +35,7 @@ struct FreePattern {
 inline constexpr const char* pattern_grammar = R"((*LIMIT_DEPTH=3000)(*LIMIT_MATCH=1000000)(?x)
 \A (?&pattern) \z (?(DEFINE)
 
-    # Oniguruma repeats no look-around, and reads {1,2}+ and {1}? otherwise than PCRE2: braces stand alone.
+    # Oniguruma cannot repeat a look-around, and reads {1,2}+ and {1}? unlike PCRE2: no suffix after braces.
     (?<pattern>    (?: (?&item) (?&repetition)?+ | \(\?<?+[=!] (?&pattern) \) | \| )*+ )
     (?<item>       (?&character) | (?&class) | (?&set) | \((?:\?[:>])?+ (?&pattern)\) | \(\?i: (?&folded)\) )
     (?<repetition> [*+?][+?]?+ | \{ \d{1,4}+ (?: , \d{0,4}+ )?+ \} (?![+?]) )
@@ -45,13 +45,13 @@ inline constexpr const char* pattern_grammar = R"((*LIMIT_DEPTH=3000)(*LIMIT_MAT
     (?<class>      \\ (?: [sSdD] | [pP]\{ \^?+ (?&category) \} ) )
     (?<category>   C[cfnos]?+ | L[lmotu]?+ | M[cen]?+ | N[dlo]?+ | P[cdefios]?+ | S[ckmo]?+ | Z[lps]?+ )
 
-    # A '-' in a set is a character in front and at the end only, and makes a range elsewhere.
+    # A '-' in a set is a character only at the beginning or end; elsewhere it makes a range.
     (?<set>        \[ \^?+ (?!\]) (?: - (?&range)?+ )?+ (?: (?&class) | (?&member) (?&range)?+ )*+ -?+ \] )
     (?<member>     (?!&&) [^][\\-] | (?&escape) )
     (?<range>      - (?: [^][\\] | (?&escape) ) )
 
-    # If case is ignored, Oniguruma takes some letters in a row for one character (ß for ss), and treats
-    # characters beyond ASCII and negated sets in ways of its own; no pattern here needs those.
+    # If case is ignored, Oniguruma matches some sequences of letters as one (ss as ß), and differs
+    # from PCRE2 on characters beyond ASCII and on negated sets; no pattern here needs those.
     (?<folded>       (?: (?&folded_item) (?&repetition)?+ | \(\?<?+[=!] (?&folded) \) | \| )*+ )
     (?<folded_item>  (?! [sS][sStT] | [fF][fFiIlL] | [^\0-\x7f] ) (?&character) | (?&folded_set)
                      | \( (?: \?i?+: | \?> )?+ (?&folded) \) )
@@ -61,7 +61,7 @@ inline constexpr const char* pattern_grammar = R"((*LIMIT_DEPTH=3000)(*LIMIT_MAT
     (?<beyond_ascii> [^\0-\x7f] | \\u (?!00[0-7]) | \\x\{ (?! 0* [0-7]? [[:xdigit:]] \} ) )
 ))";
 
-// Returns whether the grammar accepts a pattern, or with PCRE2_PARTIAL_HARD some pattern with this prefix.
+// Returns whether the grammar accepts `part` or, with PCRE2_PARTIAL_HARD, some pattern that begins with it.
 inline bool in_pattern_grammar(std::string_view part, uint32_t mode) {
     int error;
     size_t place;

@@ -16,7 +16,7 @@ list of steps, each of which cuts the pieces that the previous one made.
 
 // How matches of a pattern are treated.
 enum class SplitBehavior {
-    isolated,              // a piece of its own
+    isolated,              // a separate piece
     removed,               // left out
     merged_with_previous,  // joined to the piece before it
     merged_with_next,
@@ -58,7 +58,7 @@ private:
         enum Kind { split, prefix_space, to_metaspace } kind;
         std::optional<Pattern> pattern;  // used by split
         SplitBehavior behavior = SplitBehavior::isolated;
-        bool invert = false;                                   // the pattern matches separators, not pieces
+        bool invert = false;                                   // the pattern matches pieces, not separators
         enum Prefix { never, first, always } prefix = always;  // used by to_metaspace
     };
 

@@ -3,8 +3,8 @@ tiktoken rank files: one line per token, its bytes in base64 and its rank, which
 neither the pattern that cuts text into words nor the special tokens; those follow from the name of the
 encoding.
 
-tiktoken merges any two adjacent tokens whose bytes together are a token, the lowest rank first. A token is
-made from only one pair, the two parts that remain after all merges of lower rank: these pairs are the merges.
+tiktoken merges any two adjacent tokens whose bytes together are a token, the lowest rank first. Each token is
+made from only one pair: the two parts left after all merges of lower rank. These pairs are the merges.
 */
 #pragma once
 
@@ -76,7 +76,7 @@ inline const std::vector<TiktokenEncoding>& tiktoken_encodings() {
     return encodings;
 }
 
-// The settings of a tokenizer.json whose text is cut by a pattern and then written in the byte alphabet.
+// Settings, as in tokenizer.json, that cut text by a pattern and then write it in the byte alphabet.
 inline nlohmann::json byte_level_settings(bool use_regex) {
     return {
         {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", use_regex}};
@@ -135,7 +135,7 @@ inline HfTokenizer parse_tiktoken(std::string_view source, const TiktokenEncodin
         for (char digit : number) good = good && digit >= '0' && digit <= '9';
         if (good) rank = std::stoi(std::string(number));
         if (!good || rank > highest)
-            fail("%s: line %d is not a token in base64 and its rank; the file is damaged or of another kind",
+            fail("%s: line %d is not a base64 token and its rank; the file is damaged or of another kind",
                  file.c_str(), line);
         if ((size_t)rank >= tokens.size()) tokens.resize((size_t)rank + 1);
         if (!tokens[(size_t)rank].empty() || !ranks.emplace(*bytes, rank).second)
@@ -155,7 +155,7 @@ inline HfTokenizer parse_tiktoken(std::string_view source, const TiktokenEncodin
         auto rank_at = [&](size_t i) {
             return rank_of(token.substr(borders[i], borders[i + 2] - borders[i]));
         };
-        std::vector<int> joined;  // ranks of two adjacent parts, joined
+        std::vector<int> joined;  // [i]: rank of parts i and i + 1 joined
         for (size_t i = 0; i + 2 < borders.size(); i++) joined.push_back(rank_at(i));
         while (borders.size() > 3) {
             auto lowest = std::min_element(joined.begin(), joined.end());
@@ -165,7 +165,7 @@ inline HfTokenizer parse_tiktoken(std::string_view source, const TiktokenEncodin
             joined.erase(lowest);
             for (size_t i = at > 0 ? at - 1 : 0; i <= at && i < joined.size(); i++) joined[i] = rank_at(i);
         }
-        if (borders.size() != 3) continue;  // a single byte, or a token only for a whole word
+        if (borders.size() != 3) continue;  // a single byte, or a token for whole words only
         int left = rank_of(token.substr(0, borders[1])), right = rank_of(token.substr(borders[1]));
         if (left == INT_MAX || right == INT_MAX)
             fail("%s: a byte has no token; the file is damaged", file.c_str());

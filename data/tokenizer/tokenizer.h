@@ -125,7 +125,7 @@ public:
         return can_cut_ ? last_word_boundary(text, 0) : 0;
     }
 
-    // Empty for bytes.
+    // Empty for the bytes tokenizer.
     const std::string& file() const { return file_; }
 
     // Everything that determines the tokens of a text, and nothing else. Not for the bytes tokenizer.
@@ -160,8 +160,8 @@ private:
     }
 
     // Words of the known patterns end where is_word_boundary() says; other patterns may depend on more
-    // context. NFC keeps letters and digits what they are; the other forms do not (NFKC turns one number
-    // character into "(1)").
+    // context. NFC never turns a letter or number into another kind of character; the other forms may (NFKC
+    // turns one number character into "(1)").
     bool has_safe_cuts() const {
         for (const AddedToken& token : hf_->parts().added) {
             bool holds_space = token.content.find_first_of(" \t\r\n") != std::string::npos;
@@ -228,7 +228,7 @@ public:
         return text;
     }
 
-    // Returns the held-back bytes after the last token.
+    // Returns the bytes that are still held back after the last token.
     std::string finish() { return std::exchange(held_, {}); }
 
 private:

@@ -90,12 +90,12 @@ private:
                 if (left.starts_with("#version")) continue;
                 size_t space = left.find(' ');
                 if (space == left.npos || left.find(' ', space + 1) != left.npos)
-                    fail("%s: model: merge %zu is not two texts with a space between; the file is damaged",
+                    fail("%s: model: merge %zu is not two strings with a space between; the file is damaged",
                          file_.c_str(), rank);
                 right = left.substr(space + 1);
                 left.resize(space);
             } else {
-                fail("%s: model: merge %zu is %s; it must be two texts", file_.c_str(), rank,
+                fail("%s: model: merge %zu is %s; it must be two strings", file_.c_str(), rank,
                      json_text(merge).c_str());
             }
             parts_.merges.push_back({id_of(left, rank), id_of(right, rank), id_of(left + right, rank)});
@@ -125,8 +125,8 @@ private:
             auto found = ids_.find(token.content);
             int given = found != ids_.end() ? found->second : std::max(next, highest + 1);
             if (given != token.id) {
-                fail("%s: has the id %d, but the library assigns it %d; write the intended id", what.c_str(),
-                     token.id, given);
+                fail("%s: has the id %d, but the tokenizers library assigns it %d; change the id to that",
+                     what.c_str(), token.id, given);
             }
             if (found == ids_.end() && (size_t)given < parts_.vocabulary.size() &&
                 !parts_.vocabulary[(size_t)given].empty()) {

@@ -42,7 +42,7 @@ public:
         for (size_t at = hash;; at++) {
             uint32_t& slot = slots_[at & (slots_.size() - 1)];
             if (slot == empty) {
-                if (entries_.size() == empty) fail("the text: has over 4 billion distinct words; use less");
+                if (entries_.size() == empty) fail("the text: has over 2^32 distinct words; use less text");
                 slot = (uint32_t)entries_.size();
                 entries_.push_back({bytes_.size(), count, (uint32_t)word.size(), hash});
                 bytes_ += word;
@@ -79,7 +79,7 @@ private:
         }
     }
 
-    std::vector<uint32_t> slots_;  // indices of entries_; a power of two of them
+    std::vector<uint32_t> slots_;  // indices of entries_; the size is a power of two
     std::vector<Entry> entries_;
     std::string bytes_;
 };
@@ -103,7 +103,7 @@ inline bool is_letter_or_number(int32_t code) {
     return code >= 0 && letters[(size_t)code];
 }
 
-// Returns whether a word ends before text[at] by the patterns of GPT-2, GPT-4, Llama 3 and Qwen, even if the
+// Returns whether the patterns of GPT-2, GPT-4, Llama 3 and Qwen all end a word before text[at], even if the
 // text on either side is missing. How they divide white space depends on what follows it. So the safe places
 // are before white space that follows a letter or number, and after a line feed between two characters that
 // are not white space, unless the next is '/', which can belong to the word before.
@@ -130,12 +130,12 @@ inline size_t last_word_boundary(std::string_view text, size_t from) {
 
 // ----------------------------------------------------------------------------
 
-// Calls `word` for each word of the text, in order. Several threads call it at the same time.
+// Calls `word` for each word of the text, in order. Several threads may call the function at the same time.
 using SplitIntoWords =
     std::function<void(std::string_view text, const std::function<void(std::string_view)>& word)>;
 
 // Counts the words of documents in several threads. One thread passes the pieces of a document in order to
-// add(), and then calls end_document(). An exception of `split` is rethrown by the calls that follow.
+// add(), and then calls end_document(). An exception that `split` throws is rethrown by later calls.
 class WordCounter {
 public:
     static constexpr size_t default_chunk = 1 << 20;  // bytes
@@ -183,7 +183,7 @@ public:
     }
 
 private:
-    // Text without a place to cut is kept until one comes, and searched again only when its size has doubled.
+    // Text without a place to cut is kept until one appears, and is searched again once its size has doubled.
     void cut_pending() {
         size_t cut = last_word_boundary(pending_, looked_);
         if (cut == 0) {
@@ -248,9 +248,9 @@ private:
 
     SplitIntoWords split_;
     size_t chunk_;
-    std::string pending_;  // text of the document that is not handed over yet
+    std::string pending_;  // text of the document that has not been handed over
     size_t looked_ = 0;    // no place to cut before this position
-    size_t next_look_;     // size of pending_ at which it is searched
+    size_t next_look_;     // size of pending_ at which it is searched again
     std::mutex mutex_;     // guards chunks_, failure_ and ended_
     std::deque<std::string> chunks_;
     std::exception_ptr failure_;

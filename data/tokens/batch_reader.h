@@ -1,7 +1,7 @@
 /*
 Micro-batches in host memory. While the device works on a batch, the next one is read: the one that the caller
-named, or the one at a constant stride. So a step waits for the disk only if reading is slower than computing.
-What is read ahead is only a guess: any batch can be requested, and it is the same whether or not it was
+named, or else the one a fixed stride later. So a step waits for the disk only if reading is slower than
+computing. Reading ahead is only a guess: any batch can be requested, and it is the same whether or not it was
 guessed.
 
 BatchReader reads in the background. Another reader (comm/batches.h) is a BatchSource as well: a subclass
@@ -24,7 +24,7 @@ defines how one batch is read, and BatchSource decides what is read ahead, and w
 #include "kernels/row_order.h"    // sort_by_token, sort_by_position
 
 // The arrays of a batch of B rows of T tokens, on the host or the device. A context rank has `own` tokens of
-// each row, and everything that it must know of the others. N = B*own.
+// each row, and everything that it must know about the others. N = B*own.
 template <typename Int>
 struct BatchArrays {
     Int* tokens = nullptr;       // (B, own)
@@ -33,13 +33,13 @@ struct BatchArrays {
     Int* positions = nullptr;    // (B, own) rows of the table that embeds or rotates tokens
     Int* by_token = nullptr;     // (N) indices sorted by token
     Int* by_position = nullptr;  // (N) indices sorted by position
-    Int* all_tokens = nullptr;   // (B, T) of all context ranks; if there is one, `tokens`
+    Int* all_tokens = nullptr;   // (B, T) of all context ranks; equals `tokens` if there is only one
 };
 
 using HostBatch = BatchArrays<const int>;
 
-// Numbers in a batch. Its arrays are contiguous, in the order of BatchArrays, so that one copy moves all of
-// them.
+// Returns the number of ints in a batch. Its arrays are contiguous, in the order of BatchArrays, so that one
+// copy moves all of them.
 inline size_t batch_ints(int B, int T, int contexts = 1) {
     size_t all = (size_t)B * (size_t)T, N = all / (size_t)contexts;
     return 5 * N + all + (contexts > 1 ? all : 0);
@@ -76,8 +76,8 @@ inline HostBatch host_batch(const int* memory, const BatchShape& shape) {
     return batch;
 }
 
-// The rows of a batch, for lookups in n-gram tables: those of the rank's own tokens, which may depend on the
-// tokens of others.
+// Returns the rows of a batch, for lookups of the rank's own tokens in n-gram tables. They hold all tokens,
+// because an n-gram may begin with tokens of another rank.
 inline std::vector<NgramTokens> rows_of(const HostBatch& batch, int B, const ContextCut& cut) {
     std::vector<NgramTokens> rows;
     for (int row = 0; row < B; row++) {
@@ -95,7 +95,7 @@ inline std::vector<NgramTokens> rows_of(const HostBatch& batch, int B, int T) {
     return rows_of(batch, B, {.T = T});
 }
 
-// Samples first .. first+count-1 of the run, followed by rows without targets up to B; the tokens of one
+// Samples first .. first+count-1 of the run, padded to B rows by rows without targets; only the tokens of one
 // context rank.
 struct BatchRequest {
     uint64_t first;
@@ -103,8 +103,8 @@ struct BatchRequest {
     bool operator==(const BatchRequest&) const = default;
 };
 
-// Writes the part of a batch that a context rank has: shape.ints() numbers. whole: the batch of all ranks,
-// whose lists and start positions of documents may be null
+// Writes a context rank's part of a batch: shape.ints() ints. whole: the batch of all ranks; its doc_start
+// and its sorted lists may be null
 inline void cut_batch(const BatchShape& shape, int context, const HostBatch& whole, int* memory) {
     const ContextCut cut = shape.cut(context);
     const int own = cut.own();
@@ -125,8 +125,8 @@ inline void cut_batch(const BatchShape& shape, int context, const HostBatch& who
     sort_by_position(batch.by_position, batch.positions, shape.B * own);
 }
 
-// Writes shape.ints() numbers. load(row, tokens, targets) is called for each of the first `count` rows.
-// Targets and documents are those of whole rows, which are cut over context ranks last.
+// Writes shape.ints() ints. Calls load(row, tokens, targets) for each of the first `count` rows. Targets and
+// document starts are computed for whole rows, which are divided among the context ranks last.
 template <typename Load>
 void write_batch(const BatchShape& shape, const BatchRequest& request, int* memory, Load&& load) {
     std::vector<int> whole(shape.contexts > 1 ? batch_ints(shape.B, shape.T) : 0);
@@ -160,8 +160,8 @@ inline void read_batch(const TokenLoader& loader, const BatchShape& shape, Batch
     });
 }
 
-// Returns how many keys the queries of each context rank see in a batch, without windows: documents make the
-// numbers differ.
+// Returns how many keys the queries of each context rank see in a batch, ignoring windows. The numbers differ
+// because of documents.
 inline std::vector<double> keys_seen(const HostBatch& batch, const BatchShape& shape) {
     std::vector<double> seen((size_t)shape.contexts);
     const ContextCut cut = shape.cut(0);

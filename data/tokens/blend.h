@@ -29,7 +29,7 @@ enum class SampleOrder { shuffled, sequential };
 
 struct BlendSource {
     std::string files;  // patterns for files_named(); only one pattern if there are weights
-    uint64_t weight;    // integers in the proportion of the weights as written
+    uint64_t weight;    // an integer; all are in the proportion of the weights as written
 };
 
 // ----------------------------------------------------------------------------
@@ -41,7 +41,7 @@ struct DecimalWeight {
     size_t decimals;
 };
 
-// Splits "0.7:rest"; returns false if the item does not begin like a weight and a colon.
+// Splits "0.7:rest"; returns false if the text before the colon does not look like a weight.
 inline bool read_weight(std::string_view item, std::string_view* number, std::string_view* rest) {
     size_t colon = item.find(':');
     if (colon == 0 || colon == std::string_view::npos) return false;
@@ -65,7 +65,7 @@ inline DecimalWeight decimal_weight(std::string_view number, const std::string& 
     if (error != std::errc() || end != digits.data() + digits.size() || digits.empty())
         fail("'%s': the weight is not a decimal number; write it like 0.7", printable(item).c_str());
     if (weight.digits == 0)
-        fail("'%s': the weight must be above 0; leave the source out", printable(item).c_str());
+        fail("'%s': the weight must be above 0; raise it, or leave the source out", printable(item).c_str());
     return weight;
 }
 
@@ -125,7 +125,7 @@ class Blend {
 public:
     static constexpr uint64_t longest_round = 1 << 20;
 
-    // Weights whose round would be longer than that are rounded to multiples of 2^-20 of their sum.
+    // Weights whose round would be longer than longest_round are rounded to multiples of 2^-20 of their sum.
     explicit Blend(const std::vector<uint64_t>& weights) : share_(weights) {
         uint64_t divisor = 0;
         unsigned __int128 sum = 0;
@@ -160,7 +160,7 @@ public:
     }
 
     size_t sources() const { return share_.size(); }
-    // A round has round() draws, draws_in_round() of them from each source.
+    // A round has round() draws; draws_in_round(source) of them are from that source.
     uint64_t round() const { return round_.size(); }
     uint64_t draws_in_round(size_t source) const { return share_[source]; }
 
@@ -183,15 +183,15 @@ private:
         for (size_t i = 0; total < longest_round; i++, total++) share_[remainders[i].second]++;
         for (uint64_t share : share_) {
             if (share == 0) {
-                fail("blend: a weight is less than a millionth of all weights; leave the source out, or give "
-                     "it a larger one");
+                fail("blend: a weight is less than a millionth of the sum of all; raise it, or leave the "
+                     "source out");
             }
         }
     }
 
-    // The n-th draw of a source, from 0, must be at a position from floor(n * length / share) on, and before
-    // ceil((n+1) * length / share). Of the draws allowed at a position, the one with the earliest deadline is
-    // made.
+    // The n-th draw of a source (n = 0, 1, ...) must be at a position from floor(n * length / share) on, and
+    // before ceil((n+1) * length / share). If several draws are allowed at a position, the one with the
+    // earliest deadline is made.
     void fill_round() {
         struct Next {
             uint64_t place;
@@ -227,8 +227,8 @@ private:
     std::vector<std::vector<uint32_t>> turns_;  // each source's positions in the round
 };
 
-// The order of all samples: each source has its own order, and draws each of its samples once in each of its
-// epochs. Sequential order is the same in every epoch.
+// The order of all samples. Each source has its own order and epochs: in an epoch, each of its samples is
+// drawn once. Sequential order is the same in every epoch.
 class BlendOrder {
 public:
     // `sizes`: samples in each source.

@@ -1,6 +1,6 @@
 /*
-Notes on a run's data before it starts: the tokenizer that made it, and whether the model is validated on its
-training data, be it the same files under any name, or copies of them.
+Notes on a run's data before the run starts: which tokenizer made it, and whether the model is validated on
+its training data, either on the same files under any name or on copies of them.
 */
 #pragma once
 

@@ -5,12 +5,12 @@ PREFIX.idx says where they begin and end (little-endian):
     at 0   "MMIDIDX\0\0"                      at 34            int32 length[S]     in tokens
        9   uint64 version, 1                  then             int64 pointer[S]    in bytes of PREFIX.bin
       17   uint8 type of a token, see below   then             int64 document[D]   its first sequence
-      18   uint64 S, sequences                then, in data sets of text and images only: int8 mode[S]
+      18   uint64 S, sequences                then, in multimodal data sets only: int8 mode[S]
       26   uint64 D, documents + 1
 
 The header is 34 bytes long, so no array is aligned, and numbers are copied out instead of accessed in place.
-Both files are memory-mapped. The whole index, and whether it fits the tokens, is checked before a token is
-read; whether a token is in the vocabulary is checked when it is used.
+Both files are memory-mapped. The whole index is checked before a token is read, and must match the size of
+PREFIX.bin; whether a token is in the vocabulary is checked when it is used.
 */
 #pragma once
 
@@ -166,7 +166,7 @@ private:
                      index_path_.c_str(), (long long)i, (long long)length(i));
             }
             if (pointer(i) < 0 || (uint64_t)pointer(i) != bytes) {
-                fail("%s: sequence %lld begins at byte %lld, but those before it end at %llu; the file is "
+                fail("%s: sequence %lld begins at byte %lld, but should begin at %llu; the file is "
                      "damaged: copy it again",
                      index_path_.c_str(), (long long)i, (long long)pointer(i), (unsigned long long)bytes);
             }
@@ -190,8 +190,8 @@ private:
                 before = first;
                 continue;
             }
-            fail("%s: document boundary %lld is %lld, but the previous one is %lld of %lld sequences; "
-                 "the file is damaged: copy it again",
+            fail("%s: document boundary %lld is %lld, but the previous one is %lld, and there are %lld "
+                 "sequences; the file is damaged: copy it again",
                  index_path_.c_str(), (long long)i, (long long)first, (long long)before,
                  (long long)sequences_);
         }

@@ -39,7 +39,7 @@ inline std::vector<uint64_t> folded_tokens(const Tokenizer* tokenizer, int vocab
 
 // A row of tokens to look up, and the context before its first token.
 struct NgramTokens {
-    const int* tokens;  // of which `count` from `first` on are looked up, preceded by `before` more
+    const int* tokens;  // those in [first, first + count) are looked up; `before` more precede tokens[0]
     int count, before = 0;
     // start of each token's document, as an index into `tokens`; null: one document
     const int* doc_start = nullptr;

@@ -1,6 +1,6 @@
 /*
-Token shards with numbered names: PREFIX_000000.bin and its successors, each of which but the last has
-shard_tokens tokens. They get their names only when all of them are complete.
+Token shards with numbered names: PREFIX_000000.bin, PREFIX_000001.bin and so on. Each has shard_tokens
+tokens, except that the last may have fewer. They get these names only once all of them are complete.
 */
 #pragma once
 

@@ -4,7 +4,7 @@ where a run was interrupted. A sample is T inputs and their T successors: T+1 to
 so each token except a file's first is predicted once per epoch.
 
 The files are one source, or several with weights (data/tokens/blend.h). The first S draws from a source of S
-samples give each sample once, so do the next S, and so on; each of these epochs of the source has its own
+samples give each sample once, as do the next S, and so on; each of these epochs of the source has its own
 order.
 */
 #pragma once
@@ -57,7 +57,7 @@ public:
     size_t sources() const { return sources_.size(); }
     const TokenSource& source(size_t i) const { return sources_[i].tokens; }
 
-    // Files too short for a sample of T+1 tokens, which are never read.
+    // Returns the files that are never read, because they are too short for a sample of T+1 tokens.
     std::vector<std::string> too_short() const {
         std::vector<std::string> paths;
         for (const auto& [tokens, first_sample, samples] : sources_) {

@@ -5,9 +5,9 @@ etc.
     {"train_gpt_tokens":1, "tokenizer":"bytes", "fingerprint":"2d06800538d394c2", "vocab_size":257,
      "document_end":256, "documents":12, "bytes":1008, "train_tokens":1000, "val_tokens":20}
 
-Tokenizers with the same fingerprint give the same tokens for any text. It covers the version of Unicode that
-patterns use, which defines what a letter is. Shards of other programs have no record, and are accepted as
-they are; a fingerprint without a version of Unicode is accepted as well.
+Tokenizers with the same fingerprint give the same tokens for any text. The fingerprint covers the version of
+Unicode that patterns use, which defines what a letter is. Shards of other programs have no record, and are
+accepted as they are; a fingerprint without a version of Unicode is accepted as well.
 */
 #pragma once
 
@@ -123,12 +123,11 @@ inline std::string check_token_record(const std::string& shard, const TokenRecor
     std::string made_with = printable(record.tokenizer);
     if (tokenizer && !was_made_with(record, *tokenizer)) {
         std::string other = tokenizer->file().empty() ? "bytes" : printable(tokenizer->file());
-        fail(
-            "%s: was made with the tokenizer %s, but is to be used with %s, a different one, or its patterns "
-            "used a Unicode version other than %s; give --tokenizer %s, tokenize the text again, or remove "
-            "%s if they are the same",
-            shard.c_str(), made_with.c_str(), other.c_str(), pattern_unicode().c_str(), made_with.c_str(),
-            record_of_shard(shard).c_str());
+        fail("%s: was made with the tokenizer %s, but this run uses %s, or that tokenizer used a Unicode "
+             "version other than %s; give --tokenizer %s, tokenize the text again, or, if the tokenizers are "
+             "the same, remove %s",
+             shard.c_str(), made_with.c_str(), other.c_str(), pattern_unicode().c_str(), made_with.c_str(),
+             record_of_shard(shard).c_str());
     }
     if (document_end < 0 || document_end == record.document_end) return "";
     return text(

@@ -37,7 +37,7 @@ struct ShardFormat {
 };
 constexpr ShardFormat shard_formats[] = {{20240520, 1, 2}, {20240801, 7, 4}};
 
-// Returns null if no shard begins with this number.
+// Returns null if no format has this magic number.
 inline const ShardFormat* find_shard_format(int32_t magic) {
     for (const ShardFormat& format : shard_formats) {
         if (format.magic == magic) return &format;
@@ -133,7 +133,7 @@ private:
             fail("%s: has version %d, but only version %d of magic %d is supported; tokenize it again", path,
                  version, format->version, magic);
         }
-        if (count <= 0) fail("%s: its header counts %d tokens; tokenize it again", path, count);
+        if (count <= 0) fail("%s: has %d tokens according to its header; tokenize it again", path, count);
         tokens_ = {shard_header_bytes, count, format->width};
         size_t expected = tokens_.file_bytes();
         if (file_.size() != expected) {
@@ -172,7 +172,7 @@ inline std::vector<std::string> files_named(const std::string& list) {
 // ----------------------------------------------------------------------------
 // writing
 
-// Writes one shard. The file gets its name in close(); without that, nothing is left.
+// Writes one shard. close() gives the file its final name; unless it is called, no file remains.
 class ShardWriter {
 public:
     ShardWriter(std::string path, int vocab)
@@ -198,10 +198,10 @@ public:
         count_ += (int64_t)n;
     }
 
-    // Writes the header and brings everything to disk, still under the temporary name.
+    // Writes the header and flushes everything to disk, still under the temporary name.
     void finish() {
         if (file_.finished()) return;
-        if (count_ == 0) fail("%s: has no tokens to store; give some text", path().c_str());
+        if (count_ == 0) fail("%s: has no tokens to store; tokenize some text", path().c_str());
         int32_t header[3] = {format_.magic, format_.version, (int32_t)count_};
         file_.write_at(0, header, sizeof header);
         file_.finish();

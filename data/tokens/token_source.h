@@ -107,7 +107,7 @@ private:
         if (!file) throw FailedPart(error.message);
         if (file->size() != checked_.tokens.file_bytes()) {
             fail_part("%s: has %zu bytes, but had %llu when it was checked; start again when nothing is "
-                      "writing it",
+                      "writing to it",
                       path.c_str(), file->size(), (unsigned long long)checked_.tokens.file_bytes());
         }
         return std::move(*file);

@@ -29,7 +29,7 @@ inline ValidationSet validation_set(const TokenLoader& files, int T, long long w
     return {.samples = samples, .tokens = samples * (uint64_t)T};
 }
 
-// Returns a hash of up to 64 of its samples, evenly spaced. files: in sequential order. Throws Error if
+// Returns a hash of up to 64 of the set's samples, evenly spaced. files: in sequential order. Throws Error if
 // tokens cannot be read.
 inline std::string hash_of_samples(const ValidationSet& set, const TokenLoader& files) {
     constexpr uint64_t most_read = 64;

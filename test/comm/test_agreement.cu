@@ -127,8 +127,8 @@ TEST_CASE("a folder that others do not share") {
     CHECK(std::filesystem::is_empty(mine.path));
     if (world().size() == 1) return;
     std::string message = refusal([&] { check_shared_folder(world(), mine.path, true, 0); });
-    CHECK(message.find("the first rank's node writes there, but this one cannot see it; name a folder on a "
-                       "file system that all nodes share") != std::string::npos);
+    CHECK(message.find("the first rank's node writes there, but this node does not see the file; name a "
+                       "folder on a file system that all nodes share") != std::string::npos);
     CHECK(std::filesystem::is_empty(mine.path));
     CHECK(refusal([&] { check_shared_folder(world(), mine.path, world().is_root(), 0); }) == "");
 }

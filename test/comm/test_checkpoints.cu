@@ -619,7 +619,7 @@ TEST_CASE("a checkpoint of another model is refused by name") {
     ToyModel other = saved;
     refused(saved, {}, "has only weights, and no optimizer state; ");
     other.rows[0].rows = 52;
-    refused(other, {.training = false}, "tensor in is 51 x 16, and in the model 52 x 16; ");
+    refused(other, {.training = false}, "tensor in is 51 x 16, but 52 x 16 in the model; ");
     other = saved;
     other.layers = 6;
     refused(other, {.training = false}, "has no tensor layers.5.norm, which the model has; ");
@@ -691,15 +691,14 @@ TEST_CASE("tensors of several pieces, of whole rows and of some columns") {
 static std::string expected_words(Dtype weight, bool master, bool keep_master) {
     bool wide = weight == Dtype::fp32;
     std::string words;
-    if (wide && narrow) words = "weights fp32 in the checkpoint, rounded to bf16";
-    if (!wide && !narrow && (!master || keep_master))
-        words = "weights bf16 in the checkpoint, widened to fp32";
+    if (wide && narrow) words = "weights stored as fp32, rounded to bf16";
+    if (!wide && !narrow && (!master || keep_master)) words = "weights stored as bf16, widened to fp32";
     if (!wide && !narrow && master && !keep_master)
-        words = "weights bf16 in the checkpoint, taken from its fp32 master copy";
+        words = "weights stored as bf16, restored from the fp32 master copy";
     std::string copy;
     if (keep_master && !master)
-        copy = text("no master copy in the checkpoint, made from its %s weights", dtype_name(weight));
-    if (narrow && master && !keep_master) copy = "the fp32 master copy in the checkpoint is left out";
+        copy = text("no master copy in the checkpoint: one was made from its %s weights", dtype_name(weight));
+    if (narrow && master && !keep_master) copy = "the fp32 master copy in the checkpoint is not used";
     return words + (words.empty() || copy.empty() ? "" : "; ") + copy;
 }
 

@@ -69,7 +69,7 @@ TEST_CASE("inference: a cut that does not divide the model or the ranks, and a m
     CHECK(refusal({.pp = 3}).starts_with(
         text("--pp 3: a multiple of 3 processes is needed and this run has %d", ranks)));
     CHECK(refusal({}, 1000).ends_with(
-        "ask for less at once, or start more processes, which share it (mpirun -np)"));
+        "ask for less at once, or cut the model over more processes (mpirun -np)"));
     if (ranks == 1)
         CHECK(
             refusal({.tp = 2}).starts_with("--tp 2: a multiple of 2 processes is needed and this run has 1"));

@@ -550,8 +550,8 @@ TEST_CASE("launchers say how many processes there are") {
     CHECK_NOTHROW(check_all_started());
     setenv("SLURM_NTASKS", "16", 1);
     CHECK_THROWS_WITH(check_all_started(),
-                      "SLURM_NTASKS is 16, and this process is alone; start all with srun --mpi=pmix or with "
-                      "mpirun, or unset SLURM_NTASKS to train in one");
+                      "SLURM_NTASKS is 16, but this process is alone; start all tasks with srun --mpi=pmix "
+                      "or mpirun, or unset SLURM_NTASKS to train in one process");
     setenv("OMPI_COMM_WORLD_SIZE", "1", 1);  // one process is intended
     setenv("OMPI_COMM_WORLD_RANK", "0", 1);
     CHECK_NOTHROW(check_all_started());

@@ -312,7 +312,7 @@ TEST_CASE("a pipeline for evaluation alone, without a ring, in less memory") {
     CHECK_REFUSED(pipeline.run(pipeline_actions(shape, stage), n, nothing), "more room than was allocated");
     CHECK_REFUSED(pipeline.run(forward_actions(shape), n + 1, nothing), "more room than was allocated");
     CHECK_REFUSED(Pipeline(memory, mesh, {gpipe, stages + 1, 5}, capacity, n, test_stream(), true),
-                  "one shape");
+                  "make them agree");
     if (stages == 1) return;
     shape = {interleaved, stages, stages, 2};
     capacity = pipeline_capacity(forward_actions(shape), 2);

@@ -827,7 +827,7 @@ TEST_CASE("options of the layout hold, and one layout is explained as it is give
                                    "--tp 8 --micro-batch 1")["layouts"][0];
     CHECK(large["fits"] == false);
     CHECK(large["warnings"][0].get<std::string>().find("does not fit") != std::string::npos);
-    CHECK(planned_text(line + " --explain --tp 16 --micro-batch 1").find("tensor groups of 16 cross nodes") !=
+    CHECK(planned_text(line + " --explain --tp 16 --micro-batch 1").find("tensor groups of 16 span nodes") !=
           std::string::npos);
 }
 
@@ -904,6 +904,18 @@ TEST_CASE("absurd sizes are planned or refused, soon" * doctest::test_suite("lon
         std::string error = error_of([&] { CHECK(planned(line)["layouts"].size() >= 1); });
         if (error != "no error") check_refusal(error, "plan:", __LINE__);
     }
+}
+
+TEST_CASE("layers are listed for one number of parts, and by memory as by time") {
+    const std::string model = "--model gpt2-350M --global-batch 512k --gpus 16 --machine h100 ";
+    for (auto& layout : planned(model + "--pp-layers 5,7,7,5")["layouts"])
+        CHECK(layout["pp"].get<int>() * layout["pp_chunks"].get<int>() == 4);
+    check_refusal(error_of([&] { planned(model + "--pp 2 --pp-schedule 1f1b --pp-layers 5,7,7,5"); }), "",
+                  __LINE__);
+    CHECK(planned(model + "--pp 4 --pp-layers memory")["layouts"][0]["seconds"] ==
+          planned(model + "--pp 4 --pp-layers time")["layouts"][0]["seconds"]);
+    CHECK(planned_text(model + "--pp 4 --pp-layers memory").find("--pp-layers memory: planned like time") !=
+          std::string::npos);
 }
 
 TEST_CASE("--tp auto keeps what the command line gives, be it the default") {

@@ -148,7 +148,7 @@ TEST_CASE("an epilogue fused or not, whichever was chosen") {
     struct Case {
         Product product;
         Operands operands;
-        std::function<void()> run, unfused;  // with the current choices; and as without epilogues
+        std::function<void()> run, unfused;  // the current choices; and no epilogues
         std::function<std::vector<double>()> result;
     };
     std::vector<Case> cases;

@@ -235,7 +235,7 @@ TEST_CASE("a table on disk returns to the last checkpoint, reading only what has
     CheckpointReader reader(last);
     for (uint64_t size : reader.index().file_bytes) written += size;
     auto resumed = [&](const std::function<void(Tables&)>& check) {
-        // as in a new process; a Tables that is made for disk would clear the file
+        // a new process would do this; Tables made for disk would clear the file
         Tables run(folder.path, TablePlace::host);
         ZeroSettings settings = run.tables->settings();
         settings.table_place = TablePlace::disk;

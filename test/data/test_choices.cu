@@ -105,8 +105,8 @@ TEST_CASE("choices: JSON lines that are refused") {
         {R"({"context": 3, "choices": ["a", "b"], "answer": 0})", "context is 3; it must be a string"},
         {R"({"context": "c", "answer": 0})", "choices is missing"},
         {R"({"context": "c", "choices": "ab", "answer": 0})", "choices is \"ab\"; it must be an array"},
-        {R"({"context": "c", "choices": [], "answer": 0})", "choices has 0"},
-        {R"({"context": "c", "choices": ["a"], "answer": 0})", "choices has 1"},
+        {R"({"context": "c", "choices": [], "answer": 0})", "choices has length 0"},
+        {R"({"context": "c", "choices": ["a"], "answer": 0})", "choices has length 1"},
         {R"({"context": "c", "choices": ["a", 7], "answer": 0})", "choices[1] is 7; it must be a string"},
         {R"({"context": "c", "choices": ["a", ""], "answer": 0})", "choices[1] is empty"},
         {R"({"context": "c", "choices": ["a", "b"]})", "answer is missing"},
@@ -220,7 +220,7 @@ TEST_CASE("choices: evaluation files that are refused") {
     for (uint16_t size : {31, 33, 34, 65535}) broken(1, size, text("has %d bytes by its own count", size));
     broken(1, 0, "ends too early");
     broken(1, 8, "ends too early");
-    broken(1, 30, "has 3 tokens in choice 2 by its count, but ends before that");
+    broken(1, 30, "claims 3 tokens in choice 2, but ends before that");
     broken(2, 0, "is numbered 0");
     broken(2, 2, "is numbered 2");
     broken(3, 3, "has answer 3, but its choices are numbered 0 to 2");
@@ -229,13 +229,13 @@ TEST_CASE("choices: evaluation files that are refused") {
     broken(4, 1, "has 1 choices");
     broken(4, 4, "ends too early");
     broken(5, 0, "has no tokens in the context");
-    broken(5, 65535, "has 65535 tokens in the context by its count");
+    broken(5, 65535, "claims 65535 tokens in the context");
     broken(6, 65535, "has the mark 65535 among the tokens of the context");
     broken(7, 0, "has no tokens in choice 0");
-    broken(7, 3, "has 21 tokens in choice 1 by its count");
+    broken(7, 3, "claims 21 tokens in choice 1");
     broken(10, 0, "has no tokens in choice 1");
     broken(12, 2, "has 2 bytes after its last choice");
-    broken(12, 4, "has 4 tokens in choice 2 by its count");
+    broken(12, 4, "claims 4 tokens in choice 2");
     broken(15, 65535, "has the mark 65535 among the tokens of choice 2");
 
     // A file that is cut short anywhere is refused.

@@ -63,10 +63,11 @@ TEST_CASE("shards: every fault of a file is one clear line") {
         {"version", shard_bytes(20240520, 2, 10, ten), "has version 2"},
         {"version of the other magic", shard_bytes(20240520, 7, 10, ten), "has version 7"},
         {"version of the other magic", shard_bytes(20240801, 1, 10, ten), "has version 1"},
-        {"no tokens", shard_bytes<uint16_t>(20240520, 1, 0, {}), "counts 0 tokens"},
-        {"negative count", shard_bytes(20240520, 1, -10, ten), "counts -10 tokens"},
+        {"no tokens", shard_bytes<uint16_t>(20240520, 1, 0, {}), "has 0 tokens according to its header"},
+        {"negative count", shard_bytes(20240520, 1, -10, ten), "has -10 tokens according to its header"},
         {"largest count", shard_bytes(20240520, 1, INT32_MAX, ten), "truncated"},
-        {"smallest count", shard_bytes(20240520, 1, INT32_MIN, ten), "counts -2147483648 tokens"},
+        {"smallest count", shard_bytes(20240520, 1, INT32_MIN, ten),
+         "has -2147483648 tokens according to its header"},
         {"wrong width", shard_bytes(20240801, 7, 10, ten), "truncated"},
     };
     std::string path = folder / "bad.bin";

@@ -224,7 +224,7 @@ TEST_CASE("data report: text that begins in the middle of a character, and what 
     lines = report.file(path);
     CHECK(lines.find("      | a<|300|>b\n") != std::string::npos);
     CHECK(lines.find("  DAMAGED     " + path +
-                     ": has token 300, outside the vocabulary of 257 of the tokenizer bytes; ") !=
+                     ": has token 300, outside the 257 tokens of the tokenizer bytes; ") !=
           std::string::npos);
     CHECK(report.damaged() == Lines{path});
 }
@@ -319,7 +319,7 @@ TEST_CASE("data report: a damaged file does not hide the others") {
     CHECK(error == "no error");
     CHECK(out.find(good) < out.find(more));
     CHECK(out.find(good, out.find(good) + 1) == std::string::npos);
-    CHECK(out.find("together, 2 files\n"
+    CHECK(out.find("total of 2 files\n"
                    "  tokens      15\n"
                    "  largest     token 256: fits a vocabulary of 257\n"
                    "  documents   3 of 3 .. 6 tokens, 4.0 on average\n"
@@ -332,7 +332,7 @@ TEST_CASE("data report: a damaged file does not hide the others") {
     std::tie(out, error) = printed_by([&] { report_data({cut, good, more}, &bytes, -1); });
     check_error(error, cut, "is truncated: 1030 bytes");
     CHECK(out.find("  DAMAGED     " + error + "\n") != std::string::npos);
-    CHECK(out.find("together, 2 files\n  tokens      15\n") != std::string::npos);
+    CHECK(out.find("total of 2 files\n  tokens      15\n") != std::string::npos);
 
     // Several are damaged; one of them is missing, and one is a folder.
     std::tie(out, error) = printed_by([&] {
@@ -341,7 +341,7 @@ TEST_CASE("data report: a damaged file does not hide the others") {
     check_error(error, "data",
                 "4 of 6 files are damaged (" + cut + ", " + (folder / "other.bin") + ", " +
                     (folder / "no*thing") + ", " + folder.path + ")");
-    CHECK(out.find("together, 2 files") != std::string::npos);
+    CHECK(out.find("total of 2 files") != std::string::npos);
     CHECK(out.find("no such file") != std::string::npos);
     CHECK(out.find("is a folder") != std::string::npos);
     CHECK(out.find("is not a token shard") != std::string::npos);

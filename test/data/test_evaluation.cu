@@ -118,7 +118,7 @@ TEST_CASE("evaluation: tokens that are not the tokenizer's, and files that are n
     write_file(path, shard_bytes({1, 2, 280, 4, 5, 6}));
     Tokenizer bytes;
     Options o = small_options(2, 5, 256);
-    CHECK_REFUSED(evaluate(path, 0, o, &bytes), "has token 280");
+    CHECK_REFUSED(evaluate(path, 0, o, &bytes), "token 280 is not in the tokenizer");
     CHECK(evaluate(path, 0, o, nullptr).targets == 5);
     write_file(path, shard_bytes({1, 2, 301, 4, 5, 6}));
     CHECK_REFUSED(evaluate(path, 0, o, nullptr), "301");
@@ -144,9 +144,8 @@ TEST_CASE("evaluation: the likeliest choice of each question") {
         CHECK(score.examples == 3);
         CHECK(score.right_by_sum == 1);
         CHECK(score.right_by_mean == 2);
-        CHECK(
-            score_text(ChoiceScore{100, 50, 90}, "q") ==
-            "right 50.0% +- 5.0 by the sum of log-likelihoods, 90.0% +- 3.0 by their mean per token, of 100 "
-            "questions of q");
+        CHECK(score_text(ChoiceScore{100, 50, 90}, "q") ==
+              "right 50.0% +- 5.0 by the sum of log-likelihoods, 90.0% +- 3.0 by their mean per token  (100 "
+              "questions of q)");
     }
 }

@@ -235,7 +235,7 @@ TEST_CASE("hf tokenizer: what is not supported is refused by name") {
              f["post_processor"] = {{"type", "RobertaProcessing"}};
          }},
         {"single_word", [](json& f) { f["added_tokens"][0]["single_word"] = true; }},
-        {"but the library assigns it 700", [](json& f) { f["added_tokens"][0]["id"] = 701; }},
+        {"but the tokenizers library assigns it 700", [](json& f) { f["added_tokens"][0]["id"] = 701; }},
         {"appears twice", [](json& f) { f["added_tokens"].push_back(f["added_tokens"][0]); }},
         {"is empty", [](json& f) { f["added_tokens"][0]["content"] = ""; }},
         {"lstrip is 1; it must be true or false", [](json& f) { f["added_tokens"][0]["lstrip"] = 1; }},
@@ -257,7 +257,7 @@ TEST_CASE("hf tokenizer: what is not supported is refused by name") {
          [](json& f) {
              f["model"]["merges"][0] = {"z", "z"};
          }},
-        {"merge 0 is not two texts", [](json& f) { f["model"]["merges"][0] = "a b c"; }},
+        {"merge 0 is not two strings", [](json& f) { f["model"]["merges"][0] = "a b c"; }},
         {"merge 1 is 7", [](json& f) { f["model"]["merges"][1] = 7; }},
         {"vocab is an array", [](json& f) { f["model"]["vocab"] = json::array(); }},
         {"vocab is empty", [](json& f) { f["model"]["vocab"] = json::object(); }},
@@ -307,14 +307,14 @@ TEST_CASE("hf tokenizer: its file and the text bound what it costs") {
         f["added_tokens"] = {{{"id", 700}, {"content", std::string(257, 'a')}}};
     });
     const json bomb = replace("a", std::string(100, 'a'));
-    check_refused("llama2", "decoder: makes more than", [&](json& f) {
+    check_refused("llama2", "decoder: produces more than", [&](json& f) {
         for (int i = 0; i < 5; i++) f["decoder"]["decoders"].insert(f["decoder"]["decoders"].begin(), bomb);
     });
     json file = golden_file("gpt2");
     file["normalizer"] = list("normalizers", 5, bomb);
     HfTokenizer tokenizer = parse_tokenizer_json(file.dump(), "t.json");
     CHECK(tokenizer.encode("xyz").size() > 0);
-    check_error(error_of([&] { tokenizer.encode("abc"); }), "t.json: normalizer", "of a text of 3");
+    check_error(error_of([&] { tokenizer.encode("abc"); }), "t.json: normalizer", "from a text of 3");
     file["normalizer"] = replace("a", std::string(33, 'a'));
     tokenizer = parse_tokenizer_json(file.dump(), "t.json");
     CHECK(tokenizer.decode(tokenizer.encode("aba")).size() == 67);
@@ -525,13 +525,13 @@ TEST_CASE("tiktoken: rank files") {
         return error_of([&] { parse_tiktoken(source, tiktoken_encoding("gpt2"), "ranks"); });
     };
     check_error(refuse(ranks + "IQ== 0\n"), "ranks", "repeats a token or a rank");
-    check_error(refuse(ranks + "IQ==\n"), "ranks", "line 705 is not a token");
-    check_error(refuse(ranks + "IQ 9999\n"), "ranks", "line 705 is not a token");
-    check_error(refuse(ranks + "I*== 9999\n"), "ranks", "line 705 is not a token");
-    check_error(refuse(ranks + "IiIiIg== 99999999999\n"), "ranks", "line 705 is not a token");
+    check_error(refuse(ranks + "IQ==\n"), "ranks", "line 705 is not a base64 token");
+    check_error(refuse(ranks + "IQ 9999\n"), "ranks", "line 705 is not a base64 token");
+    check_error(refuse(ranks + "I*== 9999\n"), "ranks", "line 705 is not a base64 token");
+    check_error(refuse(ranks + "IiIiIg== 99999999999\n"), "ranks", "line 705 is not a base64 token");
     check_error(refuse(ranks + "IiIiIg== 50256\n"), "ranks", "token 50256 is not a special token");
     check_error(refuse("IQ== 0\n"), "ranks", "no token for byte 0x00");
-    check_error(refuse(ranks + "IiIiIg== 4194303\n"), "ranks", "line 705 is not a token");
+    check_error(refuse(ranks + "IiIiIg== 4194303\n"), "ranks", "line 705 is not a base64 token");
     // The parts of a token are looked up once, and again only where two were joined. So four times as many
     // tokens, of up to four times the length, take 16 times as long, and not 64 times.
     auto seconds_for = [&](size_t longest) {

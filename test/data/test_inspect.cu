@@ -98,10 +98,10 @@ TEST_CASE("every damaged piece is named") {
     CHECK_REFUSED(inspect_checkpoint({.run = run.path, .verify = true}), "2 of 6 pieces are damaged; ");
 
     write_file(path, good.substr(0, 1000));
-    CHECK(
-        damage_of(folder) ==
-        Lines{path + ": 1000 bytes, but the index says 48064; use another checkpoint",
-              folder + ": 3 of 6 pieces are damaged, 1 of 3 data files as a whole; use another checkpoint"});
+    CHECK(damage_of(folder) ==
+          Lines{path + ": 1000 bytes, but the index says 48064; use another checkpoint",
+                folder +
+                    ": 3 of 6 pieces are damaged, 1 of 3 data files are unusable; use another checkpoint"});
     CHECK_REFUSED(inspect_checkpoint({.run = run.path, .verify = false}),
                   "1000 bytes, but the index says 48064; ");
 
@@ -124,10 +124,10 @@ TEST_CASE("every damaged piece is named") {
     // also a file without pieces
     fs::remove(folder + "/data_00002.bin");
     write_file(path, good);
-    CHECK(
-        damage_of(folder) ==
-        Lines{folder + "/data_00002.bin: cannot open it: No such file or directory; check the path",
-              folder + ": 0 of 6 pieces are damaged, 1 of 3 data files as a whole; use another checkpoint"});
+    CHECK(damage_of(folder) ==
+          Lines{folder + "/data_00002.bin: cannot open it: No such file or directory; check the path",
+                folder +
+                    ": 0 of 6 pieces are damaged, 1 of 3 data files are unusable; use another checkpoint"});
     CHECK_REFUSED(inspect_checkpoint({.run = run.path, .verify = false}),
                   "data_00002.bin: cannot stat it: No such file");
 }

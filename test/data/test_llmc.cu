@@ -454,8 +454,9 @@ TEST_CASE_FIXTURE(Folder, "state that is damaged, or not of the model") {
     for (int place : {6, 9, 11, 19, 24, 29, 34, 255})
         check(0, with(0, place, 1), "of the header is 1; it must be zero");
     for (int rank : {0, 1}) {
-        check(rank, good.bytes(rank) + "x", "its size fits no state of ");
-        check(rank, good.bytes(rank).substr(0, good.bytes(rank).size() - 4), "its size fits no state of ");
+        check(rank, good.bytes(rank) + "x", "its size does not fit a state of ");
+        check(rank, good.bytes(rank).substr(0, good.bytes(rank).size() - 4),
+              "its size does not fit a state of ");
     }
     check(1, State{.ranks = 2}.bytes(1), "differs in size from ");
 
@@ -466,10 +467,10 @@ TEST_CASE_FIXTURE(Folder, "state that is damaged, or not of the model") {
     size_t tail = bytes.size() - (8 + 12 + 8 + 44 + 2520);
     for (uint64_t count : std::vector<uint64_t>{0, 4, UINT64_MAX, 1ull << 62, 1ull << 61}) {
         memcpy(bytes.data() + tail, &count, 8);
-        check(0, bytes, "its size fits no state of ");
+        check(0, bytes, "its size does not fit a state of ");
     }
     for (size_t size = tail; size < bytes.size(); size += 7)
-        check(0, shuffling.bytes(0).substr(0, size), "its size fits no state of ");
+        check(0, shuffling.bytes(0).substr(0, size), "its size does not fit a state of ");
 
     // this file belongs to another save
     write(good);

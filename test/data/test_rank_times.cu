@@ -200,7 +200,7 @@ TEST_CASE("a slow rank is told in words and for the log") {
     all.take_interval();
     REQUIRE(all.slow().size() == 1);
     CHECK(all.slow_text(all.slow()[0]).starts_with("rank 3 on a: 1.4"));
-    CHECK(all.slow_text(all.slow()[0]).ends_with(" times its peers, most in backward"));
+    CHECK(all.slow_text(all.slow()[0]).ends_with(" times as slow as its peers, mostly in backward"));
     CHECK(all.slowest_text() == "slowest rank 3 (backward 1.5x)");
     CHECK(all.slow_record()[0]["rank"] == 3);
     CHECK(all.slow_record()[0]["phase"] == "backward");

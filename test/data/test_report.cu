@@ -135,7 +135,7 @@ TEST_CASE("a log that is damaged is read as far as it goes, and the notes say wh
     RunHistory run(run_with(folder, "run", log));
     CAPTURE(notes_of(run));
     CHECK(holds_text(notes_of(run), "options.json: is missing"));
-    CHECK(holds_text(notes_of(run), "log.jsonl: 2 lines of 9 could not be read, the first is line 4\n"));
+    CHECK(holds_text(notes_of(run), "log.jsonl: 2 lines of 9 could not be read; the first is line 4\n"));
     CHECK(holds_text(notes_of(run), "log.jsonl: the last line is cut short after 13 bytes"));
     CHECK(holds_text(notes_of(run), "log.jsonl: a NaN or an infinity in 1 line"));
     CHECK(holds_text(notes_of(run), "log.jsonl: 7 lines could never be written"));
@@ -367,14 +367,14 @@ TEST_CASE("validation losses of other tokens are not laid over each other withou
     const std::string a = run("a", {"1f"}, 8), b = run("b", {"1f"}, 16), c = run("c", {"2e"}, 8),
                       d = run("d", {}, 8), e = run("e", {}, 16), changes = run("f", {"2e", "1f"}, 8);
     auto differ = [&](const std::string& other) {
-        return "its validation loss is computed on other tokens than that of " + other +
+        return "its validation loss is computed on different tokens from that of " + other +
                ": the two cannot be compared";
     };
     CHECK(notes({a, b}) == "");
     CHECK(notes({a, c}) == differ(a));
     CHECK(notes({a, d}) == "");
     CHECK(notes({d, e}) == differ(d));
-    CHECK(notes({changes}) == "its validation loss is computed on other tokens from step 1 on");
+    CHECK(notes({changes}) == "its validation loss is computed on different tokens from step 1 on");
 }
 
 TEST_CASE("validation sets are compared by name, and by their tokens where one has no name") {
@@ -477,7 +477,7 @@ TEST_CASE("a log of many names makes no table that is much larger than itself") 
     for (int i = 0; i < 300; i++) log += "{\"step\":1,\"n" + std::to_string(i) + "\":1}\n";
     std::string path = run_with(folder, "run", log);
     check_error(error_of([&] { report({path}, "", ReportFormat::csv); }), path + "/log.jsonl",
-                "numbers under more than 300 names");
+                "has more than 300 different fields");
     CHECK_FALSE(exists(path + "/report.csv"));
 }
 

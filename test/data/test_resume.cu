@@ -316,8 +316,9 @@ TEST_CASE("--tp and --pp of a checkpoint are kept where they fit, and else lower
     CHECK_REFUSED(cut({"--tp", "2", "--pp", "2"}, 3), "--tp 2 --pp 2: a multiple of 4 processes is needed");
     CHECK_REFUSED(cut({"--tp", "2"}, 3), "a multiple of 4 processes is needed");
     CHECK_REFUSED(cut({"--dp", "3"}, 4), "--dp 3: with --tp 2 and --pp 2 needs 12 processes");
-    CHECK_REFUSED(cut({}, 1000),
-                  "was made by 4, and its options do not fit 1000; start 4, or: --global-batch 12288");
+    CHECK_REFUSED(
+        cut({}, 1000),
+        "was made by 4 processes, and its options do not fit 1000; start 4, or: --global-batch 12288");
     // --init: only the new run's options decide the layout
     TrainingLine line = train({"--init", "runs/a", "--train-data", "x"}, of_4, 3);
     CHECK(line.options.dp == 3);
@@ -601,7 +602,7 @@ TEST_CASE("the tokenizer is the copy in the run, unless another is given") {
     CHECK_REFUSED(train({"--resume", "runs/a", "--tokenizer", llama3.c_str()}, bytes),
                   "the run has another, bytes");
     CHECK_REFUSED(train({"--init", "runs/a", "--train-data", "y.bin", "--tokenizer", llama3.c_str()}, bytes),
-                  "but the model of runs/a/checkpoints/step_00000100 only 257; ");
+                  "but the model of runs/a/checkpoints/step_00000100 has only 257; ");
 }
 
 TEST_CASE("the places where a run may begin follow from the command line") {
@@ -772,7 +773,8 @@ TEST_CASE("a trained model is a run or a checkpoint of it") {
     CHECK(values == some_values);
     CHECK(TrainedModel(checkpoint_folder(run, 5), "").options.layers == 2);
     CHECK(!TrainedModel(run, "none").tokenizer);
-    CHECK_REFUSED(TrainedModel(run, llama3), "but the model of " + checkpoint_folder(run, 7) + " only 257; ");
+    CHECK_REFUSED(TrainedModel(run, llama3),
+                  "but the model of " + checkpoint_folder(run, 7) + " has only 257; ");
     CHECK_REFUSED(TrainedModel(folder / "none", ""), folder / "none" + ": ");
 
     make_checkpoint(run, 9, record({"--tokenizer", llama3.c_str()}));

@@ -186,7 +186,7 @@ TEST_CASE("a run that goes on says what its libraries have become") {
     CHECK(communication_note(last, "MPI 4, NCCL 2.28.3, NCCL_ALGO=Ring") == "");
     CHECK(communication_note(last, "MPI 4, NCCL 2.29.1") ==
           "communication used MPI 4, NCCL 2.28.3, NCCL_ALGO=Ring and now uses MPI 4, NCCL 2.29.1: sums "
-          "may be made "
+          "may be computed "
           "in another order, and differ in their last bits");
     // Older records do not say.
     last.erase("communication");

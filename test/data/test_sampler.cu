@@ -136,14 +136,14 @@ TEST_CASE("sampler: u goes along the tokens by id") {
 TEST_CASE("sampler: what is no number is refused") {
     for (float temperature : {0.0f, 1.0f}) {
         Sampling sampling{.temperature = temperature};
-        CHECK_REFUSED(choose_token({1, NAN, 2}, sampling, {}, 0.5f), "logits: that of token 1 is nan");
-        CHECK_REFUSED(choose_token({-NAN, 1}, sampling, {}, 0.5f), "logits: that of token 0 is");
-        CHECK_REFUSED(choose_token({1, 2, INFINITY}, sampling, {}, 0.5f), "logits: that of token 2 is inf");
-        CHECK_REFUSED(choose_token({-INFINITY, -INFINITY}, sampling, {}, 0.5f), "logits: all are -inf");
+        CHECK_REFUSED(choose_token({1, NAN, 2}, sampling, {}, 0.5f), "the logit of token 1 is nan");
+        CHECK_REFUSED(choose_token({-NAN, 1}, sampling, {}, 0.5f), "the logit of token 0 is");
+        CHECK_REFUSED(choose_token({1, 2, INFINITY}, sampling, {}, 0.5f), "the logit of token 2 is inf");
+        CHECK_REFUSED(choose_token({-INFINITY, -INFINITY}, sampling, {}, 0.5f), "all logits are -inf");
     }
     Tokens seen{0};
     CHECK_REFUSED(choose_token({NAN, 1}, {.repetition_penalty = 2}, seen, 0.5f),
-                  "logits: that of token 0 is nan");
+                  "the logit of token 0 is nan");
 }
 
 // Draws many tokens and returns Pearson's chi-square of their counts. If they are drawn from `probabilities`,

@@ -310,26 +310,26 @@ TEST_CASE("JSON lines: damaged lines are refused with a reason and a remedy") {
         {R"({"text": "a", NaN: 1})", "not valid JSON"},
         {R"({"text": "\ud800\ud8"})", "not valid JSON"},
         {R"({"text": "\ud800)", "not valid JSON"},
-        {R"({"text": NaN})", "is no text"},
-        {"Infinity", "no JSON object"},
+        {R"({"text": NaN})", "is not a string"},
+        {"Infinity", "not a JSON object"},
         {std::string("{\"text\": \"\0\"}", 13), "not valid JSON"},
         {"{\"text\": \"a\tb\"}", "not valid JSON"},
         {R"({"text": "a", "n": 1e999})", "not valid JSON"},
         {"plain text", "not valid JSON"},
-        {R"("text")", "no JSON object"},
-        {R"(["text"])", "no JSON object"},
-        {R"([{"text": "a"}])", "no JSON object"},
-        {"null", "no JSON object"},
+        {R"("text")", "not a JSON object"},
+        {R"(["text"])", "not a JSON object"},
+        {R"([{"text": "a"}])", "not a JSON object"},
+        {"null", "not a JSON object"},
         {"{}", "no field \"text\""},
         {R"({"content": "a"})", "no field \"text\""},
         {R"({"meta": {"text": "a"}})", "no field \"text\""},
-        {R"({"text": null})", "is no text"},
-        {R"({"text": 1})", "is no text"},
-        {R"({"text": true})", "is no text"},
-        {R"({"text": -1})", "is no text"},
-        {R"({"text": 1.5})", "is no text"},
-        {R"({"text": ["a"]})", "is no text"},
-        {R"({"text": {"text": "a"}})", "is no text"},
+        {R"({"text": null})", "is not a string"},
+        {R"({"text": 1})", "is not a string"},
+        {R"({"text": true})", "is not a string"},
+        {R"({"text": -1})", "is not a string"},
+        {R"({"text": 1.5})", "is not a string"},
+        {R"({"text": ["a"]})", "is not a string"},
+        {R"({"text": {"text": "a"}})", "is not a string"},
         {R"({"text": "a", "text": "b"})", "twice"},
         {R"({"text": [], "text": "b"})", "twice"},
     };
@@ -471,7 +471,7 @@ TEST_CASE("batches: a long line of a small file is refused before it is in memor
         });
     };
     check_error(refused(folder / "a.jsonl.gz"), folder / "a.jsonl.gz:2", "the line is longer than 4 MiB");
-    check_error(refused(folder / "a.txt.gz"), folder / "a.txt.gz", "has 4 MiB that this tokenizer");
+    check_error(refused(folder / "a.txt.gz"), folder / "a.txt.gz", "has 4 MiB of text that this tokenizer");
 }
 
 TEST_CASE("batches: a file that is cut is two documents, and characters stay whole") {

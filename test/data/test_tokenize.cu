@@ -345,7 +345,7 @@ TEST_CASE("tokenize: damaged lines and cut files leave nothing, and are named wh
         for (int vocabulary : {0, 300}) {
             options.train_tokenizer = vocabulary;
             options.inputs = {folder / "text", folder / "x.jsonl"};
-            check_error(error_of([&] { tokenize(options); }), folder / "x.jsonl:12345", "is no text");
+            check_error(error_of([&] { tokenize(options); }), folder / "x.jsonl:12345", "is not a string");
             options.inputs = {folder / "text", folder / "y.gz"};
             check_error(error_of([&] { tokenize(options); }), folder / "y.gz", "cut short");
             options.inputs = {folder / "y.gz"};
@@ -411,7 +411,7 @@ TEST_CASE("tokenize: bad lines are skipped, counted and named, whatever the thre
         CHECK(error_of([&] { tokenize(options); }).starts_with(path + ":7100: "));
         options.skip_bad = 303;
         std::string told = printed(options);
-        has(told, "skipped, bad lines: 303 (" + path + ":12: the field \"text\" is no text, " + path +
+        has(told, "skipped, bad lines: 303 (" + path + ":12: the field \"text\" is not a string, " + path +
                       ":77: is not valid JSON at byte 24 of the line, " + path +
                       ":3000: has no field \"text\", ...)\n");
         has(told, "1000 lone surrogates (");
@@ -429,7 +429,7 @@ TEST_CASE("tokenize: a usual split that leaves little for validation is told") {
     options.inputs = {folder / "text"};
     options.output = folder / "out";
     options.overwrite = true;
-    const char* note = " tokens are for validation, so their loss is noisy; keep more with a larger --val-";
+    const char* note = " tokens are for validation, so the loss is noisy; reserve more with a larger --val-";
     write_file(folder / "text", std::string(1999700, 'x'));
     has(printed(options), std::string("note: only 19998") + note);
     write_file(folder / "text", std::string(2000000, 'x'));
@@ -509,7 +509,7 @@ TEST_CASE("tokenize: standard input, plain and compressed, as from files") {
     fs::create_directory(folder / "none");
     options.output = folder / "none/x";
     check_error(error(""), "-", "has no text");
-    check_error(error("{\"text\": \"a\"}\n{\"text\": 1}"), "standard input:2", "is no text");
+    check_error(error("{\"text\": \"a\"}\n{\"text\": 1}"), "standard input:2", "is not a string");
     check_error(error(gzip(plain).substr(0, 50000)), "standard input", "cut short");
     check_error(error("BZh9"), "standard input", "is packed with bzip2");
     CHECK(fs::is_empty(folder / "none"));

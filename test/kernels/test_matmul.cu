@@ -433,7 +433,7 @@ TEST_CASE("a library that is older than its card is refused") {
     card.major = 10;
     CHECK_THROWS_WITH(
         check_cublas_version(card, 120604),
-        "cuBLASLt: version 120604 has no products for NVIDIA B200; install that of CUDA 12.8 or later");
+        "cuBLASLt: version 120604 does not support NVIDIA B200; install the version of CUDA 12.8 or later");
     CHECK_NOTHROW(check_cublas_version(card, 120800));
     card.major = 9;
     CHECK_NOTHROW(check_cublas_version(card, 120604));

@@ -167,7 +167,7 @@ size_t formula_bytes(const Case& c, const ModelConfig& config, int rank) {
     const size_t others = (size_t)c.mesh.cp - 1, N = (size_t)B * T / c.mesh.cp, e = sizeof(floatX),
                  width = 2 * (size_t)config.kv_heads * config.head_size, C = config.channels,
                  ends = config.local_filter ? 2 * (size_t)B * (C / 2 + C) * e : 0;
-    const size_t passes = c.recompute == Recompute::block ? 3 : 2;  // that gather keys
+    const size_t passes = c.recompute == Recompute::block ? 3 : 2;  // each gathers keys
     // rows of keys that the rank sends, and rows of gradients
     auto rows = [&](bool sliding) {
         std::pair all = {others * N, others * N};

@@ -120,11 +120,11 @@ a machine's file without rates       | empty.json: multiprocessors is missing;  
 a model too large for the devices    | plan: llama3-70B does not fit on 2 devices:                     | plan --model llama3-70B --machine h100 --gpus 2 --global-batch 64k
 chunks of another schedule           | --pp-chunks 4: with --pp-schedule 1f1b each stage has only one  | plan --model llama3-8B --machine h100 --gpus 64 --global-batch 4M --pp-schedule 1f1b --pp-chunks 4
 a measurement of no such name        | --measure m.txt: not the name of a .json file,                  | plan --measure m.txt
-a measurement over another file      | --measure empty.json: is there already;                         | plan --measure empty.json
+a measurement over another file      | --measure empty.json: already exists;                           | plan --measure empty.json
 a measurement and a plan             | --measure: makes no plan; leave the other options out           | plan --measure m.json --gpus 8
 a layout for an unknown machine      | --tp auto: --machine is missing,                                | $train --tp auto --global-batch 64k
 a layout for steps of unknown size   | --tp auto: --global-batch is missing;                           | $train --pp auto --machine cpu
-a machine with other numbers         | --machine h100: for programs with 2-byte numbers,               | $train --machine h100
+a machine with other numbers         | --machine h100: for 2-byte numbers, but this program             | $train --machine h100
 
 # options that the program was not built for
 rounding of bf16 in fp32             | --stochastic-rounding on: parameters are fp32 here;             | $train --stochastic-rounding on
@@ -186,7 +186,7 @@ tokens that the tokenizer has not    | strange.bin: has token 65535, outside    
 an import of an empty folder         | empty/config.json: cannot open it:                              | import empty --output imported
 an import of text                    | text.txt: too short for a model of llm.c;                       | import text.txt --output imported
 text that is missing                 | absent.txt: cannot read it:                                     | tokenize absent.txt --output out
-a line whose text is no text         | number.jsonl:2: the field "text" is no text;                    | tokenize number.jsonl --output out
+a line whose text is no text         | number.jsonl:2: the field "text" is not a string;               | tokenize number.jsonl --output out
 gzip that is cut                     | cut.txt.gz: is cut short:                                       | tokenize cut.txt.gz --output out
 a tokenizer that is cut              | broken.json: not valid JSON at byte 5001;                       | tokenize text.txt --output out --tokenizer broken.json
 an output folder that is missing     | nowhere/: cannot list the output folder                         | tokenize text.txt --output nowhere/out

@@ -295,4 +295,4 @@ check "what torchrun starts is refused" \
     eval "! WORLD_SIZE=6 LOCAL_RANK=0 '$cpu' ${tiny[*]@Q} --run-dir torchrun 2>&1 | tee torchrun.err | grep -v '^train_gpt: MPI: 6 processes were started, but this one finds 1; start them with the mpirun' && test -s torchrun.err"
 alone() { SLURM_NTASKS=6 "$cpu" "${tiny[@]}" --run-dir slurm >alone.out 2>alone.err </dev/null; [ $? = 1 ]; }
 check "a process alone in a job of Slurm with room for six is refused" \
-    eval 'alone && one_line alone && grep -q "^train_gpt: SLURM_NTASKS is 6, and this process is alone; " alone.err && [ ! -e slurm ]'
+    eval 'alone && one_line alone && grep -q "^train_gpt: SLURM_NTASKS is 6, but this process is alone; " alone.err && [ ! -e slurm ]'

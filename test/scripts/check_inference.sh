@@ -129,6 +129,6 @@ check "refused: ranks that do not divide the heads" refused "--tp 3: does not di
 check "refused: a layout of more ranks" refused "--pp 2: a multiple of 2 processes is needed and this run has 1" 1 eval gpt2 --data text_val_000000.bin --pp 2
 check "refused: --zero 2" refused "--zero 2: shards only training state, and nothing is trained here; " 2 sample gpt2 --zero 2
 printf '{"context": "a", "choices": ["b"], "answer": 0}\n' >bad.jsonl
-check "refused: a question with one choice" refused "bad.jsonl:1: choices has 1; give two or more" 2 eval gpt2 --choices bad.jsonl
+check "refused: a question with one choice" refused "bad.jsonl:1: choices has length 1; give two or more" 2 eval gpt2 --choices bad.jsonl
 check "refused: a set without a name beside another" refused "--data text_val_000000.bin: with several lists, each needs a name; write NAME=" 1 eval gpt2 \
     --data text_val_000000.bin --data a=text_train_000000.bin

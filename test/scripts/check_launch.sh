@@ -118,7 +118,7 @@ kill -TERM "$(launcher_of alone)"
 check "SIGTERM to mpirun alone makes the job save and end" eval "launched alone 240 && [ \$code = 0 ] && [ \"\$(starts_of alone)\" = 1 ] && '$cpu' sample alone --tokens 1"
 launch orphan "${two[@]}" -- "${job[@]}" "${slow[@]}"
 wait_for 60 is_past orphan 30
-check "there is one supervisor to a run" eval '! "$cpu" launch "${two[@]}" -- "${job[@]}" --run-dir "$work/orphan" 2>second.err && grep -q "another supervisor looks after this run" second.err'
+check "there is one supervisor to a run" eval '! "$cpu" launch "${two[@]}" -- "${job[@]}" --run-dir "$work/orphan" 2>second.err && grep -q "another supervisor manages this run" second.err'
 kill -9 "$supervisor"
 wait "$supervisor" 2>/dev/null
 seen=$(last_step orphan)
@@ -158,7 +158,7 @@ rm hosts.d/*.down
 
 touch hosts.d/beta.apart hosts.d/alpha.once
 launch apart --hosts hosts "${four[@]}" -- "${tiny[@]}" --steps 5
-check "a host that does not share the run's directory is named at the start" eval 'launched apart 60 && [ $code = 0 ] && [ "$(grep -c "is not shared with beta: ranks are watched" apart.out)" = 1 ]'
+check "a host that does not share the run's directory is named at the start" eval 'launched apart 60 && [ $code = 0 ] && [ "$(grep -c "is not shared with beta: hangs are detected" apart.out)" = 1 ]'
 check "a host on which the launcher fails once is not put aside" eval '[ ! -e hosts.d/alpha.once ] && ! grep -q "put aside" apart.out'
 rm hosts.d/beta.apart
 

@@ -8,7 +8,7 @@
 # limit: 3600
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 9
+plan 8
 
 plan_of() {
     # shellcheck disable=SC2086
@@ -29,10 +29,9 @@ yuan2-2B --gpus 16 --machine a100 --tp 2 --pp 2 --pp-schedule zero-bubble
 llama3-8B --gpus 32 --machine h100 --save-every 100
 L
 
-[ -n "$FIT" ] || { skip "make soak fits the planner, which takes minutes" 2; exit; }
+[ -n "$FIT" ] || { skip "make soak fits the planner, which takes minutes" 1; exit; }
 make -s DEVICE=cpu PRECISION=fp32 build/cpu-fp32/calibrate_planner || exit 1 # here, for others need not wait for it
 build/cpu-fp32/calibrate_planner >"$work/fit.out" 2>&1
 fitted=$?
 tail -25 "$work/fit.out"
 check "published steps are within their bounds, those of publications that were left out too" [ $fitted = 0 ]
-check "the row that cannot be planned is named" grep -q 'left out: 405B 16384 with sequences of 131072' "$work/fit.out"

@@ -188,7 +188,7 @@ check "sick: drawn to the end and used" draws sick 'data-ready="yes" data-used="
 check "sick: the console is quiet" quiet sick
 check "sick: its state" says sick 'stopped after step 122 of 500'
 check "sick: the slow rank in words" says sick 'rank 5 on beta computes 1.31 times as long as its peers in forward'
-check "sick: a device that is throttled" says sick 'rank 5 on beta: throttled by power, 1410 MHz where others have 1980, XID 79'
+check "sick: a device that is throttled" says sick 'rank 5 on beta: throttled by power, 1410 MHz where others run at 1980, XID 79'
 check "sick: what could not be read" eval 'says sick "could not be read" && says sick "is cut short after 15 bytes" && says sick "a NaN or an infinity in 1 line"'
 check "sick: a loss that is no number" says sick 'loss is not a finite number at 2 steps, first at step 121'
 check "sick: a step that was skipped" says sick 'the gradient is 40 times as large as usual'
