@@ -388,7 +388,7 @@ inline Batch batch_on_device(const int* memory, const HostBatch& host, int B, in
 }
 
 // Copies micro-batches to the device. If one cannot be read, `error` receives the reason, and the step
-// continues with a batch without targets, because a single rank cannot leave it.
+// continues with a batch without targets, because a single rank cannot leave the step.
 class DeviceBatches {
 public:
     // slots: the number of batches on the device at the same time.

@@ -6,7 +6,7 @@ background does not stop meanwhile.
     save()      all ranks    wait for the save in progress; contributors begin to copy their data
                 threads      make the folder; agree on tensors and files;
                              hash, write, fsync; send the places of the pieces to the first rank
-                first rank   write the index, rename the folder, delete older checkpoints
+                first rank's write the index, rename the folder, delete older checkpoints
                 threads      receive the outcome
     finish()    all ranks    wait for the threads
 

@@ -386,7 +386,7 @@ private:
     }
 
     void require_group(int other) const {
-        if (!shared_) fail("communicator: a group of one has no rank %d", other);
+        if (!shared_) fail("communicator: a group of one has no other rank, but rank %d is named", other);
     }
 
     // A group of one only copies.

@@ -1,8 +1,8 @@
 /*
 The checks of a run for devices that compute wrongly: when they are due, and what happens when one fails. The
 run then ends with a line that names the rank, its host, its device and what is wrong, and with the exit code
-for a failed part, which marks it as worth restarting. Its state is not saved, because it is not known which
-parts of the state are right.
+for a failed part, which marks the run as worth restarting. Its state is not saved, because it is not known
+which parts of the state are right.
 */
 #pragma once
 

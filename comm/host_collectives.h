@@ -143,8 +143,8 @@ inline ncclComm_t host_communicator(std::vector<int> members, int rank, bool blo
     return comm.get();
 }
 
-// Lets a group send messages over the MPI communicator that all groups share, with the tags that its number
-// reserves.
+// Lets a group send messages over the MPI communicator that all groups of its world share, with the tags that
+// its number reserves.
 inline void give_messages(ncclComm& comm, const std::shared_ptr<HostMessages>& messages, int number) {
     // Tags wrap around, because MPI may have too few for all groups ever made; the groups that had the same
     // tags are gone by then.

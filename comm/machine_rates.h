@@ -104,8 +104,8 @@ inline double message_seconds(const Machine& machine, const GroupOfRanks& pair, 
 //
 // A product is as fast as the machine's large ones, less what its tiles waste: at the edges, in the last wave
 // if it is incomplete, and at the start of each sum. A kernel that reads and writes reaches a share of the
-// memory bandwidth. Attention reaches the rate of its inner loop, less what it loses to half-used tiles at
-// the diagonal and at the ends of each row of tiles.
+// memory bandwidth. Attention reaches the rate of its inner loop, less what it loses to the unused halves of
+// tiles at the diagonal, and to the ends of each row of tiles.
 
 // ----------------------------------------------------------------------------
 // products

@@ -295,8 +295,8 @@ private:
 
     const MeshShape shape_;
     const Communicator stage_;
-    const int replica_, me_;  // me_: this rank's number in its replica,
-    const int me_in_stage_;   // and its number in the stage
+    const int replica_, me_;  // me_: this rank's number among the sharers of its replica,
+    const int me_in_stage_;   // and its number among all ranks of the stage
     const std::vector<MatrixRound> rounds_;
     const MatrixArrays arrays_;
     cudaStream_t stream_;

@@ -83,11 +83,10 @@ struct OwnTable {
 
 // The lists of a step. The host makes them while the device may still read those of the step before.
 struct TableLists {
-    uint64_t* wanted;      // (distinct) the rows of this rank's step, by owner
-    int *slots, *by_slot;  // (micro-batches, lookups) each lookup's place in `wanted`; lookups by place
-    uint64_t *asked,
-        *own;           // (asked) this rank's rows that ranks request, rank by rank; and without duplicates
-    int *rows, *order;  // (asked) place in `own` of each row of `asked`; the rows by place
+    uint64_t* wanted;       // (distinct) the rows of this rank's step, by owner
+    int *slots, *by_slot;   // (micro-batches, lookups) each one's place in `wanted`; lookups sorted by place
+    uint64_t *asked, *own;  // (asked) own rows that ranks request, rank by rank; the same without duplicates
+    int *rows, *order;      // (asked) place in `own` of each row of `asked`; rows of `asked` sorted by place
     // for tables on the host
     uint64_t* fetched;  // (asked) the rows of `asked`, in the order in which they are sent to the device
     int *place, *turn;  // (asked) place of each row in `fetched`; the order in which own rows are updated

@@ -71,7 +71,7 @@ public:
           own_(sizes_, arrays_, settings, mesh, compute) {
         if (!here()) return;
         if (sizes_.owners > 1 && mesh.stage().size() != (int)sizes_.owners)
-            fail("mesh: has no group of a stage's ranks, which send each other table rows; see "
+            fail("mesh: has no group for the ranks of a stage, which send each other table rows; see "
                  "MeshShape::stage_group");
         found_.resize(sizes_.lookups);
         moved_.resize(sizes_.owners > 1 ? sizes_.distinct() : 0);

@@ -424,7 +424,7 @@ private:
     Local local_[UnitTensors<float>::most];
     int shards_;
     std::vector<size_t> unit_size_, unit_offset_;
-    std::vector<int> first_section_;  // (units) its number in the model
+    std::vector<int> first_section_;  // (units + 1) its number in the model; at the end, the count of all
 };
 
 // Rows of the vocabulary on each of `tp` ranks, padded.

@@ -185,7 +185,8 @@ struct PipelineTiming {
     }
 };
 
-// Times the lists: an action begins once its input has arrived. Throws Error on a deadlock.
+// Times the lists: an action begins once the stage's previous one has ended and its input has arrived. Throws
+// Error on a deadlock.
 inline PipelineTiming time_pipeline(const PipelineShape& shape, const PipelineCosts& costs) {
     int S = shape.stages, M = shape.micro_batches, parts = S * shape.chunks;
     std::vector<std::vector<PipelineAction>> lists;

@@ -133,7 +133,7 @@ public:
 
     // A lower bound for the seconds of a step.
     double bound(const Cut& cut) {
-        // times of passes during messages of data ranks, and without messages
+        // times of passes during messages of data ranks, and without these
         const MicroBatchTime &beside = times(cut, cut.dp * cut.cp > 1), &alone = times(cut);
         const bool is_sharded = shards_of(cut) > 1;
         bool cut_params = cut.zero == 3 && is_sharded, cut_grads = cut.zero >= 2 && is_sharded;
@@ -660,7 +660,7 @@ private:
     std::map<std::tuple<int, int, int, bool>, int> row_chunks_;
     std::map<std::pair<int, int>, std::unique_ptr<ParameterLayout>> parameters_;
     std::optional<double> largest_transform_;
-    std::map<Cut, int> too_large_;            // the smallest micro-batch that is too large, by cut
+    std::map<Cut, int> too_large_;            // smallest too-large micro-batch, by the rest of the cut
     std::map<int, std::vector<int>> splits_;  // by the number of parts
     std::map<std::tuple<int, int, int, PipelineSchedule, int, int>, std::vector<std::unique_ptr<Stage>>>
         stages_;

@@ -96,7 +96,7 @@ private:
     char* result(const Place& at) const {
         return buffers_.result + (at.begin - result_begin_) * buffers_.element_bytes;
     }
-    // The memory that receives message `index`, and then holds its sum with the input. The sum is sent on as
+    // The memory that receives message `index`, which is then added to the input. The sum is sent on as
     // message index + block_, and the memory is free for message index + 2 * block_.
     char* slot(size_t index) const { return slots_.get() + index % (2 * block_) * slot_bytes_; }
 

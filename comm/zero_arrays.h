@@ -24,8 +24,8 @@ struct Multipliers {
 };
 
 // The kinds of messages that are sent while the compute stream works, instead of making it wait: those of
-// tensor ranks, pipeline stages and data ranks. A run overlaps all kinds or none; a plan that leaves out one
-// kind shows what its overlap saves.
+// tensor ranks, pipeline stages and data ranks. A run overlaps all kinds or none; a plan that does not
+// overlap one kind shows what its overlap saves.
 struct Overlap {
     bool tensor, pipeline, data;
     Overlap(bool all = true) : tensor(all), pipeline(all), data(all) {}

@@ -77,8 +77,8 @@ inline AttentionShape attention_shape(AttentionShape s) {
              s.NH, s.NKV, s.HS, max_head_size);
     }
     if (s.q0 < 0 || s.Tq < 1 || s.Tq > s.Tk - s.q0) {
-        fail("attention: %d queries from position %d on do not fit in %d positions; use fewer queries", s.Tq,
-             s.q0, s.Tk);
+        fail("attention: %d queries from position %d on do not fit in %d positions; each needs one of these",
+             s.Tq, s.q0, s.Tk);
     }
     s.q_rows = s.Tk, s.out_rows = s.Tq, s.out_heads = s.NH;
     s.q_row = s.kv_row = (s.NH + 2 * s.NKV) * s.HS;

@@ -92,7 +92,7 @@ struct EpilogueRow {
     cublasLtEpilogue_t name;
     const char* text;
     Epilogue in_front;     // stays fused if a separate kernel does the rest; itself: no kernel can
-    bool fused_on_hopper;  // default on Hopper if both ways are possible; other cards do not fuse
+    bool fused_on_hopper;  // default on Hopper if both ways are possible; on other cards: false
 };
 
 constexpr EpilogueRow epilogue_rows[] = {

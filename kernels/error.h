@@ -12,7 +12,7 @@ exits with the error's code. Destructors undo unfinished work on the way.
 
 // Exit codes, for scripts that restart the program: a restart is worthwhile only after the last of these.
 constexpr int exit_bad_input = 1;     // the user's input: options, files, a machine that is too small
-constexpr int exit_not_finite = 70;   // a loss or a gradient is not finite
+constexpr int exit_not_finite = 70;   // a loss or a gradient is not finite, or spikes return after going back
 constexpr int exit_failed_part = 75;  // another process, a link, a device or a disk (sysexits.h: EX_TEMPFAIL)
 
 struct Error : std::runtime_error {

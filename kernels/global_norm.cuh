@@ -3,10 +3,10 @@ Sums of squares; the norm of all gradients, and the factor that clips it (Pascan
 
     norm = sqrt(sum of squares),   scale = min(1, max_norm / norm)
 
-All values are squared in one launch, and the order of additions is fixed: chunks of a fixed size are summed,
-then their sums, so a sum depends on neither the number of threads nor the device's size. A norm or loss that
-is not finite, or exceeds a limit that the host has set beforehand, makes the scale NaN, and the optimizer
-then changes nothing: a bad step is stopped on the device, without waiting for the host to look.
+All values are squared in one launch, and the order of additions is fixed: chunks of a fixed size within each
+range are summed, then their sums, so a sum depends on neither the number of threads nor the device's size. A
+norm or loss that is not finite, or exceeds a limit that the host has set beforehand, makes the scale NaN, and
+the optimizer then changes nothing: a bad step is stopped on the device, without waiting for the host to look.
 */
 #pragma once
 

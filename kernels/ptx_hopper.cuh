@@ -10,7 +10,7 @@ group of 8 columns, d[4 n] and d[4 n + 1] are columns 2 pair and 2 pair + 1 of r
 16 fragment.
 
 A matrix in shared memory is passed as a descriptor. Its rows are cut into pieces of one swizzle width (32, 64
-or 128 bytes), and eight rows of such pieces form an atom, which is aligned to its size. "Rows" run along k
+or 128 bytes). Eight such pieces, one below the other, form an atom, aligned to its size. "Rows" run along k
 (Major::k) or along m or n (Major::mn). Inside an atom the 16-byte units of each 128 bytes are permuted:
 address bits from 4 up are XORed with those from 7 up (1, 2 or 3 bits for a width of 32, 64 or 128 bytes). The
 copy engine does the same when it stores a tile with that swizzle.

@@ -62,8 +62,8 @@ inline void keep_top_p(std::vector<float>& weights, float top_p) {
 }
 
 // Returns the probability of each token relative to the likeliest (1), and 0 for those that are filtered out.
-// `seen` holds the tokens of the prompt and of the text so far. Temperature 0 leaves one token. Fails if a
-// logit is NaN or +Inf, or if all are -Inf.
+// `logits` (V) are those of the model, and `seen` holds the tokens of the prompt and of the text so far.
+// Temperature 0 leaves one token. Fails if a logit is NaN or +Inf, or if all are -Inf.
 inline std::vector<float> token_weights(std::vector<float> logits, const Sampling& sampling,
                                         std::span<const int> seen) {
     if (sampling.repetition_penalty != 1) penalize_repetition(logits, sampling.repetition_penalty, seen);

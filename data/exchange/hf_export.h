@@ -93,8 +93,8 @@ inline nlohmann::ordered_json tokenizer_config(const std::string& tokenizer, con
     return config;
 }
 
-// Returns the torch name of the weights' dtype. A model that an import converted from fp16 to fp32 becomes
-// fp16 again.
+// Returns the torch name of the weights' dtype. For fp32 weights that an import converted from fp16, this is
+// still float16, unless another dtype was requested.
 inline const char* torch_dtype(const nlohmann::ordered_json& published, Dtype dtype, bool as_stored) {
     if (dtype == Dtype::bf16) return "bfloat16";
     bool half = false;

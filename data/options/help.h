@@ -283,7 +283,8 @@ inline std::string launch_help(int width) {
         {"75, a signal, a lost daemon", "the hosts are checked, then the job is restarted"},
         {"no progress", "the cause is named, then the job is ended and restarted"},
         {"a host that fails its check", "a spare replaces it; without one, fewer data ranks continue"},
-        {"two failures at one step", "or two restarts without progress: launch ends and prints the reason"}};
+        {"the same failure twice",
+         "at one step, or two restarts without progress: launch ends and prints the reason"}};
     result += "\nHow a job can end, and what is done\n";
     constexpr int indent = 30;
     for (auto [what, done] : rows) {

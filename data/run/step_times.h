@@ -42,8 +42,8 @@ inline constexpr std::array<const char*, 11> step_phase_names = {
     "wait_tensor", "wait_pipeline", "wait_gradients", "wait_parameters",  "other"};
 constexpr size_t step_phases = step_phase_names.size();
 
-// How many of a step's micro-batches are done. Each consists of several pieces of work, so `done` can be a
-// fraction.
+// How many micro-batches of a step, or of a validation, are done. Each consists of several pieces of work, so
+// `done` can be a fraction.
 struct PassProgress {
     float done = 0;
     int of = 0;

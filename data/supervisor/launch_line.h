@@ -18,7 +18,7 @@ anything starts.
 
 struct LaunchLine {
     LaunchOptions options;
-    Words job;                // the words after the --, with --resume and --save-every added if missing
+    Words job;                // the words after the --, with --resume auto, --save-every auto unless chosen
     std::string run_dir;      // the job's
     std::vector<Host> hosts;  // empty: this machine
     std::string hosts_from;   // the file or variable that names them

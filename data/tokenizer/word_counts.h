@@ -42,7 +42,8 @@ public:
         for (size_t at = hash;; at++) {
             uint32_t& slot = slots_[at & (slots_.size() - 1)];
             if (slot == empty) {
-                if (entries_.size() == empty) fail("the text: has over 2^32 distinct words; use less text");
+                if (entries_.size() == empty)
+                    fail("the text: has 2^32 or more distinct words; use less text");
                 slot = (uint32_t)entries_.size();
                 entries_.push_back({bytes_.size(), count, (uint32_t)word.size(), hash});
                 bytes_ += word;
