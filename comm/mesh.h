@@ -219,10 +219,10 @@ private:
         cudaCheck(cudaFree(stand_in));
     }
 
-    // NCCL connects the ranks of a group, and allocates memory for that, when they first use an algorithm,
-    // which it chooses by call and size. Both should be done before the first step, in which kernels of one
-    // rank wait for those of another. So each group makes its calls in the sizes that it will use (sums also
-    // of a single number), and in groups with point-to-point messages, each rank sends to each other rank.
+    // NCCL connects the ranks of a group, and allocates memory for it, on the first use of an algorithm,
+    // which it chooses by call and size. That should happen before the first step, where kernels of one rank
+    // wait for those of another. So each group makes every call in the sizes that it will use (sums also with
+    // a single number), and in groups with point-to-point messages, every rank sends to all others.
     void connect(cudaStream_t stream, const MeshTraffic& traffic) const {
         constexpr auto kind = Traffic::statistics;
         size_t largest = std::min(traffic.unit, most_to_connect);

@@ -144,7 +144,7 @@ public:
     // ---- checkpoints
 
     size_t values_bytes() const { return (size_t)sizes_.W * sizeof(floatX); }
-    // Bytes of a record that are about one table: the values, then the sum of squares.
+    // Bytes of a record that belong to one table: the values, then the sum of squares.
     size_t table_bytes() const { return values_bytes() + sizeof(float); }
 
     // Sets of own rows, if the tables are trained: rows that have changed since the last save began, rows

@@ -71,7 +71,8 @@ struct BytesSent {
 struct SimulatedStep {
     double seconds = 0;
     std::vector<double> busy;  // (ranks) seconds of the passes' launches
-    // Maximum over the ranks: launches outside the passes and, if messages take no time, waits for the host.
+    // Seconds, of the rank with the most: launches outside the passes and, when messages are taken to cost no
+    // time, waits for the host.
     double optimizer = 0;
     std::vector<BytesSent> sent;  // (ranks)
     // The time that ranks wait, as a share of the time that they compute.

@@ -345,7 +345,7 @@ private:
     int rows_of_rank(const Cut& cut) const {
         return (int)((long long)cut.micro_batch * task_.options.sequence_length / cut.cp / cut.tp);
     }
-    // Numbers of context ranks to try: parts of sequences below least_tokens make no layout faster.
+    // Numbers of context ranks to try. Parts of fewer than least_tokens tokens make no layout faster.
     std::vector<int> context_numbers() const {
         constexpr int least_tokens = 8192;
         const Options& o = task_.options;

@@ -169,8 +169,8 @@ private:
         }
     }
 
-    // Events: 0 for compute work that sends wait for, then one per chunk, one for the last scatter and one
-    // for the last start_gather(). Without overlap a single stream orders everything.
+    // Events: 0 marks the compute work that communication must wait for; then one per chunk, one for the last
+    // scatter and one for the last start_gather(). Without overlap a single stream orders everything.
     size_t scattered() const { return (size_t)chunks_ + 1; }
     size_t gathered() const { return (size_t)chunks_ + 2; }
     void record(cudaStream_t stream, size_t event) {

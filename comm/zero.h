@@ -542,7 +542,7 @@ inline void ZeroState::sum_statistics(StepStatistics* stats) {
     wait(Traffic::statistics, reductions_);
 }
 
-// Lists the elements that this rank steps, in the form that the launchers use.
+// Lists the elements that this rank updates, in the form that the launchers use.
 inline void ZeroState::plan_step() {
     steps_.resize(layout_.units());
     counted_sections_.resize(layout_.units());

@@ -141,8 +141,9 @@ inline void causal_conv_forward(floatX* out,         // (N, C)
               }));
 }
 
-// Writes the gradients that rows [first, first + count) of dout determine: their own second taps, and the
-// first taps of the rows before them; for the last row of all, also its first taps.
+// Writes the gradients that follow from rows [first, first + count) of dout: those of the same rows' second
+// taps and of the preceding rows' first taps; if the last of all rows is among them, also of its own first
+// taps.
 inline void causal_conv_backward(floatX* dinp,        // (N, 2, C)
                                  const floatX* dout,  // (N, C)
                                  ConvRows rows, int first, int count, int C, cudaStream_t stream) {

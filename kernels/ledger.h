@@ -131,7 +131,7 @@ public:
 
     const LedgerCard card;
     const int T, V;
-    size_t together_from = SIZE_MAX;  // calls after this many entries begin together
+    size_t together_from = SIZE_MAX;  // index of an entry: calls recorded from it on start together
     std::vector<LedgerEntry> entries;
     std::vector<Section> sections = {beside_passes};
 

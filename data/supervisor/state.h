@@ -56,7 +56,7 @@ struct SupervisorState {
     double began = 0;           // the time of the job's first start
     int64_t first_step = 0;     // the last step before that
     Words command;              // the job's
-    int number = 0;             // number of the start that is running, or ran last; 0: none
+    int number = 0;             // number of the attempt that is running, or ran last; 0: none
     std::string resume;         // the checkpoint that the next start resumes from; empty: the newest
     int64_t resumed_step = -1;  // step of the newest checkpoint when `resume` was set
     bool stopping = false;      // it was asked to stop
