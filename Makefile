@@ -3,27 +3,28 @@
 #   make                   builds ./train_gpt for the device found here
 #   make quickstart        trains a small model for two minutes on text found here
 #   make test              builds and runs the tests (UNIT=norm: one)
-#   make test-all          and sanitizers, fuzzers, crashes, compiling for GPUs
-#   make soak              and longer runs and random faults, for an hour
+#   make test-all          test plus sanitizers, fuzzers, crashes and compiling for GPUs
+#   make soak              longer runs and random faults, for an hour
 #   make bench             bench-kernels and bench-train
 #   make bench-kernels     each kernel (KERNELS="attention norm": some)
-#   make bench-train       whole models, and PyTorch where it is here
-#   make bench-parallel    what several processes cost and hide
-#   make bench-checkpoint  what saving and loading take
-#   make bench-tables      what tables on disk cost a step
+#   make bench-train       whole models, also in PyTorch if it is installed
+#   make bench-parallel    communication between ranks: cost, and share hidden
+#   make bench-checkpoint  how long saving and loading take
+#   make bench-tables      what tables on disk add to the time of a step
 #   make bench-optimizers  AdamW, LAMB and Muon on the same text
-#   make bench-plan        how far steps are from their plans
-#   make bench-timings     what recording the times of ranks costs
-#   make bench-counts      what kernels ask of a GPU's units, without one
-#   make calibrate-planner how far published runs are from their plans
-#   make dist              packs the program to be copied to other machines
+#   make bench-plan        planned and measured step times
+#   make bench-timings     the overhead of recording the ranks' times
+#   make bench-counts      kernels' work for each unit of a GPU, without a GPU
+#   make calibrate-planner planned and published step times
+#   make dist              packs the program for copying to other machines
 #   make info              shows what was found here, and how to override it
 #   make deps              installs the packages that are missing
 #   make format            formats the source
 #   make clean             deletes what was built
 #   make help              shows this table
 #
-# DEVICE=cpu, cuda or simt chooses a device; TEXT=path, the text of quickstart; QUICK=1 compiles faster what trains slowly.
+# DEVICE=cpu, cuda or simt chooses a device; TEXT=path names the text of quickstart;
+# QUICK=1 compiles faster, but the program trains more slowly.
 
 # ----------------------------------------------------------------------------------------------------------
 # choices
@@ -61,11 +62,11 @@ $(error COMM=nccl: NCCL joins GPUs; leave COMM out, or give DEVICE=cuda)
 endif
 
 CXX      := $(if $(filter default,$(origin CXX)),g++,$(CXX))
-dist     := $(filter dist,$(MAKECMDGOALS))# what is packed runs on other machines, and is built apart
+dist     := $(filter dist,$(MAKECMDGOALS))# a packed program runs on other machines, so it is built separately
 CPU_ARCH ?= $(if $(filter cuda,$(DEVICE))$(dist),x86-64-v3,native)
-GPU_ARCH ?= 80 90a# 90 is taken as 90a: without the a, a Hopper's own instructions are not to be had
-# Cards that are newer than all of GPU_ARCH have their drivers compile the PTX of the last that is not bound to one card;
-# for those that are here, and that nvcc knows, it is done now, of the PTX of an Ampere.
+GPU_ARCH ?= 80 90a# 90 means 90a: without the a, Hopper's own instructions are not available
+# On cards newer than all of GPU_ARCH, the driver compiles the PTX of its last architecture without a suffix (a, f). If that
+# is sm_8x, nvcc compiles it now for the newer cards in this machine that it knows.
 architectures = $(patsubst 90,90a,$(GPU_ARCH))
 portable      = $(lastword $(filter-out %a %f,$(architectures)))
 cards_here    = $(filter $(shell nvidia-smi --query-gpu=compute_cap --format=csv$(comma)noheader 2>/dev/null | tr -d .), \
@@ -79,10 +80,10 @@ endif
 MPICXX   ?= mpicxx
 NCCL     ?= -lnccl
 cores    := $(shell nproc)
-# products in bf16 that this processor has
+# instructions for products in bf16 that this processor has
 flags     = $(shell sed -n 's/^flags.*: //p;T;q' /proc/cpuinfo 2>/dev/null)
 cpu_bf16  = $(strip $(if $(filter avx512_bf16,$(flags)),bf16 dot products) $(if $(filter amx_bf16,$(flags)),AMX))
-# if Linux gives large arrays pages of 2 MiB: always, madvise (to who asks, as the program does) or never
+# when Linux gives large arrays pages of 2 MiB: always, madvise (only if asked, and the program asks) or never
 huge_pages = $(shell sed -n 's/.*\[\(.*\)\].*/\1/p' /sys/kernel/mm/transparent_hugepage/enabled 2>/dev/null)
 staged   := $(if $(filter cuda-mpi,$(DEVICE)-$(COMM)),yes)# GPUs that talk through host memory and MPI
 ifneq ($(filter-out address thread,$(SANITIZE)),)
@@ -93,7 +94,7 @@ $(error SANITIZE=$(SANITIZE): sanitizers see the code of the host only; give DEV
 endif
 build    := $(or $(SANITIZE),$(DEVICE)-$(PRECISION)$(if $(staged),-mpi)$(if $(dist),-$(CPU_ARCH)))
 BUILD    := build/$(build)
-# objects that know neither device nor precision, and what is generated
+# objects that depend on neither device nor precision, and generated files
 shared   := build/shared$(if $(filter-out native,$(CPU_ARCH)),-$(CPU_ARCH))
 
 # ----------------------------------------------------------------------------------------------------------
@@ -119,22 +120,22 @@ precision_bf16 := -DPRECISION_BF16
 cuda_include := $(if $(NVCC),$(dir $(NVCC))../include)
 includes := -I. -I$(shared) $(patsubst -I%,-isystem %,$(mpi_compile)) $(CPPFLAGS)
 defines  := $(precision_$(PRECISION)) $(if $(staged),-DCOMM_MPI)
-# GCC 12 sees an overlap that is not there in operator+ of std::string (its bug 105651): -Wno-restrict
-# -Werror=switch: what is added to an enum must be added wherever something is chosen by it.
-# STRICT=1 makes errors of warnings, and of kernels that spill registers or keep arrays in local memory.
+# -Wno-restrict: GCC 12 reports an overlap in std::string's operator+ that does not exist (its bug 105651).
+# -Werror=switch: a value added to an enum must be added to every switch over it.
+# STRICT=1 turns warnings into errors, and has ptxas report each kernel's registers and local memory, for check_cuda.sh.
 warnings := -Wall -Wextra -Wno-restrict -Werror=switch $(if $(STRICT),-Werror)
-# -g1: as much as a stack trace needs; more makes compiling a third longer
-# GCC looks for garbage whenever what it holds has doubled, which takes a tenth of its time and frees a quarter of the memory.
-# It is left alone up to a third of this machine's memory, by all compilers at work together.
+# -g1: as much as a stack trace needs; more makes compiling take a third longer
+# GCC collects garbage whenever its heap has doubled, which takes a tenth of its time and frees a quarter of the memory.
+# ggc-min-heapsize delays that until all compilers together use a third of this machine's memory.
 garbage  := $(if $(findstring clang,$(CXX)),,$(addprefix --param ggc-min-heapsize=,$(shell \
                 awk -v cores="$$(nproc)" '/^MemTotal:/ { print int($$2 / 3 / cores) }' /proc/meminfo 2>/dev/null)))
 host     := -std=c++20 -g1 $(garbage) -fno-math-errno -fno-trapping-math -march=$(CPU_ARCH) -fopenmp $(warnings) $(CXXFLAGS)
 
-# compiles code that knows no device
+# compiles code that does not depend on the device
 plain   := $(CXX) -x c++ $(if $(QUICK),-Og,-O1) $(host) $(includes)
 ifeq ($(DEVICE),cpu)
-# -O3 takes half as long again, and only the kernels gain by it. These are the passes that they gain by: with them kernels
-# are as fast.
+# -O3 takes half as long again to compile, and only the kernels gain from it. These are the passes that matter to them:
+# kernels are as fast as at -O3.
 speed := -O1 -fstrict-aliasing -ftree-vectorize -fvect-cost-model=dynamic -finline-functions -finline-small-functions \
          --param max-inline-insns-auto=30 --param inline-min-speedup=15 -funswitch-loops -fpeel-loops -fsplit-loops \
          -fpredictive-commoning -fversion-loops-for-strides -ftree-pre -fgcse -fschedule-insns2 -fpeephole2 \
@@ -149,11 +150,12 @@ compile := $(CXX) -x c++ $(speed) $(host) -DDEVICE_CPU $(defines) $(includes)
 link    := $(CXX) -fopenmp
 libs    := -ldnnl
 endif
-# compile, at another level of optimisation if one is given
+# the command in `compile`, at another optimization level if one is given
 compile_at = $(if $(1),$(subst $(speed),,$(compile)) $(1),$(compile))
-# GCC warns of what it does not understand in sanitized code. OpenMP's library is not instrumented: under thread the
-# threads are those of streams and readers. Leaks of Open MPI are known by the library they are in, which must stay.
-# Checks of null and of alignment would double the code: the address sanitizer sees the first anyway.
+# GCC gives false warnings about sanitized code, so they are not errors. OpenMP's library is not instrumented: the thread
+# sanitizer checks only the threads of streams and readers. Leaks in Open MPI are recognized by their library, which
+# therefore stays loaded (keep_libraries.o). Null and alignment checks would double the code; the address sanitizer finds
+# null pointers anyway.
 sanitize_address := -fsanitize=address,undefined -fno-sanitize=null,alignment -fno-sanitize-recover=undefined
 sanitize_thread  := -fsanitize=thread -fno-openmp -Wno-unknown-pragmas
 ifneq ($(SANITIZE),)
@@ -162,8 +164,8 @@ link    += $(filter -fsanitize%,$(sanitize_$(SANITIZE))) -rdynamic
 objects := $(shared)/keep_libraries.o
 endif
 ifeq ($(DEVICE),simt)
-# -fsanitize=thread when compiling only: the shim supplies what it calls at each access to memory. A load stays in the
-# branch it was written in, for the shim checks each one.
+# -fsanitize=thread only when compiling: the shim provides the functions that it calls at each memory access. The -fno
+# options keep each load in the branch where it was written, because the shim checks every load.
 compile := $(CXX) -x c++ -O2 $(host) -Wno-unknown-pragmas -fsanitize=thread -fno-tree-loop-im -fno-hoist-adjacent-loads \
            $(defines) -Itest/simt $(includes)
 link    := $(CXX) -fopenmp
@@ -182,8 +184,8 @@ libs    := -lcublasLt $(if $(staged),,$(NCCL))
 endif
 # nvcc does not know -Wl
 to_linker = $(if $(filter cuda,$(DEVICE)),$(foreach flag,$(1),-Xlinker $(patsubst -Wl$(comma)%,%,$(flag))),$(1))
-# A packed program finds its libraries in the folder lib beside it, wherever it was copied to. With
-# --disable-new-dtags they find theirs there too.
+# A packed program finds its libraries in the folder lib beside it, wherever it is copied. --disable-new-dtags lets these
+# libraries find theirs there too.
 libs := $(call to_linker,-Wl$(comma)-rpath$(comma)'$$ORIGIN/lib') $(libs) -lxxhash -lpcre2-8 -lutf8proc -lz -ledit $(LDFLAGS) \
         $(call to_linker,$(mpi_link) -Wl$(comma)--disable-new-dtags)
 
@@ -203,7 +205,7 @@ has_header  = printf '$(hash)if !__has_include(<%s>)\n$(hash)error\n$(hash)endif
 has_program = command -v $(1) >/dev/null 2>&1
 
 part  = $(word $(1),$(subst =, ,$(2)))
-# Shell commands that print the package of each thing that is missing.
+# Shell commands that print the package of each missing header or program.
 find_missing = $(foreach need,$(need_tools),$(call has_program,$(call part,1,$(need))) || echo $(call part,2,$(need));) \
                $(foreach need,$(1),$(call has_header,$(call part,1,$(need))) || echo $(call part,2,$(need));)
 
@@ -231,8 +233,8 @@ say_device:
 	nvcc $(nvcc_release) is not supported: its kernels spill registers$(comma) and its cuBLASLt knows no Blackwell; give \
 	NVCC=path of CUDA 12.8 or later",true)
 
-# The part without a device is compiled beside the rest, once for all devices. Where both objects have a function, the first
-# one's is taken, in which kernels are fast.
+# Code that does not depend on the device is compiled separately, once for all devices. If both objects have a function, the
+# linker takes that of the first, in which kernels are fast.
 commands := $(if $(SANITIZE),$(BUILD),$(shared))/commands.o $(shared)/source_hash.o
 $(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(commands) $(objects)
 	$(link) $^ -o $@ $(libs)
@@ -240,25 +242,25 @@ $(shared)/commands.o: data/commands/commands.cu $(shared)/command | $(BUILD)/fou
 	$(plain) -MMD -MP -c $< -o $@
 vpath commands.cu data/commands
 
-# On a simulated device nobody trains for long: the program is compiled more quickly.
+# Runs on the simulated device are short, so the program is compiled at -O1, which is quicker.
 $(BUILD)/%.o: %.cu $(BUILD)/command | $(BUILD)/found-build
 	$(call compile_at,$(if $(filter simt,$(DEVICE)),-O1)) -MMD -MP -c $< -o $@
 
-# The page of train_gpt report, as a text in the program.
+# The page of `train_gpt report`, as a string in the program.
 $(shared)/report_page.h: data/report/page.html
 	@mkdir -p $(shared)
 	@{ printf '$(hash)pragma once\nconstexpr char report_page[] = R"page('; cat $<; printf ')page";\n'; } >$@
 $(BUILD)/found-build: $(shared)/report_page.h
 
-# A hash of the sources of the program, which ranks compare when they start. It is an object of its own, so that what has
-# not changed is not compiled again.
+# A hash of the sources of the program, which ranks compare when they start. It is in a separate object, so that a new hash
+# recompiles nothing else.
 sources := $(sort train_gpt.cu $(filter-out %.md,$(wildcard kernels/* comm/* data/*/*)))
 $(shared)/source_hash.o: $(sources)
 	@mkdir -p $(shared)
 	@{ printf 'extern const char source_hash[];\nconst char source_hash[] = "'; cat $(sources) | sha256sum | cut -c-16 | tr '\n' '"'; echo ';'; } | \
 	    $(CXX) -x c++ -c - -o $@
 
-# They are looked for again when this file may name others.
+# Required headers and programs are checked again when this file changes, because it may name others.
 $(BUILD)/found-%: Makefile
 	$(call require,$(need_$*))
 	@mkdir -p $(BUILD); touch $@
@@ -316,13 +318,13 @@ quickstart: deps
 
 DIST   ?= dist
 packed := $(DIST)/train_gpt-$(DEVICE)-$(CPU_ARCH)
-# A node has these: the C library, the driver of the card, and Open MPI with what only that needs.
+# Libraries that a node already has: the C library, the GPU's driver, and Open MPI with the libraries that only it needs.
 node_has := ld-linux|lib(c|m|dl|rt|pthread|resolv|util)\.so|lib(cuda|nvidia-ml)\.so|lib(mpi|open-)
 
-# The README, and the pages that it leads to.
+# The README, and the pages that it links to.
 pages  := $(wildcard *.md */*.md */*/*.md)
 
-# Follows the names of needed libraries from the program on. $$1 is what is looked through.
+# Follows the names of needed libraries, starting at the program. $$1 is the file being searched.
 .PHONY: dist
 dist: $(BUILD)/train_gpt
 	@rm -rf $(packed) $(packed).tar.gz; mkdir -p $(packed)/lib; cp --parents $(pages) LICENSE $(packed); cp $< $(packed); \
@@ -357,7 +359,7 @@ deps:
 	rm -f /tmp/train_gpt_deps.$$$$
 
 show = @printf '%-12s %-62s %s\n' '$(1)' '$(2)' '$(3)'
-# the place of a header, or "not found"
+# the path of a header, or "not found" and its package
 where = $(or $(shell printf '$(hash)include <$(1)>\n' | $(CXX) -M -x c++ -std=c++20 $(includes) -I$(cuda_include) - 2>/dev/null | tr ' \\' '\n\n' | grep -m1 '/$(1)$$'),not found: package $(2))
 
 .PHONY: info

@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# Tests that need a GPU, on a machine with one NVIDIA card, what is worth most first: that the program starts and trains,
-# its tests of the card, the speed of whole models, the unit tests on the card, checkpoints, several ranks that share
-# the card, each kernel's speed, and models in PyTorch. Results are written as they come, so that nothing is lost where time
-# ends first. The summary comes last; the exit code is 1 if anything failed.
+# Runs the tests that need a GPU, on a machine with one NVIDIA card, the most important first: that the program starts and
+# trains, its self-test of the card, the speed of whole models, the unit tests on the card, checkpoints, several ranks that
+# share the card, each kernel's speed, and models in PyTorch. Results are written as they arrive, so that nothing is lost if
+# time runs out. The summary comes last; the exit code is 1 if anything failed.
 #
 #   test/gpu_check.sh [--write] [--sanitize]
 #   test/gpu_check.sh --pack FILE
 #
-#   --write           writes all results to test/gpu_results.md, and else to build/gpu_results.md
+#   --write           writes all results to test/gpu_results.md; without it, to build/gpu_results.md
 #   --sanitize        also runs the tests of kernels under compute-sanitizer (minutes more)
-#   --pack FILE       builds all programs here, where no card is needed, and packs them with the libraries they need, Open MPI
+#   --pack FILE       builds all programs here, which needs no card, and packs them with the libraries they need, Open MPI
 #                     among them, into FILE (.tar.xz), for ARCH (90a)
-#   BUILT=FILE        takes the programs from what was packed, and builds nothing
-#   DEPS=DIR          unpacked Debian packages (dpkg -x FILE DIR) of what the machine lacks to build:
+#   BUILT=FILE        takes the programs from a packed FILE, and builds nothing
+#   DEPS=DIR          unpacked Debian packages (dpkg -x FILE DIR) that the build needs and the machine lacks:
 #                     libcxxopts-dev, nlohmann-json3-dev, libxxhash-dev, libedit-dev, doctest-dev
-#   SECONDS_LEFT=N    in all (780): fifteen minutes with a card, less what it takes to get one. Nothing is begun after these.
-#   COMMIT=NAME       where the source is no git clone
+#   SECONDS_LEFT=N    time for everything (780): fifteen minutes with a card, less the time to get one. Nothing starts after that.
+#   COMMIT=NAME       the commit, if the source is not a git clone
 #
-# Without Open MPI it builds with MPI=off and leaves out the ranks; without an installed NCCL it takes the one that PyTorch brings.
+# Without Open MPI it builds with MPI=off and leaves out the tests of ranks; without an installed NCCL it uses PyTorch's.
 cd "$(dirname "$0")/.." || exit 1
 . test/support/ranks.sh
 . test/support/plan.sh
@@ -38,14 +38,14 @@ trap 'rm -rf "$work"' EXIT
 # ----------------------------------------------------------------------------------------------------------
 # programs, and where they come from
 
-# Ranks that share a card talk over MPI, for over NCCL they cannot.
+# Ranks that share a card communicate over MPI, because NCCL does not allow it.
 programs=(cuda-bf16/{train_gpt,bench_train,bench_kernels,compare_runs,tests/kernels-1}
     cuda-bf16-mpi/tests/program-1 cuda-fp32-mpi/{train_gpt,compare_runs})
 
-# Units are compiled in groups, in fewer minutes of a processor than one by one.
+# Units are compiled in groups, which takes less CPU time than one by one.
 write_groups() { for build in cuda-bf16 cuda-bf16-mpi; do BUILDS=$build test/run.sh list >/dev/null || return; done; }
 
-# build_all OPTIONS...    all programs, what takes longest first
+# build_all OPTIONS...    builds all programs, the slowest first
 build_all() {
     local program build
     write_groups || return
@@ -66,14 +66,14 @@ if [ -n "$pack" ]; then
         strip -o "$work/packed/$program" "build/$program"
         [ ! -e "build/$program.cu" ] || cp "build/$program.cu" "$work/packed/$program.cu"
     done
-    # needed_by FOLDER FILES...    copies the libraries that files need, but those that every system has, and CUDA's
+    # needed_by FOLDER FILES...    copies the libraries that the files need, except CUDA's and those that every system has
     needed_by() {
         ldd "${@:2}" 2>/dev/null | awk '$3 ~ /^\// { print $3 }' | sort -u |
             grep -vE '/(ld-linux.*|lib(c|m|dl|rt|pthread|util|resolv|gcc_s|stdc\+\+|gomp|cuda.*|cublas.*|nccl.*|nvidia.*))\.so' |
             xargs -I{} cp -L {} "$1"
     }
     needed_by "$work/packed/lib" "${programs[@]/#/$work/packed/}"
-    # Open MPI and what it needs lie apart, for a machine that has one of its own takes that.
+    # Open MPI and its libraries are in a separate folder, because a machine with its own Open MPI uses that.
     mpi=$(realpath "$(command -v mpirun)") mpi_library=$(ldconfig -p | awk '/libmpi.so.40/ { print $NF; exit }')
     folder=$(dirname "$mpi_library") target=$work/packed/mpi/lib
     mkdir -p "$work/packed/mpi/bin" "$work/packed/mpi/share" "$target"
@@ -132,7 +132,7 @@ add_libraries "${wheels:+$wheels/lib}"
 mpi=$(command -v mpirun)
 
 # ----------------------------------------------------------------------------------------------------------
-# checks; what they say goes to the results as it comes
+# checks, whose output is written to the results as it arrives
 
 failed=0
 heading() { echo "$card, driver $(query driver_version)${cuda:+, CUDA $cuda}, commit $commit, $(date -u +%Y-%m-%d)"; }
@@ -154,7 +154,7 @@ phase() {
     fi
     say "---- $1 ($((SECONDS - start)) s)"
 }
-# shown LIMIT COMMAND...    what it prints goes to the results too; with its exit code
+# shown LIMIT COMMAND...    writes the command's output to the results too; returns its exit code
 shown() {
     timeout "$1" "${@:2}" 2>&1 | tee -a "$results"
     return "${PIPESTATUS[0]}"
@@ -162,7 +162,7 @@ shown() {
 
 program=build/cuda-bf16/train_gpt
 
-# Commands that need no card, and those of users' first day.
+# Runs commands that need no card, such as those that a new user tries first.
 starts() {
     local command
     "$program" --version && "$program" --help >"$work/help" || return
@@ -183,14 +183,14 @@ train() {
 }
 steps() { grep -oE '"(loss|grad_norm)":[^,]*' "$work/$1/log.jsonl"; }
 same_steps() { [ -n "$(steps bf16)" ] && diff <(steps bf16) <(steps "$1"); }
-# loses NAME STEP    what came after a checkpoint, as if the run had been killed
+# loses NAME STEP    removes the checkpoint of this step, as if the run had been killed before it
 loses() { mv "$work/$1/checkpoints/step_$2" "$work/lost"; }
 val_loss() { sed -n 's/.*"val_loss":\([0-9.]\{1,6\}\).*/\1/p' "$work/$1/log.jsonl" | tail -1; }
-learnt() { awk -v loss="$(val_loss "$1")" 'BEGIN { exit !(loss > 0 && loss < 3) }'; } # bytes at random: 5.5
-# a run ends where the one in bf16 does, to 5%
+learnt() { awk -v loss="$(val_loss "$1")" 'BEGIN { exit !(loss > 0 && loss < 3) }'; } # random bytes: 5.5
+# the run's last validation loss is within 5% of the bf16 run's
 same_end() { awk -v a="$(val_loss bf16)" -v b="$(val_loss "$1")" 'BEGIN { d = a - b; exit !(a > 0 && b > 0 && d * d < (0.05 * a) ^ 2) }'; }
 
-# train_ranks NAME RANKS OPTIONS...    steps of 24 sequences in fp32, whatever the ranks; with mpirun also for one rank
+# train_ranks NAME RANKS OPTIONS...    trains in fp32, 24 sequences a step on any number of ranks; uses mpirun for one rank too
 train_ranks() {
     RANKS_TIMEOUT=60 ranks "$2" build/cuda-fp32-mpi/train_gpt train --model tiny --train-data "$work/text_train_*.bin" --run-dir "$work/$1" \
         --steps 20 --global-batch 6144 --learning-rate 1e-3 --adam-eps 1e-5 "${@:3}" >"$work/$1.out" 2>&1 && return
@@ -199,7 +199,7 @@ train_ranks() {
 }
 compare() { build/cuda-fp32-mpi/compare_runs "$work/$1" "$work/$2" "${@:3}"; }
 
-# unit_tests BUILD FOLDERS...    those of these folders
+# unit_tests BUILD FOLDERS...    runs the units of these folders
 unit_tests() {
     local units
     units=$(for folder in "${@:2}"; do basename -a -s .cu test/"$folder"/test_*.cu; done | tr '\n' ' ')
@@ -245,7 +245,7 @@ if phase "first steps" 20; then
     check "trains tiny in bf16" train bf16
     grep -E '^(device|memory|rate|products|step)' "$work/bf16.out" | tee -a "$results"
     check "validation loss in bf16: $(val_loss bf16)" learnt bf16
-    # Choices by the clock may differ, and with them the bits.
+    # Algorithms chosen by timing may differ between runs, and with them the bits.
     chosen=(--matmul-tuning "$work/bf16/matmul_algorithms.json")
     check "trains tiny in bf16 again" train again "${chosen[@]}"
     check "the same run twice gives the same losses and gradients, bit for bit" same_steps again
@@ -278,7 +278,7 @@ elif phase "ranks that share the card" 60; then
     check "trains in one rank over MPI" train_ranks one 1 --micro-batch 8
     for zero in 0 1 2 3; do
         check "trains in 2 ranks on one card, ZeRO $zero" train_ranks zero$zero 2 --micro-batch 4 --zero $zero
-        # the sums of a product depend on the batch here, as the library chooses its kernels by size
+        # here the order of a product's sums depends on the batch, because the library chooses kernels by size
         check "with the losses of one process" compare zero$zero one --losses 1e-4 --weights 1e-2 --moments 1e-2
     done
     check "without overlap" train_ranks serial 2 --micro-batch 4 --zero 3 --overlap off --prefetch 0

@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Builds and runs the tests, in one pool of jobs, and adds up how they ended. test/README.md says what there is.
+# Builds and runs the tests in one pool of jobs, and sums up the results. test/README.md describes the tests.
 #
 #   test/run.sh [test|all|soak]   what `make test`, `make test-all` or `make soak` run
 #   test/run.sh list [SUITE]      prints the jobs of the suite, and runs nothing
 #   test/run.sh units BUILD       prints the units that run on a build
 #
 #   UNIT="norm runs"   only test_norm.cu and check_runs.sh, with one program for each unit
-#   CASE='*odd*'       only the cases with such names
-#   BUILDS="cpu-fp32"  only on these builds; BUILT=yes: they have been built, with one program for each unit, or
-#                      BUILT=groups: in groups
-#   JOBS=N             how many jobs run at once, beside scripts that wait: one more than there are cores, for some wait for a
-#                      disk or for ranks
+#   CASE='*odd*'       only cases whose names match
+#   BUILDS="cpu-fp32"  only on these builds; BUILT=yes: they are built already, with one program for each unit;
+#                      BUILT=groups: with units in groups
+#   JOBS=N             how many jobs run at once, not counting scripts that wait (one more than there are cores, because some
+#                      jobs wait for a disk or for ranks)
 #   ALLOWED_SKIPS=RE   a skipped case whose reason does not match fails
-#   RESULTS=DIR        where what jobs print goes: build/test-results
+#   RESULTS=DIR        the folder for the output of jobs (build/test-results)
 #
 # The last line is "N passed, N failed, N skipped"; the exit code is 1 if anything failed.
 cd "$(dirname "$0")/.." || exit 1
-unset "${!SLURM_@}" "${!PBS_@}" # tests are the same inside and outside of a job
+unset "${!SLURM_@}" "${!PBS_@}" # tests behave the same inside and outside of a job of Slurm or PBS
 . test/support/plan.sh
 export RESULTS=${RESULTS:-build/test-results}
 
@@ -45,16 +45,16 @@ rm -rf "$RESULTS"
 mkdir -p "$RESULTS"
 pool=$RESULTS/pool.mk
 
-# result NAME    the file that the result of a job goes to
+# result NAME    prints the file for the result of a job
 result() { echo "$RESULTS/${1//\//.}"; }
 longest_first() { sort -t'|' -k1,1nr -s; }
 
-# The stamps of builds, and objects that several programs share, are made in a pass of their own, `ready`; the first program
-# too, which has some of them. Scripts that wait are one more job, which runs them.
+# Build stamps, and objects that several programs share, are made in a separate first pass, `ready`; so is the first
+# train_gpt, which builds some of them. Scripts that wait are one more job, which runs them in turn.
 write_pool() {
     local target first name need kind arguments goals=()
     printf '.DEFAULT_GOAL := all\n.PHONY: FORCE ready all in-turn\nFORCE:\n'
-    for target in "${!builds[@]}"; do # after the first, for some is the same for all
+    for target in "${!builds[@]}"; do # after the first, because all share some files
         printf 'build/%s/ready: FORCE | %s\n' "$target" "$first"
         printf '\t+@test/support/job.sh build %s $(MAKE) -s %s build/%s\n' "$target/ready" "$(build_options "$target")" "$target/ready"
         first=${first:-build/$target/ready}
@@ -83,7 +83,7 @@ write_pool() {
 write_pool >"$pool"
 all_jobs | cut -d'|' -f2 >"$RESULTS/planned"
 
-# run_pool GOAL    makes it; false if something of it failed
+# run_pool GOAL    makes the goal; false if any part of it failed
 run_pool() {
     local at_once=${JOBS:-$(($(nproc) + 1))}
     [ ${#waiting[@]} = 0 ] || at_once=$((at_once + 1))

@@ -50,7 +50,7 @@ inline double step_seconds(Gpt& g, const Batch& batch, int step, int micro_batch
     return seconds_now() - start;
 }
 
-// The median over `repeats` steps, after one that is not counted.
+// Returns the median seconds of `repeats` steps, after one that is not counted.
 inline double median_step_seconds(Gpt& g, const Batch& batch, int repeats) {
     std::vector<double> seconds;
     for (int step = 0; step <= repeats; step++) {

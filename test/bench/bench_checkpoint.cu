@@ -1,5 +1,5 @@
 /*
-The cost of checkpoints, beside what the same disk and memory need for the same bytes in the same run.
+Measures the cost of checkpoints, and in the same run what the disk and memory need to move the same bytes.
 
     mpirun -np N bench_checkpoint MODEL FOLDER         saves, verifies and loads with N ranks (ZeRO 3 if
                                                        several), and leaves a checkpoint in FOLDER/N
@@ -7,11 +7,11 @@ The cost of checkpoints, beside what the same disk and memory need for the same 
 
 The state is the model's with AdamW's moments. The stall is the time for which a save blocks the caller; in a
 run its copy overlaps the passes of a step, and delays the next update only if they are shorter. A save is
-measured from the call until the checkpoint is on disk under its name and the previous one is deleted; a raw
-write is one file per rank, written from memory 16 MiB at a time, fsync, and deleting it. Before each read,
-the system is asked to drop the files from the page cache (a virtual machine's host may still cache them); a
-raw read is of the same files, 16 MiB at a time. Each measurement is repeated in turn with the others, and the
-median counts: the speed of a disk varies.
+measured from the call until the checkpoint is on disk under its name and the previous one is deleted. For a
+raw write, each rank writes a file from memory, 16 MiB at a time, calls fsync and deletes it. Before each read
+the system is asked to drop the files from the page cache (a virtual machine's host may still cache them). A
+raw read reads the same files, 16 MiB at a time. Because the speed of a disk varies, the measurements are
+repeated in turn, and the medians are reported.
 */
 #include "comm/watchdog.h"
 #include "comm/checkpoint_loader.h"
@@ -128,7 +128,7 @@ private:
         return world_.largest((int)((seconds_now() - start) * 1e6)) / 1e6;
     }
 
-    // Finishes as a run does between its steps: only when no rank would wait for background work.
+    // Finishes a save as a run does between its steps: only once no rank would wait for background work.
     SaveReport finish_beside_work(CheckpointSaver& saver) const {
         for (;;) {
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -206,7 +206,7 @@ private:
         });
     }
 
-    // Each rank reads an even share of all files.
+    // Each rank reads an equal share of the bytes of all files.
     void raw_read(const CheckpointReader& reader) {
         uint64_t all = 0, before = 0;
         for (uint64_t bytes : reader.index().file_bytes) all += bytes;

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The cost of saving and loading checkpoints on this machine.
 #
-#   test/bench/bench_checkpoint.sh BUILD    the folder of a build (make bench-checkpoint gives it)
-#   FOLDER=path                       on which disk (that of build/); three times the bytes of a checkpoint are needed there, 13 GB
-#                                     for gpt2-350M, and 10 GB of memory
-#   MODELS="gpt2-124M gpt2-350M"      which
+#   test/bench/bench_checkpoint.sh BUILD    the folder of a build (make bench-checkpoint passes it)
+#   FOLDER=path                       a folder on the disk to measure (build/). It needs room for three checkpoints: 13 GB for
+#                                     gpt2-350M, which also needs 10 GB of memory
+#   MODELS="gpt2-124M gpt2-350M"      the models to save and load
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/ranks.sh
 export RANKS_TIMEOUT=3600

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# What kernels ask of each unit of a card, counted without one: a step of a layer of some models, on the PTX of the program
-# that nvcc made (test/nocard/). A row has the microseconds that each unit needs at least for all launches of a kernel.
+# Counts, without a GPU, how much work kernels give to each unit of a card: in one step of one-layer models, from the PTX of
+# the program that nvcc made (test/nocard/). A row has the least microseconds that each unit needs for all launches of a kernel.
 #
-#   bench_counts.sh PROGRAM [OPTIONS OF TRAIN...]    the program of make build/nocard/train_gpt; another model than those
-#                                                    below. NOCARD=a100 chooses another card than an H100.
+#   bench_counts.sh PROGRAM [OPTIONS OF TRAIN...]    build/nocard/train_gpt, which make builds; options replace the models
+#                                                    below. NOCARD=a100 selects an A100 instead of an H100.
 cd "$(dirname "$0")/../.." || exit 1
 program=$1
 shift
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-export NOCARD_CHECKS=off NOCARD_MOST_PRODUCT=1e15 # no product is too large to be made
+export NOCARD_CHECKS=off NOCARD_MOST_PRODUCT=1e15 # compute products of any size
 "$program" tokenize kernels --output "$work/text" --val-fraction 0 >/dev/null || exit 1
 
-# counted OPTIONS...    the table of a step
+# counted OPTIONS...    prints the table of one step
 counted() {
     NOCARD_COUNTS=$work/counts "$program" train --train-data "$work/text_train_*.bin" --run-dir "$work/run" --overwrite --layers 1 \
         --steps 1 --save-every 0 --matmul-tuning off --cuda-graphs off "$@" >"$work/out" 2>&1 || { cat "$work/out"; exit 1; }

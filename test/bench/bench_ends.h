@@ -137,7 +137,7 @@ inline void embedding_rows(Bench& bench) {
 
 inline void adamw_rows(Bench& bench) {
     const std::vector<size_t> of_gpus = {124475904}, of_all = {5003};
-    // a learning rate that changes the weights by a large part of their size
+    // so high that a step changes the weights by a large fraction of their size
     AdamW hyper = {0.1, 0.9, 0.95, 1e-8, 0.1, 3, false};
     for (size_t n : bench.pick(of_gpus, of_all)) {
         for (bool with_master : {true, false}) {

@@ -1,13 +1,13 @@
 /*
 Runs each kernel on the shapes of real models: checks its results against a double-precision reference on the
-same shape, then reports its time, its operations or bytes per second, and their share of the best that this
-device reached in the same run: its largest product, or a copy.
+same shape, then reports its time, its operations or bytes per second, and their share of the best rate that
+this device reached in the same run, in a large matrix product or a copy.
 
     bench_kernels [--quick | --full] [GROUP]...
 
 All groups run unless some are named. --quick uses small shapes, which is the default without a GPU; --full
-uses the real ones. Caches are flushed before each repetition, and the median counts. The exit code is 1 if a
-result was wrong. The simulated device reports results, but no times.
+uses the real ones. Caches are flushed before each repetition, and the median is reported. The exit code is 1
+if a result was wrong. On the simulated device, results are checked but not timed.
 */
 #include <cstring>
 

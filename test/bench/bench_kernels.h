@@ -1,6 +1,6 @@
 /*
 Shared by the rows of bench_kernels: arrays whose values host and device both know, a check of a sample of a
-kernel's results, and the time of a kernel beside the best that the device reaches.
+kernel's results, and a kernel's time and its rate relative to the best that the device reaches.
 */
 #pragma once
 
@@ -23,7 +23,7 @@ kernel's results, and the time of a kernel beside the best that the device reach
 // ----------------------------------------------------------------------------
 // data
 
-// A device array. It starts as NaN bit patterns, so that elements which a kernel failed to write show.
+// A device array. It starts as NaN bit patterns, so that elements that a kernel failed to write show up.
 template <typename T>
 class Array : public DeviceArray<T> {
 public:

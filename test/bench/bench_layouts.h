@@ -3,17 +3,17 @@ Runs the same model and batch in several layouts over links of several speeds: a
 parallelism cost more than a pipeline and ZeRO?
 
 A link's time matters relative to the computation that a device does meanwhile. So the links are slowed down
-to match 8 H100 GPUs, each of which computes 660 TFLOP/s in bf16 products and sends 400 GB/s: the ratio of
-numbers sent to FLOPs is the same as for a rank that computes products on its core, or its share of one. (fp32
-numbers have twice the bytes, so the links get twice the speed.) 100 and 200 GB/s represent slower links
+to match 8 H100 GPUs, each of which computes 660 TFLOP/s in bf16 products and sends 400 GB/s: a rank, which
+computes products on its core or its share of one, can send as many elements per FLOP as such a GPU. (fp32
+elements have twice the bytes, so the links get twice the speed.) 100 and 200 GB/s represent slower links
 between the same devices.
 
 The model is small. With two ranks, tensor parallelism sends as much per FLOP as a model of 4096 channels over
-8 GPUs does, and ZeRO 1 as much as many GPUs with 2048 tokens each. With four tensor ranks it is three times
-that.
+8 GPUs does, and ZeRO 1 as much as on many GPUs with 2048 tokens each. With four tensor ranks, tensor
+parallelism sends three times as much.
 
-Ranks that share a core compute while others wait for the link, which ranks on GPUs cannot. So every layout
-with more ranks than cores looks better over slow links than it is.
+Ranks that share a core can use it while another of them waits for the link, which a rank with a GPU to itself
+cannot. So every layout with more ranks than cores looks better over slow links than it is.
 */
 #pragma once
 
@@ -22,7 +22,7 @@ with more ranks than cores looks better over slow links than it is.
 #include "test/bench/bench_links.h"
 
 inline void bench_layouts(const World& world) {
-    constexpr int sequences = 16, tokens = 128, micro_batches = 8;  // in a pipeline; other layouts have one
+    constexpr int sequences = 16, tokens = 128, micro_batches = 8;  // the last: in a pipeline; else 1
     constexpr double gpu_flops = 660e12, speeds[] = {400, 200, 100};
     int ranks = world.size();
     ModelConfig config;

@@ -29,7 +29,7 @@ public:
         initialize(g.state, 1);
     }
 
-    // Runs a step and returns its seconds. All ranks return the same number, also from sent().
+    // Runs a step and returns its seconds. This and sent() return the same number on all ranks.
     double seconds(double link) {
         world_.barrier();
         reset_traffic();
@@ -44,8 +44,8 @@ public:
         return seconds;
     }
 
-    // Seconds of the forward and backward passes only, without the end of a step. The same number on all
-    // ranks.
+    // Returns the seconds of the forward and backward passes only, without the end of a step: the same number
+    // on all ranks.
     double pass_seconds() {
         std::vector<double> seconds;
         for (int i = 0; i < 3; i++) {

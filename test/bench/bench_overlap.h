@@ -11,20 +11,20 @@ long as its computation.
 
 How much can be hidden depends on the computation that runs meanwhile:
 
-    data        Gradients travel during the backward pass (two thirds of both passes) once its first layer is
-                done, parameters during the forward pass, those of ZeRO 3 during both; what takes longer
-                cannot hide.
+    data        Gradients travel during the backward pass (two thirds of the time of both passes) once its
+                first layer is done, parameters during the forward pass; with ZeRO 3 both travel during both
+                passes. The part of a transfer that takes longer cannot be hidden.
     tensor      Rows travel in n chunks while their product computes other chunks. The product waits for the
-                first chunk of a gather, and the last chunk of a scatter waits for the product. So for a
-                product of p seconds and rows of s seconds, (n - 1) / n of the shorter can hide. In the
-                backward pass a scatter also overlaps the weight gradient that follows. Around the
-                embedding, the classifier and the loss nothing can hide.
+                first chunk of a gather, and the last chunk of a scatter waits for the product. So if the
+                product takes p seconds and its rows travel for s seconds, (n - 1) / n of the shorter time
+                can be hidden. In the backward pass a scatter also overlaps the weight gradient that follows.
+                Around the embedding, the classifier and the loss nothing can be hidden.
     pipeline    A stage computes while it sends, instead of idling; but this gains nothing for a stage that
-                waits for its neighbor's answer. So time_pipeline() plays the action lists of the stages with
-                the measured costs and the transfers, with overlap and without. 1f1b can hide hardly
-                anything: between the output that it sends and the gradient that it gets back, the first of
-                two stages has as much work as the other, and none to cover the transfers. The schedules with
-                more work at hand have some.
+                waits for its neighbor's answer. So time_pipeline() simulates the action lists of the stages
+                with the measured costs and the transfers, with overlap and without. 1f1b can hide hardly
+                anything: between sending an output and receiving its gradient, the first of two stages has
+                just as much work as the second, and none left to cover the transfers. Schedules with more
+                work in flight have some.
 */
 #pragma once
 
@@ -34,7 +34,7 @@ How much can be hidden depends on the computation that runs meanwhile:
 // ----------------------------------------------------------------------------
 // tensor-parallel communication that can be hidden
 
-// Seconds of products of all rows on this rank, in chunks as in a step, while all ranks compute.
+// Measures the seconds of products of all rows on this rank, in chunks as in a step, while all ranks compute.
 class ProductTimes {
 public:
     ProductTimes(const World& world, const Gpt& g) : world_(world), g_(g) {
@@ -89,12 +89,13 @@ private:
     float* dweight_;
 };
 
-// The hidden seconds, for a product of p seconds whose rows travel for s seconds in n chunks.
+// Returns the seconds of a gather that can be hidden: its rows travel for s seconds in n chunks, and their
+// product takes p seconds.
 inline double hidden_gather(double s, double p, int n) {
     return std::min(s, p) * (n - 1) / n;
 }
 
-// The hidden seconds, with `after` seconds of other work that follows the product.
+// Likewise for a scatter, with `after` seconds of other work that follows the product.
 inline double hidden_scatter(double s, double p, int n, double after = 0) {
     double sent = s > p ? p / n + s : p + s / n;
     return s + p + after - std::max(p + after, sent);

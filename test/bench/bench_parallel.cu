@@ -1,5 +1,5 @@
 /*
-Measures what several ranks cost over the host transport, and how much of it they hide.
+Measures what communication between ranks costs over the host transport, and how much of it can be hidden.
 
     mpirun -np N bench_parallel groups      the time to build the groups of a mesh
     mpirun -np N bench_parallel data        how much communication hides behind computation: that of ZeRO,

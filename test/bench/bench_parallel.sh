@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The cost of several processes on this machine, and how much of it they hide.
+# Measures what communication between ranks costs on this machine, and how much of it hides behind computation.
 #
-#   test/bench/bench_parallel.sh BUILD    the folder of a build (make bench-parallel gives it)
+#   test/bench/bench_parallel.sh BUILD    the folder of a build (make bench-parallel passes it)
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/ranks.sh
 export RANKS_TIMEOUT=3600

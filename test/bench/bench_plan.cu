@@ -1,16 +1,16 @@
 /*
-Measures how well plans predict steps: the simulated seconds of several layouts of the same work, beside those
-that the executor needs.
+Measures how well plans predict steps: compares the simulated seconds of several layouts of the same work with
+those that the executor needs.
 
     mpirun -np N bench_plan sleep      layers that sleep for known times, over links that are slowed down
-    mpirun -np N bench_plan compute    real steps of a small model, on this machine as it is measured
+    mpirun -np N bench_plan compute    real steps of a small model, planned for this machine as measured
 
 Sleeping needs no core, so ranks that outnumber the cores wait for each other as ranks on their own devices
-would. Parameters, gradients and rows for the next stage are real, and so is the code that sends them: the
-pipeline (comm/pipeline.h) and ZeRO (comm/zero.h).
+would. Parameters, gradients and the rows that stages exchange are real, and so is the code that sends them:
+the pipeline (comm/pipeline.h) and ZeRO (comm/zero.h).
 
-Each row shows the error of the simulated time. bench_plan.sh runs all variants, makes one table, and adds the
-median error and the measured rank of the row that was planned to be fastest.
+Each row shows the error of the simulated time. bench_plan.sh runs all variants, makes one table of each kind,
+and adds the median error and the place, by measured time, of the row that was planned to be fastest.
 */
 #include <deque>
 
@@ -83,7 +83,7 @@ Layout layout_of(const Options& o) {
 
 struct SleepingTimes {
     double forward = 12e-3, input_gradient = 12e-3, weight_gradient = 12e-3;  // per layer
-    double head = 9e-3, embedding = 3e-3;  // forward or backward; the head's gradients take twice as long
+    double head = 9e-3, embedding = 3e-3;  // in either pass, but the head's backward takes twice as long
 };
 
 // A rank of a run whose kernels sleep, in the order of the program's stage_forward() and stage_backward(). It
@@ -240,7 +240,7 @@ double fastest_of_steps(const std::function<double()>& step, int steps) {
 }
 
 void bench_sleep(const World& world) {
-    constexpr double link = 0.13e9;  // bytes/s of a rank
+    constexpr double link = 0.13e9;  // bytes per second and rank
     constexpr int steps = 4;
     ModelConfig config;
     config.layers = 8, config.channels = 256, config.heads = 4, config.vocab_size = 512;
@@ -273,7 +273,7 @@ void bench_compute(const World& world) {
     std::vector<Row> rows = {{1, 1, PipelineSchedule::one_f_one_b, 1, 0}};
     if (world.size() > 1) rows = rows_of(world.size());
     for (const Row& row : rows) {
-        Machine machine = measured_machine(world);  // anew: shared machines change by the minute
+        Machine machine = measured_machine(world);  // each time: shared machines change by the minute
         world.broadcast(&machine, sizeof machine);
         Options o = options_of_row(config, row);
         PlanTask task = {.options = o, .machine = machine, .devices = world.size()};

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Planned and measured steps, side by side: a table of twelve layouts on 2, 4 and 8 ranks whose layers sleep, and one of
-# those that compute, on one and two ranks.
+# Planned and measured steps, side by side: a table of twelve layouts on 2, 4 and 8 ranks whose layers sleep, and a table of
+# layouts on one and two ranks whose layers compute.
 #
-#   test/bench/bench_plan.sh BUILD    the folder of a build (make bench-plan gives it)
+#   test/bench/bench_plan.sh BUILD    the folder of a build (make bench-plan passes it)
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/ranks.sh
 export RANKS_TIMEOUT=600
 program=$1/bench_plan
 
-# table TITLE    of the rows that come, as "NAME PLANNED ms MEASURED ms ERROR%": all of them, and what they come to
+# table TITLE    prints the rows that it reads, "NAME PLANNED ms MEASURED ms ERROR%", and a summary of them
 table() {
     awk -v title="$1" '
         function size(x) { return x < 0 ? -x : x }

@@ -13,8 +13,8 @@ Rows of bench_kernels whose time is spent in products: attention and the linear 
 struct AttentionCase {
     int B, T, NH, NKV, HS, window;
 
-    // Operations of both forward products: pairs of query and key that are not masked; by convention, half a
-    // square.
+    // Operations of both forward products, for all pairs of a query and a key that are not masked; without a
+    // window, by convention half of the T x T pairs.
     double flops() const {
         double w = window, pairs = window > 0 && window < T ? w * T - w * (w - 1) / 2 : 0.5 * T * T;
         return 4 * pairs * HS * NH * B;
@@ -62,7 +62,7 @@ struct AttentionReference {
     }
 };
 
-// The gradients, from the results of the forward pass, which a row of its own checks.
+// Computes gradients from the results of the forward pass, which the forward row has checked.
 struct AttentionGradients : AttentionReference {
     std::vector<floatX> out;
     std::vector<float> lse;
@@ -154,7 +154,7 @@ struct LinearCase {
     bool bias, gelu, of_gelu;  // gelu: gelu(out) is wanted too; of_gelu: inp is the output of a GELU
 };
 
-// Adds the matrices of a preset's block, with the tokens of a micro-batch, and its classifier.
+// Adds the matrices of a preset's block for `tokens` tokens, and its classifier for `logits_tokens` unless 0.
 inline void add_linears(std::vector<LinearCase>& cases, const char* preset, int tokens, int logits_tokens) {
     ModelConfig c = find_preset(preset)->config;
     complete(c);

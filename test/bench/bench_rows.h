@@ -217,7 +217,7 @@ inline void qk_norm_rows(Bench& bench) {
 }
 
 // ----------------------------------------------------------------------------
-// local filter: rows of one sequence, and columns that are placed side by side
+// local filter: sums over taps of one sequence, and copies of columns
 
 inline void causal_conv_rows(Bench& bench) {
     const std::vector<std::pair<int, int>> of_gpus = {{8192, 2048}, {4096, 8192}}, of_all = {{21, 96}};

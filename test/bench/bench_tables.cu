@@ -1,11 +1,11 @@
 /*
 Measures the cost of a table on disk: pairs of steps of gpt2-124M at 1 x 1024, one without a table, and one
-with a table of rows of 64 numbers, all of them on disk and few of them in memory.
+with a table of rows of 64 elements, all of them on disk and few of them in memory.
 
     bench_tables FOLDER GB TOKENS    where to write a table, its size, token files with GPT-2's vocabulary
 
-A load from a checkpoint writes rows in the same way. Reads bypass the system's cache. The same run measures
-the rate at which the disk reads pages of 4 KB at random, with equally many threads.
+Rows are written as by a load from a checkpoint, and reads bypass the system's cache. The same run measures
+the rate at which the disk reads pages of 4 KB at random, with the same number of threads.
 */
 #include <atomic>
 #include <filesystem>
@@ -55,7 +55,7 @@ private:
     std::optional<DeviceArray<int>> device_;
 };
 
-// Runs a step as train does, which also fetches rows for the next one. Returns its seconds.
+// Runs a step as train does, including the fetch of rows for the next step; returns its seconds.
 double step_time(Gpt& g, Batches& batches, uint64_t step) {
     double start = seconds_now();
     zero_gradients(g);

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The cost of recording when a device does what: steps with --timings on and off, in turn. For each pair of runs the
-# ratio of their median steps; then the median of these ratios.
+# Measures the cost of recording when a device does what: pairs of runs with --timings on and off, in alternating order.
+# Prints the ratio of the median steps of each pair, then the median of these ratios.
 #
-#   bench_timings.sh BUILD [PAIRS [OPTIONS OF TRAIN...]]    20 pairs, of tiny as it is
+#   bench_timings.sh BUILD [PAIRS [OPTIONS OF TRAIN...]]    defaults: 20 pairs, of the tiny model
 cd "$(dirname "$0")/../.." || exit 1
 program=$1/train_gpt pairs=${2:-20}
 shift 2 2>/dev/null || shift
@@ -10,7 +10,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$program" tokenize kernels --output "$work/text" --val-fraction 0 >/dev/null || exit 1
 
-# median_ms NAME    of the steps of a run, without the first five
+# median_ms NAME    prints the median milliseconds of a run's steps, without the first five
 median_ms() {
     sed -nE 's/.*"loss":.*"ms":([0-9.]+).*/\1/p' "$work/$1/log.jsonl" | tail -n +6 | sort -n |
         awk '{ ms[NR] = $1 } END { print ms[int((NR + 1) / 2)] }'

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """
-Prints how fast we encode a text beside Hugging Face's `tokenizers` (pip install tokenizers), with the same file and
-number of threads:
+Compares the speed of encoding a text with that of Hugging Face's `tokenizers` (pip install tokenizers), with the same
+tokenizer file and number of threads:
 
     test/bench/bench_tokenizer.py build/cpu-fp32/bench_tokenizer TOKENIZER TEXT [THREADS]
 """

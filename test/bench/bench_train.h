@@ -8,9 +8,9 @@ A step has M micro-batches of B sequences of T tokens. DTYPE selects products as
 fp8 in bf16 builds, bf16 in CPU builds. fp8-fast is fp8 with --fp8-fast-gradients. The fastest algorithms for
 products are chosen by timing first, as in a run. Without arguments, the models of the table below run. If a
 micro-batch does not fit in memory, it is made smaller and there are more of them; if even one large enough
-for efficient products does not fit, less is kept for the backward pass, and then weights have no fp32 copy
-and are rounded stochastically. FILE receives one JSON object per line for each model, from which
-bench_train.py measures the same in PyTorch.
+for efficient products does not fit, bf16 weights go without an fp32 copy and are rounded stochastically, and
+then less is kept for the backward pass, with that copy or without. FILE receives one line of JSON for each
+model, from which bench_train.py measures the same in PyTorch.
 */
 #pragma once
 
@@ -174,7 +174,7 @@ inline void tune([[maybe_unused]] Gpt& g, Step&& step) {
 #endif
 }
 
-// The median over steps, after one that is not counted.
+// Returns the median seconds of several steps, after one that is not counted.
 inline double measured_step(Gpt& g, int micro_batches) {
     constexpr size_t least = 3, most = 9;
     constexpr double long_enough = 4;
@@ -217,7 +217,7 @@ inline nlohmann::ordered_json record(const Row& row, const ModelConfig& c, const
 }
 
 // Selects the row's kind of products for the steps that follow, and returns their FLOP/s (for fp8, those of
-// the build's own products).
+// products in the build's own type).
 inline double choose_products(const Row& row) {
 #ifdef DEVICE_CPU
     cpu_products_in_bf16 = row.dtype == MatmulDtype::bf16;
@@ -258,7 +258,7 @@ inline void measure(const Row& row, FILE* records) {
            setting->at_random() ? "at random" : "in fp32", seconds * 1e3, rate,
            peak > 0 ? text("%.1f%%", 100 * meter.mfu(rate)).c_str() : "-", 100 * meter.gemm_share(rate),
            100 * meter.gemm_share_causal(rate));
-    static std::map<std::string, double> rates;  // those of rows with the build's own products
+    static std::map<std::string, double> rates;  // for rows with products in the build's type
     std::string key = text("%s:%dx%d", row.model.c_str(), row.B, row.T);
     if (row.dtype == MatmulDtype::automatic)
         rates[key] = rate;
@@ -270,7 +270,7 @@ inline void measure(const Row& row, FILE* records) {
     fflush(records);
 }
 
-// Measures as the top of this file says; throws errors.
+// Runs the benchmark that the top of this file describes; throws errors.
 inline void bench_train(const std::vector<std::string>& arguments) {
     std::vector<Row> rows;
     FILE* records = nullptr;
@@ -287,7 +287,7 @@ inline void bench_train(const std::vector<std::string>& arguments) {
     if (rows.empty()) rows = default_rows(device);
     printf("%s (%s, %s): training steps, beside %sFLOP/s in products\n", device.name, device_name,
            floatX_name, human(choose_products({})).c_str());
-    // shares by the published FLOP count, and with causal attention counted as such
+    // "share of GEMM" uses the published FLOP count; "causal" leaves out what a causal mask hides
     printf("%-12s %-8s %14s %-9s %-9s %9s %9s %7s %14s %8s\n", "model", "type", "B x T x M", "recompute",
            "weights", "ms", "tokens/s", "MFU", "share of GEMM", "causal");
     for (const Row& row : rows) measure(row, records);

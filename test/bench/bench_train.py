@@ -1,12 +1,12 @@
 """
-The models of bench_train in PyTorch, on the same device, and how they compare.
+Trains the models of bench_train in PyTorch, on the same device, and compares both.
 
     bench_train.py RECORDS [--seconds N]
 
-RECORDS is what bench_train --records wrote. The same shapes are trained with what PyTorch recommends: scaled dot
-product attention, torch.compile, the fused AdamW, and bf16 by autocast where there are fp32 weights too. Models of up to
-12 layers are compiled as a whole, larger ones block by block, for that takes minutes otherwise. A micro-batch that does
-not fit is halved, and in the end blocks are computed twice. With --seconds, no model is begun after so many.
+RECORDS is the file that bench_train --records wrote. The same shapes are trained as PyTorch recommends: with scaled dot
+product attention, torch.compile, the fused AdamW, and autocast to bf16 if there are fp32 weights too. Models of up to 12
+layers are compiled as a whole, larger ones block by block, because compiling those whole takes minutes. A micro-batch that
+does not fit is halved; if even one sequence does not fit, blocks are recomputed. --seconds: start no model after N seconds.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-WHOLE = 12  # layers up to which a model is compiled as a whole
+WHOLE = 12  # models of up to this many layers are compiled as a whole
 
 
 def norm_layer(row):
@@ -97,7 +97,7 @@ class Model(nn.Module):
 
 
 def median_step(row, device, batch, micro_batches, twice):
-    """Seconds of a step, the median after those that compile."""
+    """Seconds of a step: the median after the steps that compile."""
     cuda = device == "cuda"
     bf16 = row["dtype"] != "fp32"
     weights = torch.float32 if row["master"] or not bf16 else torch.bfloat16
@@ -151,7 +151,7 @@ def forget():
 
 
 def measure(row, device):
-    """(tokens per second, what it was measured with), with the largest micro-batch that fits."""
+    """(tokens per second, the setup that was measured), with the largest micro-batch that fits."""
     whole = row["batch"] * row["micro_batches"]
     sizes = [row["batch"] >> i for i in range(row["batch"].bit_length())]
     for batch, twice in [(size, False) for size in sizes] + [(size, True) for size in sizes]:
@@ -179,7 +179,7 @@ def main():
         rows = [json.loads(line) for line in file]
     print(f"PyTorch {torch.__version__} on the same device")
     print(f"{'model':12} {'B x T x M':>18} {'tokens/s':>10} {'MFU':>7} {'train_gpt is':>13} in")
-    measured = {}  # PyTorch trains a model in bf16 also where we do in fp8
+    measured = {}  # PyTorch trains in bf16 for our rows in fp8 too
     for row in rows:
         if time.perf_counter() - start > options.seconds:
             print(f"{row['model']:12} left out: no time")

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Training speed of whole models on this device, and of the same models in PyTorch where a Python here has it.
+# Training speed of whole models on this device, and of the same models in PyTorch if a Python on this machine has it.
 #
-#   test/bench/bench_train.sh BUILD [MODEL:BxT[xM]]...    the folder of a build (make bench-train gives it)
-#   PYTHON=path                                     which Python
-#   PARTS="ours pytorch"                            either, or both; pytorch alone compares with what was measured last
-#   PYTORCH_SECONDS=N                               begins no model in PyTorch after so long
+#   test/bench/bench_train.sh BUILD [MODEL:BxT[xM]]...    the folder of a build (make bench-train passes it)
+#   PYTHON=path                                     the Python to try first
+#   PARTS="ours pytorch"                            either, or both; pytorch alone compares with our last measurements
+#   PYTORCH_SECONDS=N                               starts no model in PyTorch after N seconds
 cd "$(dirname "$0")/../.." || exit 1
 build=$1
 shift

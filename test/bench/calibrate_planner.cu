@@ -3,17 +3,17 @@ Fits the constants of the planner to published step times, and reports how well 
 
     calibrate_planner      (make calibrate-planner)
 
-Every constant has a value that data sheets and counts suggest, and a width within which that is believed;
-every publication has a factor for its software. The most probable values minimize the sum of squares: errors
-of the runs, of the constants and of the factors, each relative to its width. The fitted values are those of
-kernels/cards.h. Then each publication is left out in turn, and predicted with factor 1 from a fit to the
-others. An error beyond its limit is reported, and makes the exit code 1.
+Every constant has an expected value, from data sheets and counts, and a width: how far off that may be. Every
+publication has a factor for its software. The most probable values minimize the sum of squares of the errors
+of runs, constants and factors, each relative to its width. The fitted values are those of kernels/cards.h.
+Then each publication is left out in turn, and predicted with factor 1 from a fit to the others. An error
+beyond its limit is reported and sets the exit code to 1.
 */
 #include "test/comm/published_runs.h"
 
 namespace {
 
-// A constant that is fitted. set() scales what the machine has by the value, or stores the value itself.
+// A constant that is fitted. set() scales a property of the machine by the value, or sets it to the value.
 struct Constant {
     const char* name;
     double expected, width;  // normal distribution of its logarithm
@@ -37,7 +37,7 @@ constexpr size_t of_score = count - 1;
 constexpr double width_of_run = 0.045, width_of_factor = 0.06;
 constexpr double of_fourth = 0.1;  // weight of fourth powers of errors, which keep every single error small
 
-constexpr double most_of_median = 4.5, most_left_out = 7;  // per cent
+constexpr double most_of_median = 4.5, most_left_out = 7;  // percent
 
 using Values = std::vector<double>;  // logarithms
 
@@ -66,7 +66,7 @@ struct Calibration {
         for (size_t i : runs) errors.push_back(log_error(all.runs[i], predicted(i, values)));
         return errors;
     }
-    // For each publication the factor that minimizes the sum, which has one minimum.
+    // Returns for each publication the factor that minimizes the sum, which has a single minimum.
     Values factors(const std::vector<size_t>& runs, const Values& errors) const {
         constexpr int halvings = 40;
         Values factors;

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Optimizers, and models, beside each other: the same tokens and schedule, and the same grid of learning rates for all.
+"""Compares optimizers and models on the same tokens and schedule, each with the same grid of learning rates.
 
     test/bench/compare_optimizers.py PROGRAM FOLDER [TEXT...]
 
 Trains `tiny` on text (/usr/include), and prints for each contestant the validation loss at the best learning rate of the
-grid: its mean over seeds and how far they lie apart. Then, how far Muon comes with some of the tokens. A run that is in
-FOLDER already is not made again, so what was interrupted goes on. Each core makes a run of its own.
+grid: the mean over seeds and their range. Then it prints Muon's loss after a part of the tokens. Runs that are complete in
+FOLDER are not repeated, so an interrupted comparison resumes. Each core trains one run at a time.
 """
 import concurrent.futures
 import json
@@ -15,8 +15,8 @@ import shutil
 import subprocess
 import sys
 
-TOKENS = 1 << 20  # of a run
-BATCH = 2048  # tokens of a step, of the smallest batch
+TOKENS = 1 << 20  # per run
+BATCH = 2048  # tokens per step, in the smallest batch
 RATES = [5e-4, 2e-3, 8e-3, 32e-3, 128e-3]
 SEEDS = [1, 2, 3]
 EMBEDDINGS = ["--optimizer", "adamw", "--embedding-lr", "8"]  # they learn faster than matrices do
@@ -33,10 +33,10 @@ CONTESTANTS = [
     ("local filter", [*EMBEDDINGS, "--local-filter", "on"], 1),
     ("n-gram memory", [*EMBEDDINGS, "--ngram", "2,3", "--ngram-rows", "256k"], 1),
     ("n-grams, no gate", [*EMBEDDINGS, "--ngram", "2,3", "--ngram-rows", "256k", "--ngram-gate", "off"], 1),
-    # has as many weights in products, so FLOPs, as the one with a local filter, and that with n-gram memory, to 0.1%
+    # to within 0.1%, has as many weights in products, hence FLOPs, as the contestants with a local filter and n-gram memory
     ("wider MLP", [*EMBEDDINGS, "--mlp-width", "469"], 1),
 ]
-SHARES = [0.3, 0.5, 0.8]  # of the tokens, for Muon
+SHARES = [0.3, 0.5, 0.8]  # of the tokens; only Muon is trained on these
 
 program, folder, *text = sys.argv[1:]
 folder = pathlib.Path(folder)
@@ -51,7 +51,7 @@ def tokenize():
 
 
 def loss_of(contestant, rate, seed, share=1.0):
-    """The validation loss after a run, over the same tokens whatever the batch."""
+    """The validation loss after a run, over the same tokens for every batch size."""
     name, options, batch = contestant
     steps = int(TOKENS * share) // (BATCH * batch)
     run = folder / f"{name.replace(',', '').replace(' ', '_')}_{batch}x_{rate:g}_seed{seed}_{share:g}"
@@ -71,7 +71,7 @@ def loss_of(contestant, rate, seed, share=1.0):
                         "--micro-batch", "8", "--sequence-length", "256", "--global-batch", str(BATCH * batch),
                         "--val-every", str(steps), "--val-batches", str(32 // batch), "--save-every", "0"],
                        check=True, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        shutil.rmtree(run / "checkpoints")  # the log is what is looked at
+        shutil.rmtree(run / "checkpoints")  # only the log is read
         print(f"  {run.name} {result():.4f}", flush=True, file=sys.stderr)
     return result()
 

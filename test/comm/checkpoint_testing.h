@@ -24,8 +24,8 @@ struct ToyModel {
     bool tied;
 };
 
-// One tensor for each way of partitioning: a padded vocabulary that no number of ranks divides, heads copied
-// to several tensor ranks, columns, and replicated tensors. For 1, 2, 4 or 8 tensor ranks.
+// Has one tensor for each way of partitioning: a padded vocabulary of odd size, heads copied to several
+// tensor ranks, columns, and replicated tensors. Fits 1, 2, 4 or 8 tensor ranks.
 inline ToyModel toy_model(bool tied) {
     using enum Unit;
     std::vector<TensorRow> rows = {
@@ -59,7 +59,7 @@ inline ParameterLayout toy_layout(const ToyModel& model, const MeshShape& shape,
 // ----------------------------------------------------------------------------
 // states
 
-// A mesh, a layout and a state on them. Used on all ranks.
+// A mesh, a layout, and a state partitioned by them. Used collectively, by all ranks.
 struct ToyState {
     MeshShape shape;
     ToyModel model;
@@ -83,7 +83,7 @@ struct ToyState {
     }
 };
 
-// Element i of a tensor in a slot: a number in [-1, 1), distinct from all others except by chance.
+// Returns element i of a tensor in a slot: a pseudorandom number in [-1, 1), so two rarely coincide.
 inline float value_of(uint64_t key, size_t i) {
     uint64_t bits = (key ^ (i + 1) * 0x9e3779b97f4a7c15u) * 0xbf58476d1ce4e5b9u;
     bits = (bits ^ bits >> 27) * 0x94d049bb133111ebu;
@@ -109,7 +109,7 @@ inline std::string values_of(Slot slot, const TensorPart& part, uint64_t salt = 
     return bytes;
 }
 
-// Called on all ranks: sets every element of every slot to its value, or to that of another salt.
+// Called on all ranks: sets every element of every slot to its value for this salt.
 inline void fill(ZeroState& state, uint64_t salt = 0) {
     state.synchronize();
     for (int unit : state.layout().held()) {
@@ -124,15 +124,15 @@ inline void fill(ZeroState& state, uint64_t salt = 0) {
     state.publish_all();
 }
 
-// The number of bytes on this rank that differ from those of fill(), in the part that it owns and in the
-// parameters that the passes see. Padding must be zero.
+// Returns the number of bytes on this rank that differ from what fill() sets, in the part that it owns and in
+// the parameters that the passes see. Padding must be zero.
 inline size_t wrong_bytes(ZeroState& state, const std::vector<Slot>& slots, uint64_t salt = 0) {
     size_t wrong = 0;
     state.synchronize();
     auto compare = [&](const std::string& got, const std::string& want) {
         for (size_t i = 0; i < want.size(); i++) wrong += got[i] != want[i];
     };
-    // A slot that block matrices lack ends where they begin.
+    // A slot that block matrices do not have ends where the matrices begin.
     auto end_of = [&](Slot slot, int unit) {
         bool all = !std::ranges::count(state.settings().not_of_matrices, slot);
         return all ? state.layout().unit_size(unit) : state.layout().before_matrices(unit);
@@ -187,7 +187,7 @@ inline std::string tensor_bytes(const CheckpointReader& reader, uint32_t tensor,
     return bytes;
 }
 
-// All tensors, by "NAME SLOT".
+// All tensors, keyed by "NAME SLOT".
 inline std::map<std::string, std::string> logical_tensors(const std::string& folder) {
     CheckpointReader reader(folder);
     std::map<std::string, std::string> tensors;

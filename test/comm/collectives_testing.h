@@ -17,7 +17,7 @@ can compute for every other, and the expected sums.
 // ----------------------------------------------------------------------------
 // ranks and streams
 
-// All ranks, by calling NCCL directly.
+// Returns a communicator of all ranks, made by calling NCCL directly.
 inline ncclComm_t everyone() {
     static ncclComm_t comm = [] {
         ncclUniqueId id = {};
@@ -69,7 +69,7 @@ struct Bf16 {
     uint16_t bits;
 
     Bf16() = default;
-    explicit Bf16(float value) {  // rounds to nearest even, in double: shares nothing with the code
+    explicit Bf16(float value) {  // rounds to nearest even in double, unlike the tested code
         float low = std::bit_cast<float>(std::bit_cast<uint32_t>(value) & 0xffff0000u);
         float high = std::bit_cast<float>((std::bit_cast<uint32_t>(value) & 0xffff0000u) + 0x10000u);
         double to_low = std::fabs((double)value - low), to_high = std::fabs((double)high - value);
@@ -89,8 +89,8 @@ constexpr ncclDataType_t type_of() {
         return nccl_type<T>();
 }
 
-// Element i of a rank's input: small integers, or numbers in [-1, 1) with 24 bits. (The finalizer of
-// SplitMix64, which is faster than philox.)
+// Element i of a rank's input: small integers, or numbers in [-1, 1) with 24 bits. (Uses the finalizer
+// of SplitMix64, which is faster than philox.)
 template <typename T>
 T input(int rank, size_t i) {
     uint64_t bits = (i + ((uint64_t)rank << 40) + 1) * 0x9e3779b97f4a7c15u;
@@ -138,8 +138,8 @@ private:
     Buffer<T> memory_;
 };
 
-// The sum of all ranks' inputs, in double precision or exactly. For bf16 every addition is rounded, so they
-// follow the order of the ring: chunk c begins with rank `first + c`.
+// The sum of all ranks' inputs, in double precision or exactly. For bf16 every addition is rounded, so inputs
+// are added in the order of the ring: chunk c begins with rank `first + c`.
 template <typename T>
 std::vector<double> reduced(const std::vector<int>& members, size_t count, int first) {
     int n = (int)members.size();
@@ -165,7 +165,7 @@ template <typename T>
 bool close(const std::vector<T>& got, const std::vector<double>& want) {
     std::vector<double> values;
     for (T value : got) values.push_back((double)value);
-    // sums in bf16 have a known order, and those of integers need none
+    // bf16 sums are computed in a known order, and integer sums do not depend on it
     if (!std::is_same_v<T, float>) return values == want;
     return relative_error(values, want) < 1e-6;
 }

@@ -1,13 +1,13 @@
 /*
-A contributor to checkpoints that differs from a model: a table of rows by id, as sparse parameters have. It
-shows that comm/stateful.h supports its needs.
+A contributor to checkpoints that differs from a model: a table of rows keyed by id, as for sparse parameters.
+It shows that comm/stateful.h supports such contributors.
 
-New ids may appear at any time, so a checkpoint has as many rows as exist then. A rank owns the ids that hash
-to it, for any number of ranks. The first save writes all rows (a base), and later ones those that have
-changed since (deltas), next to the existing files; after a few deltas there is a new base. If a row changes
-while a save is being written, its value from when the save began is kept aside.
+New ids may appear at any time, so the number of rows may grow between checkpoints. A rank owns the ids that
+hash to it, for any number of ranks. The first save writes all rows (a base), and later ones the rows that
+have changed since the last save (deltas), next to the existing files; after a few deltas a new base is
+written. If a row changes while a save is being written, its value from when the save began is kept aside.
 
-    table.3.ids     (rows) uint64      the ids of the third save that wrote any
+    table.3.ids     (rows) uint64      the ids that the third published save wrote
     table.3.rows    (rows, width)      their rows
 
 If several saves contain an id, the last one counts.
@@ -122,7 +122,7 @@ public:
 
     bool has(const std::string& tensor) const override { return tensor.starts_with("table."); }
 
-    // A batch is a few ids and their rows; ranks read batches in turn.
+    // A batch is a few ids and their rows; batches are assigned to ranks round-robin.
     std::vector<PieceBatch> begin_load(const CheckpointReader& reader, bool) override {
         const CheckpointIndex& index = reader.index();
         tensors_ = &index.tensors;
@@ -212,14 +212,14 @@ private:
     }
 
     const World& world_;
-    std::mutex mutex_;              // between training and the save
+    std::mutex mutex_;              // training and saving run concurrently
     std::map<uint64_t, Row> rows_;  // this rank's
     std::set<uint64_t> changed_;    // since the last save
     std::vector<int> parts_;        // of the last checkpoint
 
     // the save in progress
     bool saving_ = false, has_last_ = false;
-    std::map<uint64_t, std::optional<Row>> before_;  // rows that have changed since it began
+    std::map<uint64_t, std::optional<Row>> before_;  // old values of rows changed since it began
     std::set<uint64_t> saved_changes_;
     std::vector<uint64_t> ids_;  // to write
     std::vector<int> saved_parts_;
@@ -255,7 +255,7 @@ public:
         fill(toy_.state, (uint64_t)step_);
     }
 
-    // Saves, and continues training meanwhile. Returns the report of this save.
+    // Saves while training continues. Returns the report of this save.
     SaveReport save() {
         std::optional<SaveReport> report = saver_.save(about_step(step_));
         step_++;
@@ -272,7 +272,8 @@ public:
         step_ = (int)reader.index().step();
     }
 
-    // The number of rows and bytes on this rank that differ from their values after the current step.
+    // The number of the model's bytes on this rank that differ from their values after the current step, plus
+    // 1 if the table differs.
     size_t wrong() {
         std::map<uint64_t, HashTable::Row> want;
         for (int step = 1; step <= step_; step++)

@@ -6,14 +6,15 @@ publication differ from this one:
     scores_in_memory        attention writes its scores and reads them back: kernels of 2021 and 2022; a row
                             that keeps all activations computes them twice ("selective" recomputation)
     rows_on_all_ranks       every tensor rank has all rows between its matrices: no sequence parallelism
-    best_of_micro_batches   micro-batch and pipeline chunks are not published, but the best were used
+    best_of_micro_batches   micro-batch size and pipeline chunks are not published; the best were used
 
-A row that cannot be predicted to 11% has `within`, the accuracy that is reached. One such row has 16 stages
-and 32 micro-batches, and 111 TFLOP/s in the plot. With 128 micro-batches the same layout has 162, from which
-the bubble formula predicts 123 at 32; the neighboring rows with 8 and 32 stages agree with that formula.
+A row that is not predicted to within 11% has `within`, the accuracy that is reached. One such row, with 16
+stages and 32 micro-batches, reaches 111 TFLOP/s in the plot. The same layout reaches 162 with 128
+micro-batches, so the bubble formula predicts 123 with 32; the neighboring rows with 8 and 32 stages agree
+with that formula.
 
 All of these programs sent gradients after the last micro-batch. A number that was read from a plot has
-`read_within`, the relative error that the reading may have.
+`read_within`, the largest relative error expected of the reading.
 */
 #pragma once
 
@@ -73,20 +74,20 @@ constexpr double backward_bytes = 1.3;
 // Thread blocks that occupy multiprocessors for each link between stages: fitted.
 constexpr int blocks_of_their_links = 4;
 
-// The machine as such a program would see it: the extra time of a layer is expressed as time of attention,
-// which each layer has once in every pass.
+// Returns the machine as such a program would see it: a layer's extra time is expressed as slower attention,
+// which each layer runs once in every pass.
 inline Machine machine_of_program(Machine machine, const Options& o, const Publication& publication,
                                   const PublishedRun& run, double score_bytes) {
     if (o.pp > 1) machine = machine_without(machine, 2 * (blocks_of_their_links - blocks_of_links));
     if (!publication.scores_in_memory) return machine;
-    // Products compute all scores; the ledger's passes count the half that is not masked.
+    // These programs' products compute all scores; the ledger counts only the half that is not masked.
     double scores = (double)o.micro_batch * o.heads / o.tp * o.sequence_length * o.sequence_length,
            product = 2 * o.head_size / machine.gemm_flops, move = score_bytes / machine.memory_bandwidth;
     double forward = scores * (2 * product + move),
            backward =
                scores * (4 * product + backward_bytes * move) + (o.recompute == Recompute::none) * forward;
     Workload w = training_workload(o, Recompute::none, (size_t)machine.element_bytes);
-    ModelConfig two = o;  // layers, so that no pass over the first is the head's
+    ModelConfig two = o;  // layers, so that the first one's passes do not include the head
     two.layers = 2;
     Ledger book(machine.ledger_card(), w.sequence(), o.vocab_size);
     record_steps(two, w, {}, make_optimizer(Options(), 0),
@@ -148,7 +149,7 @@ inline double predicted_seconds(const PublishedRun& run, const Publication& publ
     return best;
 }
 
-// The logarithm of prediction over published value, less what the inaccuracy of reading a plot explains.
+// The logarithm of prediction over published value, less the error that reading a plot may explain.
 inline double log_error(const PublishedRun& run, double predicted) {
     double error = std::log(predicted / run.seconds), reading = std::log1p(run.read_within);
     return std::copysign(std::max(0.0, std::abs(error) - reading), error);

@@ -1,5 +1,5 @@
-// Ranks that compare their inputs. On every rank of `mpirun -np N build/cpu-fp32/test_agreement`, for any N,
-// and without mpirun.
+// Ranks compare their inputs. Runs under `mpirun -np N build/cpu-fp32/test_agreement`, for any N, and without
+// mpirun.
 // devices: cpu
 // ranks: 2 1 4
 #include "test/support/file_testing.h"
@@ -16,7 +16,7 @@ bool is_last() {
     return world().rank() == world().size() - 1;
 }
 
-// Called on all ranks: the error that all of them throw, or nothing.
+// Called on all ranks: returns the error that all of them throw, or an empty string.
 template <typename Check>
 std::string refusal(Check&& check) {
     std::string message;
@@ -98,7 +98,7 @@ TEST_CASE("programs of other sources, and other commands") {
 }
 
 TEST_CASE("token files that differ in content alone") {
-    TemporaryFolder folder;  // on each rank
+    TemporaryFolder folder;  // a separate one on each rank
     std::vector<uint16_t> tokens(100000);
     for (size_t i = 0; i < tokens.size(); i++) tokens[i] = (uint16_t)(i % 500);
     auto files = [&](size_t changed) {
@@ -114,7 +114,7 @@ TEST_CASE("token files that differ in content alone") {
     };
     CHECK(check(tokens.size(), true) == "");
     if (world().size() == 1) return;
-    for (size_t changed : {0, 1000, 99000}) {  // 64 blocks of 4 KiB cover all of it
+    for (size_t changed : {0, 1000, 99000}) {  // the 64 blocks of 4 KiB that are compared cover it
         CHECK(check(changed, true).starts_with("a.bin: ranks differ: content "));
         CHECK(check(changed, world().is_root()) == "");
     }

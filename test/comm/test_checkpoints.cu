@@ -1,5 +1,5 @@
-// States saved and loaded on all ranks: every byte is restored, wherever the elements lie, and an error on
-// one rank leaves older checkpoints and the other ranks unaffected.
+// States saved and loaded on all ranks: every byte is restored under every layout, and an error on one rank
+// leaves older checkpoints and the other ranks unaffected.
 // devices: cpu simt-bf16 cuda
 // ranks: 2 1 4 3
 // seconds: 10
@@ -31,7 +31,7 @@ bool can_cut(const MeshShape& shape) {
     return shape.tp != 3;
 }
 
-// The cases that fit the number of ranks of the test. Slices for three replicas are uneven.
+// The cases that are possible on the test's number of ranks. Slices for three replicas are uneven.
 std::vector<Case> cases() {
     int n = test_world().size();
     std::vector<Case> all = {{"plain", {.dp = n}, {.level = 0}},
@@ -205,11 +205,11 @@ TEST_CASE("what replicas have alike is read once, and comes to all of them over 
             sent += std::stoull(bytes);
         for (const CheckpointPiece& piece : reader.index().pieces) stored += reader.index().bytes_of(piece);
         CHECK(read == stored);
-        // tensor ranks, and the two ends of a pipeline, have copies, which other ranks read for them
+        // tensor ranks, and the two ends of a pipeline, hold copies, which one rank reads and sends to others
         bool copies = c.shape.tp > 1 || (c.shape.pp > 1 && c.tied);
         CHECK((sent > 0) == copies);
         for (int unit : toy.layout.held()) {
-            // slices are multiples of 8 elements; the last rank sends the rest around the ring
+            // slices are multiples of 8 elements; the rest travels around the ring from the last rank
             size_t part = toy.state.part_size(unit), R = c.shape.replicas(), slice = part / R / 8 * 8;
             bool sends_rest = R > 1 && toy.mesh.position[Axis::replica] != (int)R - 2;
             size_t elements = (R - 1) * slice + (sends_rest ? part - R * slice : 0);
@@ -306,7 +306,7 @@ TEST_CASE("ranks without a part of so small a model write no file") {
 }
 
 TEST_CASE("a step on the host goes on from what was loaded") {
-    // the host's step begins with the master copy, which differs from the weight in this test
+    // the host's step starts from the master copy, which differs from the weight in this test
     if (narrow) SKIP("the host's step is compared in fp32");
     CommonFolder run;
     int n = test_world().size();
@@ -323,8 +323,8 @@ TEST_CASE("a step on the host goes on from what was loaded") {
     CHECK(wrong_bytes(fresh.state, {Slot::weight}) == 0);
 }
 
-// Takes a step while copies of the state are held back for some time. Returns how long it waited for them, as
-// the state measured it.
+// Runs a step while copies of the state are held back for the given time. Returns how long the step waited
+// for them, as the state measured it.
 static double stall_of_step(ToyState& toy, std::chrono::milliseconds held_back) {
     ZeroState& state = toy.state;
     fill(state);
@@ -351,7 +351,7 @@ static double stall_of_step(ToyState& toy, std::chrono::milliseconds held_back) 
         cudaCheck(cudaLaunchHostFunc(copies.stream, wait, &may_copy));
         copy_all(copies.stream, got.data);
     });
-    cudaCheck(cudaStreamSynchronize(state.stream()));  // the passes continue
+    cudaCheck(cudaStreamSynchronize(state.stream()));  // the passes do not wait
     Buffer<StepStatistics> stats(std::vector<StepStatistics>(1));
     state.update(stats, adamw_optimizer({0.1, 0.9, 0.95, 1e-8, 0.5, 1, false}, 0), 1);
     test_world().barrier();  // so that no rank waits for another's update while copies are held back
@@ -370,7 +370,7 @@ TEST_CASE("a step waits for the copies that were begun before it, and for nothin
         CAPTURE(offload);
         ToyState toy(test_world(), {.dp = n, .shard = n}, toy_model(true),
                      {.level = 1, .keep_master = narrow, .offload = offload});
-        // On a busy machine the step itself may be late, on any rank; then copies are held back for longer.
+        // On a busy machine any rank's step may be late; then the test retries and holds copies back longer.
         bool measured = false;
         for (int ms = 50; ms < 30'000 && !measured; ms *= 4)
             measured = !test_world().largest(stall_of_step(toy, std::chrono::milliseconds(ms)) <= 0.001);
@@ -687,7 +687,7 @@ TEST_CASE("tensors of several pieces, of whole rows and of some columns") {
     }
 }
 
-// The expected notice when such weights are loaded.
+// The notice that is expected when weights stored like this are loaded.
 static std::string expected_words(Dtype weight, bool master, bool keep_master) {
     bool wide = weight == Dtype::fp32;
     std::string words;
@@ -738,7 +738,7 @@ TEST_CASE("weights that are stored in another precision") {
                             if (stored.weight == Dtype::bf16) exact = rounded(exact);
                             float copy =
                                 stored.master ? value_of(key_of(Slot::master, part.name), first + i) : exact;
-                            // without a master copy of their own, fp32 parameters are loaded from the stored
+                            // if the state keeps no master copy, fp32 parameters are loaded from the stored
                             // one
                             float want = narrow ? rounded(exact) : keep_master ? exact : copy;
                             wrong += (float)weight[offset + i] != want;

@@ -1,5 +1,5 @@
-// Tests of the results of collectives: on every rank of `mpirun -np N build/cpu-fp32/test_collectives`, for
-// any N, and without mpirun. Ranks must make the same calls, so no case returns early.
+// Tests of the results of collectives. Runs under `mpirun -np N build/cpu-fp32/test_collectives`, for any N,
+// and without mpirun. All ranks must make the same calls, so no case returns early.
 // devices: cpu simt-bf16 cuda address thread
 // ranks: 3 1 2 4
 #include <cmath>
@@ -127,7 +127,7 @@ TEST_CASE("large buffers") {
     }
     try_all_reduce<Bf16>(large, true);
     try_all_reduce<uint8_t>(large, false);
-    // chunks of less than a block of pieces, for any number of ranks
+    // chunks smaller than a block of pieces, for any number of ranks
     try_all_reduce<float>(600'007, false);
     try_reduce_scatter<float>(300'007, true);
 }

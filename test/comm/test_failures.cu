@@ -1,5 +1,5 @@
 /*
-The simulation of failures (data/run/failures.h) against values that can be derived, and invariants.
+The simulation of failures (data/run/failures.h), checked against derived values and invariants.
 */
 // devices: cpu
 // seconds: 1
@@ -42,9 +42,9 @@ TEST_CASE("failures: without any, only checkpoints take time") {
     CHECK(effective_training_time(m, 12345) == doctest::Approx(1));
 }
 
-// Periods between failures are exponential. For a period that begins with a wait w, the number of checkpoints
-// is geometric: tau / (exp(rate (tau + stall)) - 1) seconds are kept on average, times the probability that
-// it outlasts w.
+// Periods between failures are exponentially distributed. In a period that begins with a wait w, the number
+// of checkpoints is geometrically distributed: on average, tau / (exp(rate (tau + stall)) - 1) seconds are
+// kept, times the probability that the period outlasts w.
 TEST_CASE("failures: the share that trains is the expected one") {
     for (double tau : {300.0, 1800.0, 7200.0}) {
         for (double restart : {100.0, 1500.0}) {
@@ -129,7 +129,7 @@ TEST_CASE("the best interval is where stalls and what failures cost are least to
         for (double stall : {0.05, 1.0, 30.0}) {
             CAPTURE(between);
             CAPTURE(stall);
-            // the duration of a run with such failures by Daly's model, per unit of work
+            // the duration of a run with such failures, per unit of work, by Daly's model
             auto cost = [&](double interval) {
                 return between / interval * std::expm1((interval + stall) / between);
             };
@@ -183,7 +183,7 @@ TEST_CASE("a run saves after so many steps, after so much time, or as its saves 
         CHECK(clock->summary() == "");
     }
 
-    // in words, during a step; at the end of the run there is a save in any case
+    // the next save in words, during a step; empty if that is the save at the end, which every run makes
     CHECK(steps.next(12, 100) == "in 8 steps");
     CHECK(steps.next(19, 100) == "in 1 step");
     CHECK(steps.next(20, 100) == "after this step");
@@ -192,7 +192,7 @@ TEST_CASE("a run saves after so many steps, after so much time, or as its saves 
     CHECK(minutes.next(12, 100, now + 610 + 180) == "in 7 min");
     CHECK(minutes.next(12, 100, now + 610 + 700) == "in 0 s");
 
-    // at first ten minutes, to learn the cost of a save; then between twice its duration and an hour
+    // ten minutes until the cost of a save is known, then between twice a save's duration and an hour
     SaveClock one({Interval::best, 0}, 0.474, 1), many({Interval::best, 0}, 0.474, 100000),
         none({Interval::best, 0}, 0, 8);
     CHECK(one.seconds() == 600);

@@ -1,6 +1,6 @@
 /*
-Sums of gradients whose addends are sent as bf16, on real ranks: every result against the exact sum, within
-the bound that the rounding of its addends allows, and the bytes sent.
+Sums of gradients whose addends are sent as bf16, on real ranks: every result matches the exact sum within the
+error bound of rounding its addends, and the bytes sent are checked.
 */
 // ranks: 3 1 2 4
 #include "comm/mesh.h"

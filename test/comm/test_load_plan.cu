@@ -1,5 +1,5 @@
-// The work of one rank out of 12,288 before it loads gpt3-175B, simulated: the index that all ranks would
-// have written, and the rank's plan for reading it, on the layout that wrote it and on others.
+// Simulates the work of one of 12,288 ranks before it loads gpt3-175B: it parses the index that all ranks
+// would have written, and plans what to read, on the layout that wrote the checkpoint and on others.
 // devices: cpu
 // seconds: 5
 #include <doctest/doctest.h>
@@ -15,7 +15,7 @@
 
 namespace {
 
-// A model partitioned over imagined ranks.
+// A model partitioned over simulated ranks.
 struct PaperRun {
     ModelConfig config = find_preset("gpt3-175B")->config;
     MeshShape shape;
@@ -63,7 +63,7 @@ struct PaperRun {
     }
 };
 
-// Processor time of this process. A processor that runs other work too is up to four times as slow.
+// CPU time of this process, which is up to four times as long if the CPU runs other work too.
 template <typename Work>
 double seconds_of(Work&& work) {
     clock_t start = clock();

@@ -24,7 +24,7 @@ Machine named(const char* name, int multiprocessors) {
     return machine_of(device(name, multiprocessors), 0, 0);
 }
 
-// A card with the number of multiprocessors of its row.
+// A card with the number of multiprocessors in its row of the table.
 Machine named(const char* name) {
     const Card* card = find_card(name);
     return named(name, card ? card->multiprocessors : 100);

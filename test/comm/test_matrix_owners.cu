@@ -18,7 +18,7 @@ ModelConfig config_of(bool llama) {
     return config;
 }
 
-// Element i of a section's matrix, before and after: whole numbers that are exact in bf16.
+// Element i of a section's matrix, before and after the transform: integers that are exact in bf16.
 float update_at(int section, size_t i) {
     return (float)(section * 3 + i % 61) - 60;
 }
@@ -26,7 +26,7 @@ float transformed_at(int section, size_t i) {
     return update_at(section, i) + 1;
 }
 
-// Visits the places of a part's elements in the section's matrix.
+// Calls visit(i, its index in the section's matrix) for each element i of a part.
 template <typename Visit>
 void each_element(const SectionPart& part, Visit&& visit) {
     size_t width = part.row->width();
@@ -37,7 +37,7 @@ void each_element(const SectionPart& part, Visit&& visit) {
     }
 }
 
-// The section whose values these are, stored with no more rows than columns; -1 if none.
+// Returns the section with these values, which are stored with no more rows than columns, or -1.
 int section_of(const std::vector<double>& values, const std::vector<ModelSection>& sections, int rows,
                int cols) {
     for (int number = 0; number < (int)sections.size(); number++) {
@@ -133,7 +133,7 @@ TEST_CASE("every matrix is whole at one owner, and its parts come back") {
                 CHECK(got == want);
                 after[unit] = got;
             }
-            // in a step that is skipped they do not change
+            // a skipped step does not change them
             Buffer<float> nan(std::vector<float>{NAN});
             for (const MatrixRound& round : owners.rounds()) {
                 owners.transform_at_owners(
@@ -169,7 +169,7 @@ TEST_CASE("an arena that counts finds the memory of a rank's matrices") {
     MatrixOwners owners(memory, layout, mesh.shape, mesh.position, mesh.stage(), scratch, test_stream());
     MatrixArrays(counted, layout, shape, scratch);
     CHECK(memory.bytes() == counted.bytes());
-    // one matrix and its scratch, and a rank's own and received parts of a round: a fair share, or one matrix
+    // a matrix and its scratch, and own and received parts of a round: a fair share or, if larger, a matrix
     size_t largest = 24 * 20, of_block = 24 * (16 + 2 * 8 + 16 + 3 * 20);
     CHECK(memory.bytes() >= (2 * largest + 3) * sizeof(floatX));
     CHECK(memory.bytes() <= (2 * largest + 3 + 4 * std::max(of_block / n, largest)) * sizeof(floatX));

@@ -158,7 +158,7 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
     for (MeshShape shape : shapes_of(world.size())) {
         CAPTURE(name_of(shape));
         shape.stage_group = true;
-        // 11, 13 and 17 are multiples of no group's size except 1
+        // no group size except 1 divides 11, 13 or 17
         constexpr MeshTraffic traffic = {.unit = 11, .rows = 13, .keys = 17, .sent = 5};
         Mesh mesh(world, shape, test_stream(), traffic);
         // Derived here from the definition: ranks that agree in the other coordinates.
@@ -187,7 +187,7 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
         CHECK(mesh.replica().rank() == mesh.position[Axis::replica]);
         CHECK(mesh.tensor().rank() == mesh.position[Axis::tensor]);
 
-        // Matrices are sent to the rank that has the corresponding place on the first stage.
+        // Matrices are sent by number in the stage group: the rank of the counterpart on the first stage.
         MeshPosition on_first = mesh.position;
         on_first[Axis::pipeline] = 0;
         CHECK(text_of(members_of(mesh.stage())) == expected(true, true, true, true, false));
@@ -204,7 +204,7 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
                 CHECK(same == group->same_group(*other));
             }
         }
-        // Gathers are an exception: they run beside the reductions of the same ranks. So are context groups.
+        // Gathers are an exception: they overlap reductions over the same ranks. So are context groups.
         bool contexts = mesh.context().size() > 1;
         for (const Communicator* group : groups) CHECK((!contexts || !group->same_group(mesh.context())));
         CHECK(text_of(members_of(mesh.gathers())) == text_of(members_of(mesh.shard())));
@@ -214,7 +214,7 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
         bool all = mesh.world().size() > 1;
         for (const Communicator* group : groups) CHECK((!all || !group->same_group(mesh.world())));
 
-        // Links connect neighbors; each is a group of its own.
+        // Links connect neighbors; each is a separate group.
         int step = shape.tp * shape.cp * shape.dp, stage = mesh.position[Axis::pipeline], last = shape.pp - 1;
         bool round = shape.ring && last > 0;
         int before = stage > 0 ? world.rank() - step : round ? world.rank() + last * step : -1;
@@ -254,7 +254,7 @@ TEST_CASE("the memory of groups follows from their channels, and from where the 
     // Two shards within a machine and two replicas across, with separate groups for gathers.
     CHECK(communicator_memory({.dp = 4, .shard = 2}, 2) ==
           2 * ring + 4 * peer + 2 * 16 * (ring + 2 * peer) + 16 * (2 * ring + 2 * peer));
-    // Muon's matrices travel among all four.
+    // Muon's matrices are sent among all four ranks.
     CHECK(communicator_memory({.dp = 4, .shard = 2, .stage_group = true}, 2) -
               communicator_memory({.dp = 4, .shard = 2}, 2) ==
           16 * (2 * ring + 4 * peer));
@@ -262,7 +262,7 @@ TEST_CASE("the memory of groups follows from their channels, and from where the 
           communicator_memory({.dp = 4, .shard = 4}, 8));
     // Between two stages on separate machines: four links, and the group of both ends.
     CHECK(communicator_memory({.pp = 2}, 1) == (1 + 4 * blocks_of_links + 16) * (2 * ring + 2 * peer));
-    // For a run on 12,288 cards, 1.3 to 2 GB are expected.
+    // For a run on 12,288 cards, 1.2 to 2 GB are expected.
     double large = (double)communicator_memory({.tp = 8, .pp = 8, .dp = 192, .shard = 192}, 8);
     CHECK(large > 1.2e9);
     CHECK(large < 2e9);
@@ -489,8 +489,8 @@ TEST_CASE("threads for each rank: its share of the cores, of those it may use, u
     }
 }
 
-// Clears the variables of launchers, so that a process counts as started by itself, and restores them at the
-// end.
+// Clears the variables that launchers set, so that the process counts as started without one; restores them
+// at the end.
 class NoLauncher {
 public:
     NoLauncher() {
@@ -567,7 +567,7 @@ TEST_CASE("one of several processes that cannot find the others is refused") {
                       "6 processes were started, but this one finds 1; ");
         for (auto [variable, value] : variables) unsetenv(variable);
     }
-    setenv("SLURM_NTASKS", "6", 1);  // a process that a script within the job starts for itself
+    setenv("SLURM_NTASKS", "6", 1);  // a single process, started by a script within the job
     CHECK(World(nullptr, nullptr, watch_ranks).size() == 1);
 }
 
@@ -577,7 +577,7 @@ TEST_CASE("a message has its rank's name once") {
     std::string thrown = error_of([] { cudaCheck(cudaErrorInvalidValue); });
     CHECK(thrown.starts_with(process_place() + ": "));
     CHECK(world.said_by(world.rank(), thrown) == thrown);
-    // an error that all ranks agree on has the name once too
+    // an error that all ranks agree on contains the name only once too
     int bad = world.size() - 1;
     std::string common = common_error_of([&] {
         if (world.rank() == bad) cudaCheck(cudaErrorInvalidValue);
@@ -645,14 +645,14 @@ TEST_CASE("the watchdog blames who keeps the others waiting, and nobody who gets
     CHECK(of({at({saves}), at({saves}), at({hangs})}, "save") == "rank 2 has been writing a.bin for 12 s");
     CHECK(of({at({wait}), at({wait}), at({wait})}) == "all ranks wait for each other");
     CHECK(of({at({wait}), at({wait}), at({wait_since_lately})}) == "");
-    CHECK(of({at({wait_since_lately}), silent}) == "");  // its request has ended, and it waits again
+    CHECK(of({at({wait_since_lately}), silent}) == "");  // rank 0's earlier wait has ended
     CHECK(of({at({saves}), silent}) == "");
     CHECK(of({at({wait}), at({gives})}) == "");
     CHECK(of({at({wait}), at({cannot_give})}) == "rank 1 is giving, which has accepted none for 12 s");
     CHECK(of({at({cannot_give}), at({wait})}) == "rank 0 is giving, which has accepted none for 12 s");
     CHECK(of({at({cannot_give}), silent}) == "rank 1 does not answer");
     CHECK(of({at({cannot_give}), at({}, "load")}).starts_with("rank 1 is missing"));
-    CHECK(of({at({cannot_give}), at({gives})}) == "");  // the work that fills its queue may be rank 1's
+    CHECK(of({at({cannot_give}), at({gives})}) == "");  // rank 0's full queue may wait for rank 1
     CHECK(of({at({hangs}), at({})}, "save") == "rank 0 has been writing a.bin for 12 s");
     CHECK(of({at({wait}), silent, silent, silent, silent, silent})
               .ends_with("rank 4 does not answer and 1 more"));

@@ -1,5 +1,5 @@
-// One reader for the processes of a machine. On every rank of `mpirun -np N build/cpu-fp32/test_node_reader`,
-// for any N, and without mpirun. Ranks must make the same calls, so no case returns early.
+// One reader for the processes of a machine. Runs under `mpirun -np N build/cpu-fp32/test_node_reader`, for
+// any N, and without mpirun. All ranks must make the same calls, so no case returns early.
 // devices: cpu cuda address
 // ranks: 2 1 4
 #include "test/support/file_testing.h"
@@ -84,7 +84,7 @@ TEST_CASE("node reader: the batches of a reader for each rank, however ranks lie
 // ----------------------------------------------------------------------------
 // which process opens what
 
-// The files of a folder that this process has open: those that it has mapped.
+// The files in a folder that this process has open, which are those it has mapped.
 static std::set<std::string> open_files(const std::string& folder) {
     std::set<std::string> files;
     std::ifstream maps("/proc/self/maps");
@@ -94,7 +94,7 @@ static std::set<std::string> open_files(const std::string& folder) {
     return files;
 }
 
-// Changes to another folder, from which paths relative to this one do not resolve.
+// Changes the working directory, so that relative paths no longer resolve.
 struct OtherFolder {
     const std::string before = std::filesystem::current_path();
     explicit OtherFolder(const std::string& folder) { std::filesystem::current_path(folder); }
@@ -228,7 +228,7 @@ TEST_CASE("node reader: what cannot be read is said to the ranks that need it") 
     const BatchShape shape = {2, 8, -1, false};
     const uint64_t steps = 10, stride = 2 * ranks;
     std::vector<uint16_t> tokens(steps * stride * 8 + 1, 3);
-    tokens[(4 * stride + 2 * bad_rank) * 8 + 1] = 77;  // is in step 4, on the last rank
+    tokens[(4 * stride + 2 * bad_rank) * 8 + 1] = 77;  // read by the last rank in step 4
     write_on_root(folder / "a.bin", tokens);
     TokenLoader loader(folder / "a.bin", 50, shape.T, SampleOrder::sequential);
     auto reader = make_batch_source(world, true, loader, shape, stride, "one");
@@ -255,7 +255,7 @@ TEST_CASE("node reader: ranks do not wait for one that has left") {
     auto others = make_batch_source(world, true, loader, shape, 4, "one");
     others->load(0, shape.B);
     world.barrier();
-    if (world.rank() + 1 == world.size() && world.size() > 1) others.reset();  // not the one that reads
+    if (world.rank() + 1 == world.size() && world.size() > 1) others.reset();  // not the rank that reads
     world.barrier();
     if (others) CHECK(error_of([&] { others->load(4, shape.B); }) == "no error");
     world.barrier();
@@ -273,7 +273,7 @@ TEST_CASE("node reader: ranks do not wait for one that has left") {
 // ----------------------------------------------------------------------------
 // the shared memory, with a process of our own
 
-// A process that reads for two processes; this one is the second.
+// A child process that reads for two processes; the test is the second.
 struct ReadingProcess {
     pid_t process;
     std::string address;
@@ -306,7 +306,7 @@ struct ReadingProcess {
     }
     void kill() {
         if (process > 0) ::kill(process, SIGKILL);
-        process = 0;  // not reaped: a dead process that is still known must be noticed too
+        process = 0;  // not reaped: a zombie must count as dead too
     }
     ~ReadingProcess() { kill(); }
 };
@@ -321,7 +321,7 @@ TEST_CASE("node reader: a wait ends when the reading process is killed") {
     BatchReader own(loader, shape, 4);
     for (uint64_t first : {0, 4, 8, 40}) CHECK(same(reader.load(first, 4), own.load(first, 4), shape));
     other.kill();
-    error_of([&] { reader.load(44, 4); });  // was read ahead, perhaps
+    error_of([&] { reader.load(44, 4); });  // may have been read ahead
     check_error(error_of([&] { reader.load(48, 4); }), "--data-reader node", "has ended");
     check_error(error_of([&] { reader.load(0, 4); }), "--data-reader node", "has ended");
 }
@@ -336,7 +336,7 @@ TEST_CASE("node reader: memory that cannot be shared") {
     check_error(error(memory.address(), {4, 64, 5, true}), "--data-reader node", "its size differs");
     check_error(error(text("%d 1000", (int)getpid()), shape), "--data-reader node", "No such file");
     check_error(error("", shape), "--data-reader node", "does not name a block of shared memory");
-    // a process that may have little of it
+    // a process that may allocate only little shared memory
     struct rlimit limit;
     REQUIRE(getrlimit(RLIMIT_FSIZE, &limit) == 0);
     struct rlimit small = {4096, limit.rlim_max};

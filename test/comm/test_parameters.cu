@@ -1,5 +1,5 @@
 // Parameters partitioned over tensor ranks, stages and shards: every element of every tensor is counted once,
-// lies where it should, and is summed with its copies where required.
+// is in its place, and is summed with its copies where required.
 // devices: cpu
 #include <doctest/doctest.h>
 
@@ -48,7 +48,7 @@ Model gpt2_like() {
             (int)F};
 }
 
-// 12 heads of 4 with 2 for keys and values, SwiGLU, an untied head.
+// 12 query heads of 4, `kv_heads` heads for keys and values, SwiGLU, an untied head.
 Model llama_like(int kv_heads) {
     size_t C = 20, V = 50, A = 48, KV = 4 * kv_heads, F = 36;
     std::vector<Section> heads = {{A, 12}, {KV, kv_heads}, {KV, kv_heads}};
@@ -97,7 +97,7 @@ ParameterLayout layout_of(const Model& model, int shards, const StageUnits& plac
     return ParameterLayout(model.rows, model.layers, model.tied, shards, place);
 }
 
-// Visits (model, tp, stages, places) for every combination.
+// Calls visit(model, tp, places) for every possible combination of model, tp and split into stages.
 template <typename Visit>
 void each_cut(Visit&& visit) {
     for (const Model& model : models()) {
@@ -113,8 +113,8 @@ void each_cut(Visit&& visit) {
     }
 }
 
-// The part of a tensor that rank `tensor` has, by the definition of its partition: the numbers of its
-// elements in the whole tensor, in order, and the number of ranks that have the same element.
+// The part of a tensor that rank `tensor` holds, by the definition of its partition: the indices of its
+// elements in the whole tensor, in order, and for each the number of ranks that hold it.
 struct Expected {
     std::vector<size_t> element;
     std::vector<int> copies;
@@ -156,7 +156,7 @@ Expected expected_part(const TensorRow& row, int tp, int tensor) {
 
 constexpr size_t padding = SIZE_MAX;
 
-// For each element of a unit, its number in the whole tensor.
+// Returns for each element of a unit its index in the whole tensor, or `padding`.
 std::vector<size_t> filled(const ParameterLayout& layout, int unit) {
     std::vector<size_t> image(layout.unit_size(unit), padding);
     for (const TensorPart& part : layout.parts(unit, 0, image.size())) {
@@ -327,7 +327,7 @@ TEST_CASE("what must be summed over tensor ranks") {
                     }
                     CHECK(wrong == 0);
                 });
-                // neighboring ranks have the same elements there
+                // the ranks of a sum hold the same elements there
                 StageUnits leader = place;
                 for (GradientSum sum : sums) {
                     leader.tensor = place.tensor / sum.ranks * sum.ranks;
@@ -353,7 +353,7 @@ TEST_CASE("an example by hand") {
     CHECK(layout.counted(1) == std::vector<UnitRange>{{bias, bias + 12},
                                                       {weight, weight + 12 * 20},
                                                       {weight + 448, layout.unit_size(1)}});
-    // the last norm comes before them in the last block
+    // in the last block, the final norm precedes these
     CHECK(layout.before_matrices(5) == 64 + weight);
     CHECK(layout.sums(5) == std::vector<GradientSum>{
                                 {0, 64 + 20, 4}, {64 + bias + 12, 8, 2}, {64 + weight + 12 * 20, 8 * 20, 2}});
@@ -383,7 +383,7 @@ TEST_CASE("a unit has the same size on all tensor ranks, and none where it is no
                 for (int unit = 0; unit < layout.units(); unit++) {
                     bool held =
                         place.units.empty() || std::count(place.units.begin(), place.units.end(), unit) > 0;
-                    if (model.tied && unit == layout.last_unit()) held = false;  // it has nothing of its own
+                    if (model.tied && unit == layout.last_unit()) held = false;  // it has no tensors
                     CHECK(layout.has(unit) == held);
                     CHECK(layout.unit_offset(unit) == total);
                     total += layout.unit_size(unit);
@@ -506,7 +506,7 @@ TEST_CASE("places for units in use") {
     CHECK(places(untied, {}, 2).count() == 3);
     CHECK(places(untied, {}, 2).place(0) == places(untied, {}, 2).place(6));
 
-    // the units of two parts of a stage alternate in the order in which they follow one another
+    // a stage with two parts: consecutive units, also across the parts, have different places
     UnitBuffers parts = places(untied, {2, 4, 5}, 2);
     CHECK(parts.count() == 2);
     CHECK(parts.place(2) != parts.place(4));

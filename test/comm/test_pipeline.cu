@@ -1,6 +1,6 @@
 /*
-The pipeline executor on real ranks: under every schedule a toy model gives the bits of one process, the
-stages idle as long as the formulas say, and communication is hidden.
+The pipeline executor on real ranks: under every schedule a toy model's results are bitwise those of one
+process, stages idle for as long as the formulas say, and communication overlaps work.
 */
 // ranks: 2 1 4
 // alone: 4
@@ -87,7 +87,7 @@ void loss_gradient(const floatX* kept, const floatX* batch, int micro_batch, flo
     mix(gradient, kept, batch, 1.0f, -1.0f, (float)micro_batch, n, test_stream());
 }
 
-// The results of a run: on one process, or of the parts of this stage.
+// The results of a run: of all parts on one process, or of this stage's parts.
 struct Outcome {
     std::vector<floatX> results;          // (micro_batches, n) of the last part
     std::vector<floatX> first_gradients;  // (micro_batches, n) of the input of the first part
@@ -248,7 +248,7 @@ std::vector<PipelineShape> shapes_of(int stages) {
     return shapes;
 }
 
-// Steps and evaluations in immediate succession; the second evaluation has less data.
+// Runs steps and evaluations back to back; the second evaluation has less data.
 void check_runs(const Mesh& mesh, const PipelineShape& shape, bool overlap, bool pauses) {
     CAPTURE(name_of(shape));
     CAPTURE(overlap);
@@ -283,7 +283,7 @@ void check_runs(const Mesh& mesh, const PipelineShape& shape, bool overlap, bool
 TEST_CASE("every schedule gives the bits of one process, with overlap and without") {
     const World& world = test_world();
     for (int dp = 1; dp <= world.size(); dp++) {
-        if (world.size() % dp || (dp > 1 && dp == world.size())) continue;  // one stage: one rank shows that
+        if (world.size() % dp || (dp > 1 && dp == world.size())) continue;  // one stage: tested on one rank
         Mesh mesh(world, {.pp = world.size() / dp, .dp = dp, .ring = true}, test_stream());
         for (const PipelineShape& shape : shapes_of(mesh.shape.pp)) {
             for (bool overlap : {true, false}) check_runs(mesh, shape, overlap, false);

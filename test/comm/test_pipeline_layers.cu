@@ -1,4 +1,4 @@
-// Distributing layers over the parts of a pipeline, compared with trying every split.
+// Distributing layers over the parts of a pipeline, compared with an exhaustive search.
 // devices: cpu
 #include <doctest/doctest.h>
 
@@ -8,8 +8,8 @@
 
 using Split = std::vector<int>;
 
-// The loads of parts: the sum of their layers' loads, plus those of the embedding in the first and the
-// classifier in the last.
+// The load of a part: the sum of its layers' loads, plus the embedding's in the first part and the
+// classifier's in the last.
 struct Loads {
     std::vector<double> layers;
     int parts;
@@ -53,7 +53,7 @@ double try_all(Split& split, int left, int parts, Cost&& cost) {
 
 template <typename Cost>
 void check_best(int layers, int parts, Cost&& cost) {
-    bool possible = true;  // false if a requested part is not possible
+    bool possible = true;  // false if the cost of an impossible part is requested
     Split tried, split = even_split(layers, parts, [&](int part, int begin, int end) {
                      possible &= part >= 0 && part < parts && begin >= part && begin < end &&
                                  end <= layers - (parts - 1 - part);
@@ -97,7 +97,7 @@ TEST_CASE(
 }
 
 TEST_CASE("pipeline layers: parts that weigh on their layers differently") {
-    // A stage holds as many micro-batches as there are stages from it on.
+    // A stage holds one micro-batch for itself and one for each later stage.
     auto kept = [](int part, int begin, int end) { return 1.0 * (3 - part) * (end - begin); };
     CHECK(even_split(11, 3, kept) == Split{2, 3, 6});
     // A cost that grows faster than the number of layers.

@@ -1,5 +1,5 @@
-// Pipeline schedules: every list is complete and can be run, and needs the time and memory of the published
-// formulas.
+// Pipeline schedules: every list is complete, runs without deadlock, and needs the time and memory that
+// published formulas give.
 // devices: cpu
 #include <doctest/doctest.h>
 
@@ -41,8 +41,7 @@ TEST_CASE("pipeline: every micro-batch goes through every chunk once, forward be
                 CHECK((place.second >= 0 && place.second < shape.chunks));
                 CHECK(order == expected);
             }
-            // Gradients are added in the order of the micro-batches under every schedule, which gives the
-            // same bits.
+            // Gradients are added in the order of the micro-batches, so all schedules give the same bits.
             std::map<int, int> last;
             for (auto [what, micro_batch, chunk] : actions) {
                 if (what != backward && what != weight_gradient) continue;
@@ -90,7 +89,7 @@ TEST_CASE("pipeline: idle time and memory are those of the formulas") {
             }
         }
     }
-    // The bubbles at the sizes that are usually drawn.
+    // The bubbles at the sizes that diagrams usually show.
     CHECK(time_pipeline({one_f_one_b, 4, 8}, {}).bubble() == doctest::Approx(3.0 / 8));
     CHECK(time_pipeline({interleaved, 4, 8, 2}, {}).bubble() == doctest::Approx(3.0 / 16));
     CHECK(time_pipeline({zero_bubble, 4, 8}, {}).bubble() == doctest::Approx(1.0 / 8));
@@ -103,7 +102,7 @@ TEST_CASE("pipeline: sending takes as long as the order of the work lets it") {
         auto seconds = [&](PipelineSchedule schedule, bool overlap) {
             return time_pipeline({schedule, 2, 8}, {1, 1, 1, transfer, overlap}).seconds;
         };
-        // The first stage waits for a round trip with every two micro-batches.
+        // The first stage waits for one round trip for every two micro-batches.
         CHECK(seconds(one_f_one_b, true) == doctest::Approx(27 + 8 * transfer));
         CHECK(seconds(one_f_one_b, false) == doctest::Approx(27 + 9 * transfer));
         // Without overlap, a stage idles while it sends.
@@ -179,9 +178,9 @@ TEST_CASE("what a stage keeps of some micro-batches it has room for with more of
 
 namespace {
 
-// Stages that block until their message has a place to land, as without overlap, with the buffers of
-// comm/pipeline.h. Messages are in flight for the shortest possible time, so if this terminates, every run
-// does.
+// Stages that block in each send until the receiver has a place for the message, as without overlap, with the
+// buffers of comm/pipeline.h. Messages are in flight for the shortest possible time, so if this terminates,
+// every run does.
 class BlockingStages {
 public:
     explicit BlockingStages(const PipelineShape& shape) : shape_(shape), stages_((size_t)shape.stages) {

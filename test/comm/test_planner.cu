@@ -1,4 +1,4 @@
-// The plan command: its search finds the result of an exhaustive search, its memory is that of a run, and
+// The plan command: its search finds the result of an exhaustive search, its memory equals a run's, and
 // requests that cannot be planned are refused with a remedy.
 // devices: cpu
 // seconds: 20
@@ -516,7 +516,7 @@ TEST_CASE("what a rank pins must fit into its host, and what is left behind the 
 }
 
 TEST_CASE("the largest micro-batch is any that divides the step, and fits, interleaved too") {
-    // 12 micro-batches on 8 stages; those of a whole step take 100 bytes, each of the two held at a time 10
+    // 12 sequences per step on 8 stages; 100 bytes for a step, and 10 per sequence of 2 micro-batches held
     auto classes = [](int B, int micro_batches) {
         CHECK(B * micro_batches >= 12);
         return std::vector<MemoryClass>{{"activations", (size_t)(100 + 20 * B)},
@@ -529,7 +529,7 @@ TEST_CASE("the largest micro-batch is any that divides the step, and fits, inter
             return MemoryPlan(w, shape, capacity, classes).largest_micro_batch();
         };
         CHECK(largest({1000}) == 12);
-        CHECK(largest({220}) == 4);  // 5 would fit, but do not divide
+        CHECK(largest({220}) == 4);  // 5 would fit, but does not divide 12
         CHECK(largest({150}) == 2);
         CHECK(largest({100}) == 0);
         CHECK(largest({1000, 3}) == 3);  // limited by host memory
@@ -549,8 +549,8 @@ TEST_CASE("memory is that of the stage which takes most, of the device and of th
     CHECK(pinned_total(together) == 9);
 }
 
-// Korthikanti et al. count sbh (34 + 5as/h) / t bytes per layer, in numbers of 2 bytes: 11 for attention, 19
-// for the MLP, 4 for the norms, and the scores. Two of the 34 are dropout masks, which this model does not
+// Korthikanti et al. count sbh (34 + 5as/h) / t bytes per layer, for elements of 2 bytes: 11 for attention,
+// 19 for the MLP, 4 for the norms, and the scores. Two of the 34 are dropout masks, which this model does not
 // have. Tiled attention keeps no scores, but a 4-byte sum for each row of a head.
 TEST_CASE("tensor ranks hold of a layer what sequence parallelism leaves") {
     struct {
@@ -852,7 +852,7 @@ TEST_CASE("what cannot be planned is refused in a line that says what can") {
     CHECK_REFUSED(planned_text(line + "--gpus 8 --tp 3"), "no layout divides");
     CHECK_REFUSED(planned_text(line + "--gpus 8 --micro-batch 1024"), "no layout divides");
 
-    // The number of devices that is said to suffice does.
+    // The number of devices that the message recommends does suffice.
     std::string refused =
         error_of([] { planned_text("--model llama3-70B --machine h100 --gpus 8 --global-batch 1M"); });
     CAPTURE(refused);

@@ -75,7 +75,7 @@ bool is_chosen(const Product& product, const Operands& operands) {
     return find_plan(product, operands).chosen;
 }
 
-// Forgets the algorithms of the layer's products.
+// Forgets all plans and chosen algorithms, before and after a test.
 struct Forgetful {
     Forgetful() { cublas().plans.clear(), choose_algorithms({}); }
     ~Forgetful() { cublas().plans.clear(), choose_algorithms({}); }
@@ -148,7 +148,7 @@ TEST_CASE("an epilogue fused or not, whichever was chosen") {
     struct Case {
         Product product;
         Operands operands;
-        std::function<void()> run, unfused;  // the current choices; and no epilogues
+        std::function<void()> run, unfused;  // the current choices; no fused epilogues
         std::function<std::vector<double>()> result;
     };
     std::vector<Case> cases;
@@ -229,13 +229,13 @@ TEST_CASE("an epilogue fused or not, whichever was chosen") {
             CHECK(relative_error(fused, unfused) < tolerance<floatX>);
             differ = differ || fused != unfused;
         }
-        if (simulated) CHECK(differ);  // values in registers are not rounded yet, or summed in another order
+        if (simulated) CHECK(differ);  // epilogues see unrounded values, or sum in another order
 
         result({});
         bool usual = device_properties().major == 9 && c.product.epilogue != Epilogue::bias_gradient;
         CHECK(is_unfused() == (!usual || candidates.empty()));
         auto tuned = time_products(note_products(c.run), test_stream());
-        REQUIRE(tuned.size() == 2);  // the product in front comes first: the other is compared with it
+        REQUIRE(tuned.size() == 2);  // first the product without epilogue, to compare with
         CHECK(tuned[0].kind == in_front);
         CHECK(tuned[0].algorithm != "");
         CHECK(tuned[1].kind == kind);
@@ -363,7 +363,7 @@ TEST_CASE("a device has no more multiprocessors to give than it has") {
 }
 
 TEST_CASE("multiprocessors that communication holds") {
-    // beside no messages of data ranks, those of parameters, and those of gradients
+    // for no messages of data ranks, messages of parameters, and messages of gradients
     auto held = [](MeshShape mesh, int row_chunks) {
         std::vector<int> held;
         for (DataMessages data : {DataMessages(), {.parameters = true}, {.gradients = true}})
@@ -382,7 +382,7 @@ TEST_CASE("multiprocessors that communication holds") {
 }
 
 TEST_CASE("messages of data ranks beside the passes of a step") {
-    // p: of parameters, g: of gradients; with neither sharded, only gradients, and both
+    // p: messages of parameters, g: of gradients; neither sharded, only gradients sharded, and both
     auto beside = [](const PassOfStep& pass) {
         std::string text;
         for (auto [cut_params, cut_grads] : {std::pair{false, false}, {false, true}, {true, true}}) {
@@ -462,7 +462,7 @@ TEST_CASE("all ranks choose alike, and again what is in the file") {
     CHECK(choose(origin).empty());
     CHECK(chosen_by_all() == chosen);
 
-    // an invalid algorithm is timed again, and another card's choices are kept
+    // a product whose stored algorithm is invalid is timed again, and another card's choices are kept
     AlgorithmTable table = {{"another card", {{"a kind", "bytes"}}}, {cublas_setup(), cublas().choices}};
     table[cublas_setup()][common.kind()] = std::string(3, '\x01');
     if (world.is_root()) write_algorithms(file, table);

@@ -1,4 +1,4 @@
-// The recorder: kinds of work, when the device does it, and the phase of a step that it counts for.
+// The recorder: the kinds of work, when the device runs it, and the phase of a step that it is counted in.
 // devices: cpu simt-bf16 cuda thread
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// The rule by which a selftest suspects ranks, the pairing of ranks, and each test of a rank by itself.
+// How a selftest decides which ranks are suspect, how it pairs ranks, and each test of a single rank.
 // devices: cpu simt-bf16 nocard
 #include <filesystem>
 #include <set>
@@ -36,7 +36,7 @@ std::vector<RankFindings> healthy_ranks(int count, int on_host) {
     return ranks;
 }
 
-// Makes all messages of a rank, or those with one other, slower by a factor, as measured at both ends.
+// Slows all messages of a rank, or those to and from one other, by a factor, as measured at both ends.
 void slow_messages(std::vector<RankFindings>& ranks, int rank, double times, int with = -1) {
     for (size_t one = 0; one < ranks.size(); one++) {
         for (PairFinding& pair : ranks[one].pairs) {

@@ -10,7 +10,7 @@ TEST_CASE("chunks of the loss are about equal, and of whole tiles") {
         // 256 MiB hold 1334 rows of 50304 columns, so chunks have at most 1280
         CHECK(chunk(50257, 1334) == 1334);
         CHECK(chunk(50257, 1335) == 768);    // 668 and 667, in tiles
-        CHECK(chunk(50257, 65536) == 1280);  // at least 52 of 1261
+        CHECK(chunk(50257, 65536) == 1280);  // at least 52, of 1261
         CHECK(chunk(50257, 16384) == 1280);  // 13 of 1261
         CHECK(chunk(50257, 10240) == 1280);  // 8 without remainder
         CHECK(chunk(50257, 9000) == 1280);   // 8 of 1125

@@ -1,5 +1,5 @@
-// A second contributor to checkpoints beside the model: rows whose number is not known in advance, owned by
-// hash, that change while they are saved, in files that checkpoints share.
+// A second contributor to checkpoints, besides the model: a table whose number of rows is not known in
+// advance, whose rows are owned by hash and change while they are saved, in files that checkpoints share.
 // devices: cpu
 // ranks: 4 3 1
 #include <sys/stat.h>
@@ -12,7 +12,7 @@
 
 namespace {
 
-// A run in a directory that all ranks share.
+// A folder that all ranks share, and a run in it.
 struct Folder {
     TemporaryFolder own;
     std::string path = test_world().all_gather(own.path)[0];

@@ -277,7 +277,7 @@ TEST_CASE("messages take what rings, trees and nodes let them") {
     double bytes = 8e9;
     CHECK(gather_seconds(m, group(1, 1), bytes) == 0);
     CHECK(gather_seconds(m, group(8, 1), bytes) == doctest::Approx(7.0 / 8 * bytes / 400e9 + 7e-6));
-    // One rank per node has the network of one card, and eight per node have that of eight.
+    // One rank per node has one card's network bandwidth; eight per node have that of eight cards.
     CHECK(gather_seconds(m, group(8, 8), bytes) ==
           doctest::Approx(7.0 / 8 * bytes / 50e9 + 7e-5).epsilon(1e-9));
     CHECK(gather_seconds(m, group(64, 1), bytes) ==
@@ -324,7 +324,7 @@ TEST_CASE("what a layer takes is in the passes, with what tensor ranks wait for"
     parallel.block = BlockKind::parallel;
     CHECK(layer_of(parallel, m, 8).forward - layer_of(parallel, at_once, 8).forward <
           0.75 * (part.forward - work.forward));
-    // If weight gradients are computed later, gradients of the stream are copied for them.
+    // If weight gradients are computed later, gradients of the residual stream are copied for them.
     auto seconds = [&](PipelineSchedule schedule) {
         return Played{c, m, layout_of(c, 1, {schedule, 1, 2}, 1, 1)}.step().seconds;
     };

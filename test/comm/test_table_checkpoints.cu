@@ -1,6 +1,6 @@
 /*
-Tables of n-gram memory in checkpoints: a base and what changed since, rows that change while they are saved,
-and tables on disk that return to a checkpoint.
+Tables of n-gram memory in checkpoints: a base and the changes since then, rows that change while they are
+saved, and tables on disk that are reset to a checkpoint.
 */
 // devices: cpu
 // ranks: 3 1
@@ -85,7 +85,7 @@ struct Tables {
         tables->synchronize();
     }
 
-    // The sums of squares, and the values of rows whose sum is not 0.
+    // Returns for each table the rows' sums of squares, and the values of rows whose sum is not 0.
     Rows rows() {
         tables->synchronize();
         const TableSizes& sizes = tables->sizes();

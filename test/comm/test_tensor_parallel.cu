@@ -1,6 +1,6 @@
-// Tests of sequence parallelism, the rows between products: on every rank of
-// `mpirun -np N build/cpu-fp32/test_tensor_parallel`, for any N, and without mpirun. Ranks must make the same
-// calls, so no case returns early.
+// Tests of sequence parallelism: the rows between products. Runs under
+// `mpirun -np N build/cpu-fp32/test_tensor_parallel`, for any N, and without mpirun. All ranks must make the
+// same calls, so no case returns early.
 // devices: cpu simt-bf16 cuda address thread
 // ranks: 2 1 4
 #include <chrono>
@@ -98,7 +98,7 @@ void take_time() {
     enqueue(test_stream(), sleep);
 }
 
-// Calls of work, which must cover the chunks in order.
+// Records the calls of a work function, which must cover the chunks in order.
 struct Calls {
     const Rows& shape;
     std::vector<std::pair<int, int>> made;
@@ -115,7 +115,7 @@ uint64_t sent_activations() {
     return bytes_sent(Traffic::activations);
 }
 
-// Bytes sent for all purposes.
+// Bytes sent, of all kinds of traffic.
 uint64_t sent_at_all() {
     uint64_t total = 0;
     for (size_t kind = 0; kind < traffic_names.size(); kind++) total += bytes_sent((Traffic)kind);
@@ -285,7 +285,7 @@ TEST_CASE("buffers are used again right behind") {
     }
 }
 
-// The test waits for nothing in between: the calls themselves ensure the order.
+// The test does not wait in between: the calls themselves ensure the order.
 TEST_CASE("a scatter or a gather comes after the scatter before") {
     int rank = test_world().rank(), size = test_world().size();
     if (size == 1) SKIP("one rank has no other");
@@ -313,7 +313,7 @@ TEST_CASE("a scatter or a gather comes after the scatter before") {
     }
 }
 
-// The backward pass of a layer does this: it re-gathers rows after a product whose sums are being scattered.
+// A layer's backward pass does this: it re-gathers rows while an earlier product's sums are being scattered.
 TEST_CASE("rows come together while sums are scattered") {
     int rank = test_world().rank(), size = test_world().size();
     if (size == 1) SKIP("one rank has no other");

@@ -1,5 +1,5 @@
-// Times of the steps of all ranks, whose passes sleep, so that ranks which outnumber the cores wait for each
-// other as ranks on their own devices would.
+// Step times of all ranks. The passes sleep, so that ranks that outnumber the cores wait for each other as
+// ranks on separate devices would.
 // devices: cpu
 // ranks: 8
 // alone: 8
@@ -26,7 +26,7 @@ namespace {
 
 using nlohmann::json;
 
-// A folder that all ranks know.
+// A folder of the first rank, whose path all ranks know.
 struct SharedFolder {
     std::unique_ptr<TemporaryFolder> own;
     std::string path;

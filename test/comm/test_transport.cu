@@ -1,6 +1,6 @@
 // Tests of the transport of collectives: streams, groups of calls and of ranks, the bytes sent, a slow link,
-// and failures. On every rank of `mpirun -np N build/cpu-fp32/test_transport`, for any N, and without mpirun.
-// Ranks must make the same calls, so no case returns early.
+// and failures. Runs under `mpirun -np N build/cpu-fp32/test_transport`, for any N, and without mpirun. All
+// ranks must make the same calls, so no case returns early.
 // devices: cpu simt-bf16 cuda address thread
 // ranks: 3 1 2 4
 #include <atomic>
@@ -119,7 +119,7 @@ TEST_CASE("an event orders a collective behind another stream's work") {
     for (int round = 0; round < 8; round++) {
         sum_on(second_stream(), test_stream());
         sum_on(test_stream(), second_stream());
-        // the sum of values that are the same on all ranks
+        // each of the two sums adds values that are the same on all ranks
         for (double& sum : want) sum *= test_world().size() * test_world().size();
     }
     CHECK(close(data.host(), want));
@@ -150,7 +150,7 @@ TEST_CASE("split communicators") {
             ncclCheck(ncclAllReduce(all.data(), all.data(), count, ncclFloat, ncclSum, everyone(),
                                     second_stream()));
         };
-        if (rank % 2) of_all();  // groups have no order between them
+        if (rank % 2) of_all();  // calls of different groups need no common order
         ncclCheck(ncclAllReduce(part.data(), part.data(), count, ncclFloat, ncclSum, half, test_stream()));
         if (rank % 2 == 0) of_all();
         CHECK(close(part.host(), reduced<float>(members, count, 0)));
@@ -241,7 +241,7 @@ TEST_CASE("what NCCL refuses is an Error with its place and reason") {
         Error);
     CHECK_THROWS_WITH_AS(ncclCheck(ncclInvalidUsage), doctest::Contains("test/comm/test_transport.cu:"),
                          Error);
-    // and with the process and its device, as for a CUDA error
+    // the message also names the process and its device, as for a CUDA error
     std::string who = process_place() + ": ";
     CHECK(who.starts_with(test_world().name()));
     CHECK(error_of([] { ncclCheck(ncclInvalidUsage); }).starts_with(who + "ncclInvalidUsage failed: "));

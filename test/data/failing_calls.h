@@ -1,5 +1,5 @@
 /*
-Calls of the C library that fail when a test wants it, in place of those that its whole program makes.
+Replacements for C library functions in the whole test program, which fail when a test asks for it.
 */
 #pragma once
 

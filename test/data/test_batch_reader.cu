@@ -14,8 +14,8 @@ static std::vector<uint16_t> random_tokens(size_t count, uint32_t vocab) {
     return tokens;
 }
 
-// Compares a batch with its expected content, computed from the definition. On several context ranks, token t
-// of a rank is that of the whole row at position(t).
+// Compares a batch with its expected content, computed from the definition. On a context rank, token t is
+// token position(t) of the whole row.
 static void check_batch(const HostBatch& batch, const TokenLoader& loader, const BatchShape& shape,
                         uint64_t first, int count) {
     auto [B, T, document_end, reset_positions, contexts, context] = shape;
@@ -110,7 +110,7 @@ TEST_CASE("batches: one is valid until the next call") {
     }
 }
 
-// The tokens of a file change while it is in use: a batch that was read ahead has the old ones.
+// The test changes the tokens of a file that is in use: a batch that was read ahead has the old ones.
 TEST_CASE("batches: the next one is read before it is asked for, and no other") {
     TemporaryFolder folder;
     std::string path = folder / "a.bin";
@@ -134,7 +134,7 @@ TEST_CASE("batches: the next one is read before it is asked for, and no other") 
     }
     CHECK(ahead);
     ahead = false;
-    for (int attempt = 0; attempt < 12 && !ahead; attempt++) {  // not at the stride
+    for (int attempt = 0; attempt < 12 && !ahead; attempt++) {  // the next batch is named: not at the stride
         fill(1);
         BatchReader reader(loader, {B, T, -1, false}, 2 * B);
         CHECK(reader.load(0, B, 3 * B).tokens[0] == 1);
@@ -178,12 +178,12 @@ TEST_CASE("batches: what cannot be read is said when it is asked for, and the ne
         check_batch(reader.load(10, B), loader, {B, T, -1, false}, 10, B);
     }
     {
-        BatchReader reader(loader, {B, T, -1, false}, B);  // begins at the first
+        BatchReader reader(loader, {B, T, -1, false}, B);  // fails at its first batch
         check_failure(reader);
         check_batch(reader.load(10, B), loader, {B, T, -1, false}, 10, B);
     }
     {
-        BatchReader reader(loader, {B, T, -1, false}, B);  // read ahead, and never asked for
+        BatchReader reader(loader, {B, T, -1, false}, B);  // the bad batch is read ahead, and never asked for
         reader.load(6, B);
         check_batch(reader.load(20, B), loader, {B, T, -1, false}, 20, B);
     }

@@ -48,7 +48,7 @@ TEST_CASE("blend: how it is written") {
     CHECK_REFUSED(parse_blend("18446744073709551615:a,1:b"), "too many digits");
 }
 
-// Follows a blend from its first sample on. Returns the largest deviation of a source from its share.
+// Draws the first samples of a blend. Returns the largest deviation of a source from its share.
 static double check_prefixes(const Blend& blend, const std::vector<double>& weights, uint64_t samples) {
     double sum = std::accumulate(weights.begin(), weights.end(), 0.0), largest = 0;
     std::vector<uint64_t> drawn(weights.size());

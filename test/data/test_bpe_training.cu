@@ -340,7 +340,7 @@ TEST_CASE("words: chunks are small where the text allows it") {
         CHECK(chunks.largest < 2000);
         CHECK(chunks.count < 150);
     }
-    std::string spaces(100000, ' ');  // there is no place to cut
+    std::string spaces(100000, ' ');  // there is nowhere to cut
     CHECK(chunks_of(spaces).largest == 100000);
     CHECK(chunks_of(spaces.substr(0, 5000) + repeated("word ")).largest < 12000);
     spaces[999] = '1';  // the only place is at the end of the first part that is searched

@@ -425,7 +425,7 @@ TEST_CASE("checkpoints of a run") {
     check_all(newest_checkpoint(run.path));
     fs::remove(checkpoint_folder(run.path, 20) + ".aside/index.bin");
     build_example(run.path, 20);
-    CHECK(set_aside_newer(run.path, 5) == std::vector<int64_t>{20});  // replaces the one before
+    CHECK(set_aside_newer(run.path, 5) == std::vector<int64_t>{20});  // replaces the one set aside before
     CHECK(fs::exists(checkpoint_folder(run.path, 20) + ".aside/index.bin"));
     CHECK(set_aside_newer(run.path, 5).empty());
     CHECK_REFUSED(remove_checkpoint(run.path, 6), "step_00000006: cannot rename it: No such file");
@@ -468,7 +468,7 @@ TEST_CASE("the best checkpoints are those of the lowest losses, the earliest of 
     CHECK(best_checkpoints(header, "here").losses == best.losses);
     CHECK(best_checkpoints(nlohmann::json::object(), "here").losses.empty());
     CHECK_REFUSED(best_checkpoints({{best_key, {1, 2}}}, "here"), "here: best is malformed");
-    // a run that went back has not reached the later steps; and another set has other losses
+    // a run that went back to a step has not reached the later ones; another validation set starts anew
     CHECK(best.add(20, 4.7, 2));
     CHECK(best.losses == Losses{{20, 4.7}});
     CHECK_FALSE(best.begin("", "1f"));
@@ -505,7 +505,7 @@ TEST_CASE("a checkpoint is there when it is whole") {
     CHECK(contents(checkpoint_folder(run.path, 3) + "/index.bin") != before);
     check_all(newest_checkpoint(run.path));
 
-    // nor is an older one ever under a name that is removed
+    // at no time is the older checkpoint under a name that a cleanup removes
     std::string final = checkpoint_folder(run.path, 3);
     fail_next_rename_to = final;
     CHECK_REFUSED(save_example(run.path, 3), "step_00000003.partial: cannot rename it: Input/output error; ");
@@ -515,12 +515,12 @@ TEST_CASE("a checkpoint is there when it is whole") {
     fail_next_sync_of = run / "checkpoints";
     CHECK_REFUSED(save_example(run.path, 3), "/checkpoints: cannot write it: Input/output error; ");
     CHECK(names(run / "checkpoints") == Names{"step_00000003", "step_00000003.aside"});
-    CHECK(contents(final + "/index.bin") != before);  // the new one is in place, if not safely
+    CHECK(contents(final + "/index.bin") != before);  // the new one is in place, but may not be on disk
     CHECK(contents(final + ".aside/index.bin") == before);
     save_example(run.path, 3);
     CHECK(names(run / "checkpoints") == Names{"step_00000003"});
 
-    // data files that other machines wrote elsewhere
+    // data files that other machines wrote to another file system
     CHECK_REFUSED(save_example(run.path, 4, example_tensors(), 2, 4,
                                [&](const std::string& folder) { fs::remove(folder + "/data_00001.bin"); }),
                   "data_00001.bin: another process wrote it, but it is not visible here; ");
@@ -530,7 +530,7 @@ TEST_CASE("a checkpoint is there when it is whole") {
         "data_00001.bin: another process wrote it, but it is not visible here; ");
     CHECK(names(run / "checkpoints") == Names{"step_00000003"});
 
-    // not all of it was appended
+    // a checkpoint to which not everything was appended
     {
         CheckpointBuilder builder(run.path, 5, about(5), example_tensors());
         CHECK_REFUSED(builder.commit(), "overlap or leave a hole; ");
@@ -579,7 +579,7 @@ TEST_CASE("full disk") {
     CHECK_REFUSED(CheckpointBuilder(disk.folder.path, 3, about(3), tensors), "needs 0.1 MB, but ");
     CHECK(names(disk.folder / "checkpoints").empty());
 
-    // one of several processes that write to it
+    // a single data file, as one of several processes writes it
     fs::remove(disk.folder / "other");
     CheckpointPiece piece = {};
     auto write_all = [&] {

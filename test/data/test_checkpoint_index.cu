@@ -29,7 +29,7 @@ static CheckpointIndex random_index(uint32_t seed, int tensors = 5, uint64_t mos
         if (draw(0, 2)) tensor.shape.push_back((int64_t)draw(1, 12));
         for (uint32_t s = 0; s < slot_count; s++) {
             if (s > 0 && draw(0, 1)) continue;
-            if (s == common_slots && seed % 2) continue;  // such an index names no slots
+            if (s == common_slots && seed % 2) continue;  // without this slot, the header does not list slots
             tensor.slots[s] = s == common_slots      ? Dtype::uint64
                               : s == 0 && draw(0, 1) ? Dtype::bf16
                                                      : Dtype::fp32;
@@ -371,7 +371,7 @@ TEST_CASE("files of another kind") {
     newer[8] = 2;
     CHECK_REFUSED(parse(newer), "checkpoint format 2, but this program reads format 1; ");
     CHECK_REFUSED(parse(bytes + bytes), "bytes, but its first 64 bytes say ");
-    // sizes beyond all bounds, with the right checksum
+    // absurd sizes, with a correct checksum
     for (size_t field : {24, 40}) {
         for (uint64_t size : {UINT64_MAX, UINT64_MAX / 64 * 64, (uint64_t)1 << 58, (uint64_t)1 << 32}) {
             std::string hostile = bytes;

@@ -285,7 +285,7 @@ TEST_CASE("choices: the score") {
     example.answer = 2;
     score.add(example, {-2, -3.5, -4});
     CHECK((score.examples == 2 && score.right_by_sum == 1 && score.right_by_mean == 1));
-    // Neither.
+    // Neither favors the middle one.
     example.answer = 1;
     score.add(example, {-2, -3.5, -4});
     CHECK((score.examples == 3 && score.right_by_sum == 1 && score.right_by_mean == 1));
@@ -293,7 +293,7 @@ TEST_CASE("choices: the score") {
     CHECK(score.accuracy_by_mean() == doctest::Approx(1.0 / 3));
     CHECK(score.standard_error(0.5) == doctest::Approx(std::sqrt(0.25 / 2)));
 
-    // The first of equals is chosen, by the sum and by the mean; choices of probability 0 do no harm.
+    // Among equals the first is chosen, by the sum and by the mean; choices of probability 0 do no harm.
     score = {};
     example.answer = 1;
     score.add(example, {-8, -6, -6});

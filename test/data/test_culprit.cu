@@ -1,5 +1,5 @@
-// Which rank is to blame for a hang, on made-up states of ranks in every kind of layout: a small world in
-// which ranks advance by the rules of groups, with a fault in it, until none can.
+// Which rank is to blame for a hang, on simulated ranks in every kind of layout, which advance by the rules
+// of groups, with a planted fault, until none can.
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -59,7 +59,7 @@ std::vector<Doing> step_of(const Shape& shape, int rank) {
     return doings;
 }
 
-// A rank that makes no progress from one of its doings on.
+// A rank that makes no progress from its operation number `doing` on.
 struct Broken {
     int rank;
     size_t doing;

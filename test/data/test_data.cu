@@ -25,7 +25,7 @@ TEST_CASE("shards: what is written is read, in both widths") {
         CHECK(fs::file_size(path) == 1024 + tokens.size() * (vocab <= 65536 ? 2 : 4));
         CHECK(all_tokens(path, vocab) == tokens);
     }
-    CHECK(folder.files().size() == 4);  // and nothing beside them
+    CHECK(folder.files().size() == 4);  // and nothing else
 }
 
 TEST_CASE("shards: the bytes are those of llm.c") {
@@ -114,7 +114,7 @@ TEST_CASE("shards: tokens outside the vocabulary are found when read") {
 TEST_CASE("shards: larger than 2 GiB") {
     TemporaryFolder folder;
     std::string path = folder / "large.bin";
-    int64_t count = 1'600'000'000;  // 3.2 GB, of which only the ends exist on disk
+    int64_t count = 1'600'000'000;  // 3.2 GB, only the ends of which exist on disk
     write_file(path, shard_bytes<uint16_t>(20240520, 1, (int32_t)count, {11}));
     if (truncate(path.c_str(), 1024 + 2 * count) != 0) {
         SKIP("this file system does not make a sparse file of 3.2 GB");

@@ -1,5 +1,4 @@
-// The data subcommand: histograms, foreign text on a terminal, what is counted, and damaged files among
-// others.
+// The data subcommand: histograms, untrusted text on a terminal, counts, and damaged files among good ones.
 #include "test/support/file_testing.h"
 
 #include "data/commands/data_report.h"

@@ -20,7 +20,7 @@ static double fake_loss(int token, int target, int doc_start, int position) {
     return target < 0 ? 1e6 : 0.25 * token + 0.5 * target + doc_start + 3 * position;
 }
 
-// Takes the batches of one data rank of several; the test itself adds up what all of them have.
+// Takes the batches of one of several data ranks; the test itself adds up the results of all ranks.
 class FakeLosses : public LossSource {
 public:
     FakeLosses(int B, int T, int ranks = 1, int rank = 0)
@@ -97,7 +97,7 @@ TEST_CASE("evaluation: the samples of a token file, up to a limit") {
                 Options o = small_options(B, T, document_end);
                 o.reset_positions = asked;
                 o.position = learned ? PositionKind::learned : PositionKind::rope;
-                if (document_end < 0) texts = samples * T;  // the end is a token like others
+                if (document_end < 0) texts = samples * T;  // the end token is a token like any other
                 DataScore score = evaluate(path, limit, o, nullptr, 1 + limit % 4);
                 CHECK(score.samples == (uint64_t)samples);
                 CHECK(score.targets == (uint64_t)(samples * T));

@@ -21,7 +21,7 @@ public:
     FakeGenerator(const std::vector<int>& prompt, int texts, int cache_length, int without_cache)
         : FakeGenerator(Texts((size_t)texts, prompt), cache_length, without_cache) {}
 
-    std::vector<std::vector<int>> seen;     // the tokens behind each row of logits, in order
+    std::vector<std::vector<int>> seen;     // the tokens that each row of logits follows, in order
     std::vector<size_t> lengths_read;       // lengths of everything read from the beginning
     std::vector<std::vector<int>> decided;  // the tokens that were to be shared
     int passes = 0;
@@ -220,7 +220,7 @@ TEST_CASE("generation: texts of several lengths are those that each would be alo
     }
 }
 
-// The test takes the ranks' turns: each chooses for its own texts, and all learn all choices.
+// The test plays all ranks in turn: each has logits for its own texts, and all receive all chosen tokens.
 TEST_CASE("generation: data ranks share texts, and all make the same number of passes") {
     const Texts prompts = {{1, 2, 3}, {4}, {5, 6, 7, 8, 9}, {1, 2}, {4}};
     for (bool cached : {false, true}) {

@@ -231,7 +231,7 @@ std::vector<float> read_tensor(const std::string& folder, const std::string& nam
     return values;
 }
 
-// Rewrites the weights with a change of one tensor: of its values, or of the tensor itself.
+// A tensor of a folder whose weights rewrite() changes: its name, shape or values.
 struct Rewritten {
     std::string name;
     std::vector<uint64_t> shape;
@@ -427,7 +427,7 @@ TEST_CASE("linear RoPE goes out as that") {
 // ----------------------------------------------------------------------------
 // tensors
 
-// Each element of ours is in exactly one place of theirs.
+// Each element of our tensors is in exactly one place of theirs.
 TEST_CASE("a table covers a model") {
     for (const NamedModel& model : models()) {
         ModelConfig config = completed(model.config);
@@ -489,7 +489,7 @@ TEST_CASE("orders") {
     CHECK(values.size() == 16);
     CHECK(values[5] == value_of(t, 32 + 16 + 5));  // after the queries and the keys
 
-    // RoPE turns four of the six elements; ours pairs 0 with 2 and 1 with 3
+    // RoPE rotates four of the six elements; ours pairs 0 with 2 and 1 with 3
     auto keys = exported(gptj_model(), "gptj", "transformer.h.1.attn.k_proj.weight");
     t = number(gptj_model(), "layers.1.qkv.weight");
     int ours[HS] = {0, 2, 1, 3, 4, 5};
@@ -586,7 +586,7 @@ TEST_CASE("a folder that was exported") {
     CHECK(json("generation_config.json")["eos_token_id"] == 60);
     CHECK(json("tokenizer_config.json")["eos_token"] == "<|endoftext|>");
     CHECK(read_text(out + "/tokenizer.json") == tokenizer);
-    // none of its files is overwritten, and none is written if one of them exists
+    // an export overwrites no file, and writes none if one of its files exists
     for (const auto& entry : fs::directory_iterator(out)) {
         std::string name = entry.path().filename(), other = folder / ("other " + name);
         fs::create_directory(other);
@@ -652,7 +652,7 @@ TEST_CASE("an import replaces a run when all of it is there") {
         CHECK(read_text(run + "/tokenizer.json") == "older");
         CHECK(checkpoint_steps(run) == std::vector<int64_t>{7});
     }
-    // killed in the middle
+    // a failed rename, as if the import were killed in the middle
     fail_next_rename_to = checkpoint_folder(run, 7) + ".partial";
     CHECK_REFUSED(import_model(), "cannot rename it: Input/output error; ");
     old_run_is_whole();
@@ -687,7 +687,7 @@ TEST_CASE("a run whose tokens are bytes goes out with a tokenizer, and comes bac
     CHECK(Tokenizer::load(folder / "back/tokenizer.json").vocab_size() == 257);
 }
 
-// A folder as others publish them, with settings that no option of ours stands for.
+// A model folder as others publish it, with settings that none of our options expresses.
 struct PublishedModel {
     TemporaryFolder folder;
     std::string out = folder / "out", run = folder / "run", again = folder / "again";

@@ -124,7 +124,7 @@ TEST_CASE("hf tokenizer: any bytes come back") {
             texts.push_back(text.get<std::string>().substr(0, damaged.size() / 2 + 1));
         }
         for (const std::string& text : texts) {
-            // Such files write spaces as U+2581, and decode that as a space.
+            // Such tokenizers encode a space as U+2581, and decode every U+2581 as a space.
             if (std::string_view(name) == "llama2" && text.find(metaspace) != text.npos) continue;
             CAPTURE(text.substr(0, 60));
             CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
@@ -492,7 +492,7 @@ TEST_CASE("tiktoken: rank files") {
     std::string ranks;
     const std::vector<std::string>& tokens = llama3.parts().vocabulary;
     for (size_t id = 0; id < tokens.size(); id++) {
-        // One token is outside of the byte alphabet; no text is encoded to it.
+        // One token is outside the byte alphabet; no text is encoded to it.
         std::optional<std::string> bytes = from_byte_alphabet(tokens[id]);
         if (bytes) ranks += base64(*bytes) + text(" %zu\n", id);
     }

@@ -418,7 +418,7 @@ TEST_CASE_FIXTURE(Folder, "ranks that are missing, too many or exchanged") {
     std::string one = contents(state(1)), two = contents(state(2));
     write_file(state(1), two);
     check_refused(state(1), "of rank 2 of 4, but its name says rank 1; ");
-    // headers may hide the swap
+    // swapped contents under the right headers
     write_file(state(1), one.substr(0, 1024) + two.substr(1024));
     check_refused(model, "tensor wpe: element 8 is ");  // rank 1 has padding of wte only
     write_file(state(1), one);
@@ -472,7 +472,7 @@ TEST_CASE_FIXTURE(Folder, "state that is damaged, or not of the model") {
     for (size_t size = tail; size < bytes.size(); size += 7)
         check(0, shuffling.bytes(0).substr(0, size), "its size does not fit a state of ");
 
-    // this file belongs to another save
+    // the model is of another save
     write(good);
     std::string other = model_bytes(Dtype::bf16);
     other[1024 + 2 * 1030 + 1] ^= 0x40;  // in wpe

@@ -46,7 +46,7 @@ static std::vector<int> all_tokens(const MegatronData& data, int vocab) {
 }
 
 TEST_CASE("megatron: the bytes are those of Megatron-LM") {
-    // the example of its indexed_dataset.py: two sequences, three borders, uint16
+    // the example of its indexed_dataset.py: two sequences, three document boundaries, uint16
     const unsigned char header[] = {0x4d, 0x4d, 0x49, 0x44, 0x49, 0x44, 0x58, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0,
                                     8,    2,    0,    0,    0,    0,    0,    0, 0, 3, 0, 0, 0, 0, 0, 0, 0};
     IndexFile index = {.lengths = {3, 2}, .documents = {0, 1, 2}};

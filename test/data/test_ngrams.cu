@@ -88,7 +88,7 @@ TEST_CASE("ngrams: documents do not see each other, and a text sees the tokens b
         int count = 30 - first;
         CHECK(look_up(hash, {at, count, first}) == part(whole, first, 30));
         CHECK(look_up(hash, {at, count}) == look_up(hash, Tokens(text.begin() + first, text.end())));
-        // sees no more tokens before it than it may
+        // looks at no more preceding tokens than the call allows
         Looked one_before = look_up(hash, {at, count, 1});
         CHECK(one_before == part(look_up(hash, {at - 1, count + 1}), 1, count + 1));
 

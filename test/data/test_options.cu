@@ -471,7 +471,7 @@ TEST_CASE("a batch that rises") {
         tokens += tokens_of_step(o, step);
     }
     CHECK(tokens_until(o, 14) == tokens);
-    // twice the sequences at once give the same ramp
+    // micro-batches of half the size give the same ramp
     CHECK(tokens_of_step(train({"--batch-ramp", "1k:4k:10", "--micro-batch", "2"}), 4) == 2048);
     CHECK(tokens_until(train({"--steps", "14"}), 14) == 14 * 1024);
     o = train({"--batch-ramp", "1k:2k:1", "--global-batch", "2k"});
@@ -903,7 +903,7 @@ TEST_CASE("what is left out of a layout follows from the number of processes") {
         {3, "--global-batch 8k", 3, 1, 8 * k},
         {6, "--zero 3 --shard-group 3 --global-batch 7k", 6, 3, 7 * k},
         {4, "--batch-ramp 5k:10k:9", 4, 1, 10 * k},
-        // an interleaved pipeline gets a micro-batch for each stage, or as given
+        // an interleaved pipeline gets a micro-batch for each stage, unless the batch is given
         {4, "--pp 2 --pp-schedule interleaved", 2, 1, 4 * k},
         {4, "--pp 2 --pp-schedule interleaved --global-batch 11k", 2, 1, 11 * k},
         {4, "--pp 4 --pp-schedule interleaved --pp-chunks 1 --global-batch 1k", 1, 1, k},
@@ -1231,7 +1231,7 @@ static nlohmann::json without(nlohmann::json json, const char* key) {
     return json;
 }
 
-// Returns all of a config, as text.
+// Returns all options of a model, as text.
 static std::string description(ModelConfig config) {
     complete(config);
     Options options;
@@ -1314,7 +1314,7 @@ TEST_CASE("a missing key means what transformers takes it for") {
     CHECK(usual(windowed, {"sliding_window"}).window == 4096);
     CHECK(read_hf(windowed).window == 0);  // the config says null
     CHECK(usual(with(windowed, "sliding_window", 5), {"max_window_layers"}).window ==
-          0);  // there are 28 layers
+          0);  // by default, windows begin at layer 28
 }
 
 TEST_CASE("keys of a config that change nothing, and keys that nobody knows") {
@@ -1323,7 +1323,7 @@ TEST_CASE("keys of a config that change nothing, and keys that nobody knows") {
         hf_model(config, "config.json", notes);
         return notes;
     };
-    // distilgpt2, SmolLM2 and tools have these, and to_dict() of older versions writes them.
+    // Configs of distilgpt2, SmolLM2 and tools have these, and to_dict() of older transformers writes them.
     auto plain = nlohmann::json::parse(R"({"_num_labels": 1, "_commit_hash": null, "is_llama_config": true,
         "rope_interleaved": false, "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
         "unsloth_version": "2024.9", "quantization_config": null, "pruned_heads": {},
@@ -1388,7 +1388,7 @@ TEST_CASE("scaled RoPE, wherever a config has it") {
     const char* linear = R"({"rope_theta": 7000.0, "rope_scaling": {"type": "linear", "factor": 2.0}})";
     CHECK(read(linear).rope_theta == 7000);
     CHECK(factors(read(linear)) == Ratios{0.5, 0.5, 0.5});
-    // rope_scaling, which people add, takes precedence over rope_parameters, including its base
+    // a rope_scaling that somebody added takes precedence over rope_parameters, whose base is ignored too
     ModelConfig both = read(R"({"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
                                 "rope_scaling": {"rope_type": "linear", "factor": 2.0}})");
     CHECK(factors(both) == Ratios{0.5, 0.5, 0.5});
@@ -1397,7 +1397,7 @@ TEST_CASE("scaled RoPE, wherever a config has it") {
     CHECK(read(R"({"rope_parameters": {"rope_theta": 500000.0}, "rope_scaling": null})").rope_theta ==
           500000);
     CHECK(factors(read(R"({"rope_scaling": {"factor": 4.0}})")) == Ratios{1, 1, 1});  // default
-    // the original context beside rope_scaling, in it, or left out; the one beside it takes precedence
+    // the original context inside rope_scaling, next to it, or left out; the one next to it takes precedence
     const std::string llama3 =
         R"("rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0)";
     auto original = [&](const std::string& inner, const std::string& outer) {

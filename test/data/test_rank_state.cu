@@ -71,7 +71,7 @@ TEST_CASE("a record tells what its rank is at, and what it waits for") {
     nlohmann::json json = rank;
     CHECK(nlohmann::json::parse(json.dump()).get<RankState>() == rank);
 
-    // The run's folder finds it, however its path is written.
+    // The record is found by the run's folder, however its path is written.
     std::string other_name = run.path + "/../" + run.path.substr(run.path.rfind('/') + 1) + "/";
     auto found = read_rank_states(other_name);
     REQUIRE(found.size() == 1);
@@ -111,7 +111,7 @@ TEST_CASE("a process that was stopped or killed is seen to be, and one that has 
     waitpid(stopped, nullptr, 0);
     CHECK(!read_rank_states(run.path).at(0).alive);
 
-    // A live process takes its place.
+    // A live process takes the place of the dead one.
     SharedFlightRecord record;
     fill(*record, run.path, 1);
     CHECK(read_rank_states(run.path).at(0).alive);

@@ -139,7 +139,7 @@ TEST_CASE("stages of one rank are compared by the layer, but for the ends") {
     std::vector<SlowRank> found = slow_ranks_of(run);
     REQUIRE(found.size() == 1);
     CHECK(found[0].rank == 3);
-    run.stretched[3] = 1, run.stretched[0] = 2.5;  // it has the embedding
+    run.stretched[3] = 1, run.stretched[0] = 2.5;  // stage 0 also has the embedding, so it is not compared
     CHECK(slow_ranks_of(run).empty());
 }
 

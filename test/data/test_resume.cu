@@ -26,7 +26,7 @@ static TrainingLine train_line(std::string line, const Checkpoints& checkpoints 
     return train(words_of(line), checkpoints);
 }
 
-// The state that a run started like this leaves after 100 steps.
+// The stored state of a run with these arguments after 100 steps.
 static StoredRun run_with(std::vector<std::string> arguments, int processes = 1) {
     arguments.insert(arguments.begin(), {"--train-data", "x.bin"});
     StoredRun run;
@@ -41,7 +41,7 @@ static Checkpoints at_runs_a(std::vector<std::string> arguments, int processes =
     return {{"runs/a", run_with(std::move(arguments), processes)}};
 }
 
-// Returns the record of a run, without what belongs to a single start.
+// Returns a run's options, without those that belong to a single start.
 static nlohmann::json lasting(const Options& options) {
     nlohmann::json json = options_to_json(options);
     for (const OptionRow& row : option_table()) {
@@ -71,7 +71,7 @@ TEST_CASE("what is not given is as it was") {
     CHECK(!line.weights_only);
     CHECK(line.notes.empty());
     CHECK(train({"--resume", "auto", "--run-dir", "runs/a"}, checkpoints, 8).options.layers == 3);
-    // these belong to a single start
+    // options that belong to a single start
     CHECK(line.options.resume == "runs/a");
     CHECK(train({"--resume", "runs/a", "--data-reader", "node"}, checkpoints, 8).options.data_reader ==
           DataReader::node);
@@ -150,7 +150,7 @@ TEST_CASE("a run that goes on validates on the tokens that it has validated on")
     CHECK(train_line("--train-data x.bin --global-batch 4k").options.val_tokens == 128 << 10);
     CHECK(error_of([&] { train_line("--train-data x.bin --val-batches 4 --val-tokens 1k"); }) ==
           "--val-batches 4: conflicts with --val-tokens; leave one of them out");
-    // the record of a program that knew only batches
+    // an older record, which has val_batches in place of val_tokens
     nlohmann::json& record = checkpoints.at("runs/a").options;
     record.erase("val_tokens");
     record["val_batches"] = 3;
@@ -187,7 +187,7 @@ TEST_CASE("another value is used and told, or used without a word, or refused") 
     CHECK(notes({"--zero", "1", "--pp-schedule", "gpipe"}) ==
           Lines{"--pp-schedule gpipe: the checkpoint had 1f1b", "--zero 1: the checkpoint had 0"});
     CHECK(notes({"--document-end", "-1"}) == Lines{"--document-end -1: the checkpoint had 256"});
-    // 0 stands for what follows from the model
+    // 0 stands for the value that follows from the model
     CHECK(notes({"--kv-heads", "4", "--head-size", "0", "--sequence-length", "0"}) == Lines{});
 
     // options that the checkpoint fixes
@@ -420,7 +420,7 @@ TEST_CASE("the last checkpoint of a run may be in --fallback-dir") {
     CHECK(spare != shared_run_dir("spare", "other/a"));
     CHECK(spare.starts_with("spare/a-"));
 
-    // a place that cannot be used is no reason to give up the other
+    // if one place cannot be used, the other still is
     auto parse = [&](const char* broken, const char* whole) {
         std::vector<std::string> arguments = words;
         arguments.insert(arguments.begin(), "train");
@@ -506,7 +506,7 @@ TEST_CASE("weights alone: the model and its text, and nothing else") {
     CHECK_REFUSED(with({"--layers", "3"}), "--layers 3: the checkpoint ");
     CHECK_REFUSED(with({"--model", "tiny"}), "--model tiny: the checkpoint ");
 
-    // a model from elsewhere, without other options
+    // an imported model: the record has no other options
     base.options = model_options_to_json(line.options);
     CHECK(!base.options.contains("seed"));
     CHECK(train(words, {{"runs/base", base}}).options.layers == 2);

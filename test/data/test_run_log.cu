@@ -68,7 +68,7 @@ TEST_CASE("a run directory is not overwritten by accident") {
     CHECK_REFUSED(RunLog(folder / "file", RunFolder::fresh), "/file: cannot make the folder: ");
     CHECK_REFUSED(RunLog("/proc/run", RunFolder::fresh), "/proc/run: cannot make the folder: ");
 
-    // the message names the options of the command that makes it
+    // the message names the option of the caller's command
     std::string refused = error_of([&] { RunLog(run, RunFolder::fresh, "--output"); });
     CHECK(refused == run + ": already holds a run; replace it with --overwrite, or name another directory "
                            "with --output");
@@ -136,7 +136,7 @@ TEST_CASE("a run that goes on has one curve") {
         write(step_line(100, "val_loss"), false);  // measured again
         write(step_line(100, "sample"), false);
         write(step_line(101), false);
-        write({{"step", 100}, {"checkpoint", "step_00000100"}, {"bytes", 5}}, true);  // came late
+        write({{"step", 100}, {"checkpoint", "step_00000100"}, {"bytes", 5}}, true);  // written late
         write(step_line(102), false);
         write({{"step", 100}, {"checkpoint", nullptr}, {"trouble", "full"}}, true);
         write({{"step", 102}, {"checkpoint", "step_00000102"}}, false);
@@ -156,7 +156,7 @@ TEST_CASE("a run that goes on has one curve") {
     CHECK(nlohmann::json(lines_of(run)) == nlohmann::json(expected));
     CHECK(nlohmann::json::parse(contents(run + "/options.json"))["layers"] == 9);
 
-    // resuming once more from the same step gives the same
+    // resuming again from the same step leaves the same log
     expected.pop_back();
     CHECK(RunLog(run, RunFolder::continued).begin(some_options, 100).empty());
     CHECK(nlohmann::json(lines_of(run)) == nlohmann::json(expected));
@@ -188,7 +188,7 @@ TEST_CASE("a run that goes on says what its libraries have become") {
           "communication used MPI 4, NCCL 2.28.3, NCCL_ALGO=Ring and now uses MPI 4, NCCL 2.29.1: sums "
           "may be computed "
           "in another order, and differ in their last bits");
-    // Older records do not say.
+    // Older records lack it.
     last.erase("communication");
     CHECK(communication_note(last, "MPI 4") == "");
 }

@@ -66,7 +66,7 @@ TEST_CASE("a file of the safetensors package is read") {
                   "tensor half has 9 elements, but more ");
     CHECK_REFUSED(reader.read_floats(*reader.find("half"), UINT64_MAX, 2, values),
                   "half has 9 elements, but more ");
-    reader.close();  // and it reopens
+    reader.close();  // the next read reopens it
     CHECK(floats(reader, "brain") == ramp(7));
 }
 
@@ -481,7 +481,7 @@ TEST_CASE_FIXTURE(Shards, "an index and its shards agree") {
     CHECK(names("{\"metadata\":{},\"weight_map\":{" + map + "}}") == all);
     CHECK(names("{\"metadata\":{\"total_size\":20,\"total_parameters\":5},\"weight_map\":{" + map + "}}") ==
           all);
-    // a wrong total, as tools leave it that convert a model
+    // a wrong total, as some tools leave it when they convert a model
     for (const char* total : {"21", "\"20\"", "0.5"}) {
         CHECK(names("{\"metadata\":{\"total_size\":" + std::string(total) + "},\"weight_map\":{" + map +
                     "}}") == all);

@@ -152,7 +152,7 @@ TEST_CASE("order: depends on the seed and the sample index alone") {
     REQUIRE(S == 112 + 87);
     CHECK(sequential[0] == 0);
     CHECK(sequential[1] == T);
-    CHECK(sequential[112] == 900);  // a sample does not cross the border of shards
+    CHECK(sequential[112] == 900);  // samples do not cross from one shard to the next
     CHECK(sequential[S] == 0);
 }
 
@@ -280,7 +280,7 @@ TEST_CASE("sources: shards and Megatron data sets, in the order of their names")
     megatron_files(folder / "wide", counting<int32_t>(0, 30));
     check_error(error_of([&] { TokenSource(folder / "*.idx", 65536); }), folder / "wide.idx",
                 "has 4-byte tokens but " + (folder / "a.idx") + " has 2-byte ones");
-    // other kinds of damage are reported as they are
+    // other kinds of damage get their own messages
     write_file(folder / "bad.bin", shard_bytes<uint16_t>(20240520, 1, 5, {1, 2}));
     check_error(error_of([&] { TokenSource(folder / "bad.bin", 257); }), folder / "bad.bin", "is truncated");
     TokenSource small(folder / "c.idx", 239);
@@ -345,7 +345,7 @@ TEST_CASE("sources: in a blend, each gives each of its samples once per epoch of
     CHECK(lines[0].ends_with(", 37 samples"));
     CHECK(lines[1].ends_with(": 1 file, 170 tokens of 4 bytes, 21 samples"));
 
-    // One source with a weight is that source.
+    // A single source gives the same samples with and without a weight.
     TokenLoader weighted("0.3:" + (folder / "a/*.bin"), 65536, T, SampleOrder::shuffled, 7);
     TokenLoader alone(folder / "a/*.bin", 65536, T, SampleOrder::shuffled, 7);
     for (uint64_t i = 0; i < 100; i++) {

@@ -93,17 +93,17 @@ TEST_CASE("sampler: top-p keeps the fewest that reach it") {
     CHECK(kept(logits, {.top_p = 0.66f}) == Tokens{1, 2, 4});
     CHECK(kept(logits, {.top_p = 0.96f}) == Tokens{0, 1, 2, 3, 4});
     CHECK(kept(logits, {.top_p = 1}) == Tokens{0, 1, 2, 3, 4});
-    CHECK(kept({2, 2, 2, 2}, {.top_p = 0.5f}) == Tokens{0, 1});  // the lowest of equals are kept
+    CHECK(kept({2, 2, 2, 2}, {.top_p = 0.5f}) == Tokens{0, 1});  // among equals, the lowest ids are kept
     CHECK(kept({2, 2, 2, 2}, {.top_p = 0.51f}) == Tokens{0, 1, 2});
     CHECK(kept({-INFINITY, 2, -INFINITY}, {.top_p = 0.99f}) == Tokens{1});
 }
 
 TEST_CASE("sampler: each filter acts on what the others left") {
     Logits logits = logs({0.1, 0.4, 0.2, 0.05, 0.25});
-    // token 1 has 0.615 of the two that are left, and 0.4 of all
+    // token 1 has probability 0.615 among the two that top-k leaves, and 0.4 among all
     CHECK(kept(logits, {.top_k = 2, .top_p = 0.6f}) == Tokens{1});
     CHECK(kept(logits, {.top_k = 2, .top_p = 0.63f}) == Tokens{1, 4});
-    // temperature 0.5 makes shares of 1, 16, 4, 0.25 and 6.25 of 27.5
+    // at temperature 0.5 the probabilities are 1, 16, 4, 0.25 and 6.25, divided by 27.5
     CHECK(kept(logits, {.temperature = 0.5f, .top_p = 0.57f}) == Tokens{1});
     CHECK(kept(logits, {.temperature = 0.5f, .min_p = 0.3f}) == Tokens{1, 4});
     CHECK(kept(logits, {.min_p = 0.3f}) == Tokens{1, 2, 4});

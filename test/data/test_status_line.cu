@@ -1,4 +1,4 @@
-// The screen of a run: the line that stays, fitted to the terminal's width, and whose terminal it is.
+// The screen of a run: the status line, fitted to the terminal's width, and the terminal of a process.
 #include <fcntl.h>
 #include <sys/wait.h>
 
@@ -8,7 +8,7 @@
 #include "data/run/status_line.h"
 #include "test/support/file_testing.h"
 
-// The terminal of a process that shows its output: a pair of descriptors, and all output that arrived.
+// A pseudo-terminal: processes write to `slave`, and written() returns what has arrived.
 class PseudoTerminal {
 public:
     PseudoTerminal() : master_(posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK)) {
@@ -241,7 +241,7 @@ TEST_CASE("no status and no colour where nobody would see them") {
     {
         OnTerminal on(terminal);
         Screen screen;
-        screen.open(true, false);  // claims a launcher, but this process's parent is none
+        screen.open(true, false);  // claims a launcher, but this process's parent is not one
         CHECK(shown(screen) == "warned\r\n");
     }
     {

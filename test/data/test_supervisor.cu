@@ -55,7 +55,7 @@ TEST_CASE("what is done after an end is as the table says") {
     CHECK(kind_after({ended(launcher, 10, 205)}) == Restart::from_newest);
     CHECK(kind_after({ended(not_finite, 10, 70)}) == Restart::from_before);
     CHECK(kind_after({ended(killed, 10, 143)}, true) == Restart::give_up);
-    // asked to stop, and it did
+    // it was asked to stop, but had finished
     CHECK(kind_after({ended(done, 10, 0)}, true) == Restart::finish);
 }
 
@@ -87,11 +87,11 @@ TEST_CASE("two restarts without progress end it") {
           Restart::give_up);
     CHECK(kind_after({ended(killed, 10, 137), ended(failed_part, 8), ended(killed, 11, 137)}) ==
           Restart::from_newest);
-    // it never begins: the first start is no restart
+    // it never begins; the first start does not count as a restart
     CHECK(kind_after({ended(failed_part, -1), ended(failed_part, -1)}) == Restart::from_newest);
     CHECK(kind_after({ended(failed_part, -1), ended(failed_part, -1), ended(failed_part, -1)}) ==
           Restart::give_up);
-    // exchanged hosts are a reason for another try
+    // replaced hosts are a reason to try again
     CHECK(kind_after({ended(failed_part, -1), ended(failed_part, -1, 75, true), ended(failed_part, -1)}) ==
           Restart::from_newest);
 }
@@ -108,7 +108,7 @@ TEST_CASE("restarts are counted in a window, and wait the longer the less they b
     attempts.push_back(ended(killed, 20, 137));
     CHECK(decide(attempts, limits, false).kind == Restart::give_up);
     CHECK(decide(attempts, limits, false).reason.find("3 times") != std::string::npos);
-    // restarts of long ago do not count
+    // restarts from long ago do not count
     for (Attempt& attempt : attempts) attempt.ended -= 3600;
     attempts.push_back(ended(killed, 21, 137));
     CHECK(decide(attempts, limits, false).kind == Restart::from_newest);
@@ -405,7 +405,7 @@ TEST_CASE("progress is that of the log as it stands, also when it was cut and gr
     CHECK(progress.update());
     CHECK(progress.trained_since(0) == doctest::Approx(0.5));
     CHECK(progress.trained_since(1) == doctest::Approx(0.4));
-    // back to step 1, and already longer than it was
+    // the run went back to step 1, and its log is already longer than before
     write_file(log_path(folder.path), "{\"step\":0,\"start\":{}}\n" + step(1, 100) +
                                           "{\"step\":1,\"start\":{}}\n" + step(2, 200) + step(3, 200) +
                                           step(4, 200));
@@ -463,7 +463,7 @@ TEST_CASE("a job outlives its supervisor, and the next one takes it up") {
     CHECK(job.code() == -1);
     std::string_view shown;
     CHECK(job.read_output(&shown) == "early\n");
-    CHECK(shown.empty());  // the first one has shown it
+    CHECK(shown.empty());  // its first supervisor has shown it
     job.ask_to_stop();
     CHECK(code_of(job) == 5);
     CHECK(job.read_output(&shown) == "asked\n");
@@ -607,7 +607,7 @@ TEST_CASE("what agents say makes the newest state of each rank, and the one that
         return nlohmann::json({{"agent", "here"}, {"time", 1.0}, {"ranks", ranks}}).dump() + "\n";
     };
     TemporaryFolder folder;
-    // output of the launcher is ignored, and so is what an earlier start left
+    // the launcher's output and records left by an earlier start are ignored
     write_file(folder / "said", "mpirun: hello\n" + line({rank(0, 6, "S", 0), rank(1, 6, "S", 0)}) +
                                     line({rank(0, 7, "S", 30), rank(1, 7, "T", 30), rank(2, 9, "", 1e6)}));
     Agents agents;

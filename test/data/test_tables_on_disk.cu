@@ -100,7 +100,7 @@ struct TestSnapshot {
 };
 
 TEST_CASE("a save reads rows as they were; changes wait for room, until it reads or ends") {
-    // Threads may begin late on a busy machine: then all is tried again, with longer waits.
+    // Threads may begin late on a busy machine; the test is then repeated with longer waits.
     double stalled = 0, wait = 0.00125;
     while (stalled < wait && wait < 10) {
         wait *= 4;
@@ -376,7 +376,7 @@ TEST_CASE("pages on a full disk") {
             }
         }
     }
-    // there is no room for another mark: the log of the previous one has the later changes, too
+    // without room for another mark, the log of the previous one also gets the later changes
     for (size_t room : {0, 10}) {
         fill_pages(*test.file, {7}, 4);
         auto mark = [&] { test.file->mark(2); };
@@ -454,7 +454,7 @@ struct TestCache {
         cache.copy(numbers, to);
         CHECK((all == right));
     }
-    // Plays turns; each holds rows, of which some recur often, and changes half of them.
+    // Plays turns. Each turn holds rows, some of which recur often, and changes half of them.
     void play(size_t turns_to_play, size_t count, Records& records) {
         bool right = true, stayed = true;
         for (size_t i = 0; i < turns_to_play; i++) {
@@ -502,7 +502,7 @@ TEST_CASE("a cache holds what a map holds, whatever lies in memory") {
     }
     CHECK(RowCache::page_bytes_for(4088) == 4096);
     CHECK(RowCache::page_bytes_for(4089) == 8192);
-    CHECK(RowCache::pages_for(481, 17) == 3);  // 240 rows in each
+    CHECK(RowCache::pages_for(481, 17) == 3);  // 240 rows per page
 }
 
 TEST_CASE("a cache reports what has changed, and loses it if it forgets") {

@@ -170,7 +170,7 @@ TEST_CASE("gzip: the text comes back, however it was compressed and is asked for
         DocumentSearch search = found({folder / "x.gz"});
         CHECK(whole(search.files[0], 1 + draw(5000)) == text);
     }
-    std::string zeros(50 << 20, '\0');  // much text from little
+    std::string zeros(50 << 20, '\0');  // much text from few bytes
     write_file(folder / "zeros.gz", gzip(zeros));
     CHECK((whole(found({folder / "zeros.gz"}).files[0], 1 << 20) == zeros));
 }
@@ -196,11 +196,11 @@ TEST_CASE("gzip: cut short anywhere, or damaged, it is refused") {
     for (size_t at = 0; at < good.size(); at++) {
         std::string damaged = good;
         damaged[at] = (char)(damaged[at] ^ 0x10);
-        std::string message = error(damaged);  // the text, if it is not refused
+        std::string message = error(damaged);  // text that is not refused must be right
         refused += message != "no error";
         if (message != "no error") check_error(message, path, "; ");
     }
-    CHECK(refused >= good.size() - 10);  // the time and the system in its header mean nothing
+    CHECK(refused >= good.size() - 10);  // the time and system in its header are not checked
     write_file(path, "");
     CHECK(found({path}).files.empty());
 }
@@ -225,7 +225,7 @@ TEST_CASE("JSON: the time grows as the text does, however many objects stand bes
         for (size_t i = 0; i < objects; i++) list += "{},";
         return least_thread_seconds(3, [&] { CHECK(parse_json(list + "0]", "x").size() == objects + 1); });
     };
-    CHECK(seconds(16 << 11) < 100 * seconds(1 << 11));  // 256 times if each searches those before it
+    CHECK(seconds(16 << 11) < 100 * seconds(1 << 11));  // 256 times if each searched those before it
 }
 
 // ----------------------------------------------------------------------------

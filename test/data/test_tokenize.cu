@@ -82,7 +82,7 @@ TEST_CASE("tokenize: files and folders, split by document") {
     write_file(folder / "out_val_000001.bin.partial", "left from before");
     write_file(folder / "out_train_mine.bin", "of another kind");
     options.overwrite = true;
-    options.inputs.push_back(folder / "out_train_000000.bin");  // its own output is no input
+    options.inputs.push_back(folder / "out_train_000000.bin");  // its own output is not an input
     tokenize(options);
     CHECK(documents_of(folder / "out_train_0*.bin", options.shard_tokens) == train);
     CHECK(documents_of(folder / "out_val_*.bin", options.shard_tokens) == val);
@@ -149,7 +149,7 @@ TEST_CASE("tokenize: a single document is cut") {
     options.val_fraction = 0;
     tokenize(options);
     CHECK(documents_of(folder / "out_train_*.bin", 100) == std::vector<std::string>{"0123456789"});
-    CHECK(!fs::exists(folder / "out_val_000000.bin"));  // not left from before
+    CHECK(!fs::exists(folder / "out_val_000000.bin"));  // the older one is gone
 
     options.val_fraction = 0.5;
     write_file(folder / "text", "0");
@@ -305,7 +305,7 @@ TEST_CASE("tokenize: lines, compressed files and plain ones, the same with any n
             std::vector<std::string> both = train;
             both.insert(both.end(), val.begin(), val.end());
             CHECK((sorted(both) == sorted(all)));
-            // in order, within each of the two
+            // documents keep their order within each split
             auto next = all.begin();
             for (const std::string& document : train) {
                 next = std::find(next, all.end(), document);
@@ -438,7 +438,7 @@ TEST_CASE("tokenize: a usual split that leaves little for validation is told") {
     CHECK(printed(options).find(note) == std::string::npos);
 }
 
-// Runs it with these bytes in a pipe as standard input. `before_end` runs meanwhile, before the input ends.
+// Calls run() with a pipe as standard input: a thread writes `content`, calls before_end(), and closes it.
 static std::string with_input(
     const std::string& content, const std::function<std::string()>& run,
     const std::function<void()>& before_end = [] {}) {
@@ -498,7 +498,7 @@ TEST_CASE("tokenize: standard input, plain and compressed, as from files") {
         has(with_input(row.content, [&] { return printed(options); }), row.told);
         CHECK((tokens() == wanted));
     }
-    // by itself, a single document is cut, and errors are named
+    // a single document alone is cut, and errors name the input
     options.inputs = {"-"};
     options.val_fraction = 0.3;
     has(with_input("0123456789", [&] { return printed(options); }), "its last 3 tokens are for validation");
@@ -513,7 +513,7 @@ TEST_CASE("tokenize: standard input, plain and compressed, as from files") {
     check_error(error(gzip(plain).substr(0, 50000)), "standard input", "cut short");
     check_error(error("BZh9"), "standard input", "is packed with bzip2");
     CHECK(fs::is_empty(folder / "none"));
-    // If it is interrupted while no input comes, or when the input ends, it leaves nothing.
+    // If it is interrupted while it waits for input, or when the input ends, it leaves no files.
     for (bool silent : {true, false}) {
         std::atomic<bool> ended = false;
         auto run = [&] {
@@ -580,8 +580,8 @@ TEST_CASE("document split: the same for any parts, and both kinds where there ar
             for (const std::string& document : documents) {
                 if (draw(3) == 0) splitter.add(nullptr, 0, true);  // an empty one
                 std::vector<int> tokens(document.begin(), document.end());
-                // The second time in random parts, except with a small memory, which would then end at
-                // another place.
+                // The second time in random parts, except with a small memory, which would then fill up
+                // elsewhere.
                 size_t done = 0;
                 while (time == 1 && most_held > 100 && draw(3) && done < tokens.size()) {
                     size_t n = draw(tokens.size() - done);
@@ -607,7 +607,7 @@ TEST_CASE("document split: the same for any parts, and both kinds where there ar
                 by_hash += is_val == (validation_draw((uint64_t)round, i) < fraction);
                 if (most_held > 100) CHECK(is_val == chosen[i]);
             }
-            CHECK(by_hash + (most_held > 100 ? 1 : 2) >= count);  // some go to the other split if need be
+            CHECK(by_hash + (most_held > 100 ? 1 : 2) >= count);  // one or two move if a split would be empty
             validation_sizes.insert(in_val);
             results[time] = val;
         }
@@ -663,7 +663,7 @@ TEST_CASE("tokenize: with a tokenizer.json, a long text in parts as in one") {
         CAPTURE(name);
         options.tokenizer = "test/golden/tokenizers/" + name + ".json";
         Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
-        // Qwen's tokenizer has an added token that takes the space before it, so no place is safe.
+        // Qwen's tokenizer has an added token that takes the space before it, so no cut is safe.
         CHECK((tokenizer.cut_place(std::string_view(text).substr(0, 1 << 20)) > 0) == (name != "qwen"));
         tokenize(options);
         std::vector<int> wanted = tokenizer.encode(text);
@@ -683,12 +683,12 @@ TEST_CASE("tokenize: a tokenizer is trained, written and used") {
     }
     write_file(folder / "in/x.jsonl", lines);
     all.push_back(babble("plain", 3 << 20, "klmnop<|endoftext|>"));
-    all.back() += "<|endoftext|>";  // text, like everything here
+    all.back() += "<|endoftext|>";  // plain text here, not a special token
     write_file(folder / "in/y.txt", all.back());
     for (auto rules : {PreTokenizerRules::gpt2, PreTokenizerRules::llama3, PreTokenizerRules::qwen}) {
         INFO(name_of(rules));
         TokenizeOptions options = usual_options();
-        options.inputs = {folder / "in", folder.path};  // the tokenizer written before is there, too
+        options.inputs = {folder / "in", folder.path};  // also holds the tokenizer, once it is written
         if (rules != PreTokenizerRules::gpt2) options.inputs.pop_back();
         options.output = folder / name_of(rules);
         options.val_fraction = 0.1;
@@ -755,7 +755,7 @@ TEST_CASE("tokenize: what is not replaced stays, and what the tokens were made w
     for (int i = 0; i < 9; i++) write_file(folder / text("in/%d.txt", i), text("text number %d", i));
     TokenizeOptions options = usual_options();
     options.inputs = {folder / "in"};
-    options.output = folder / "in/x";  // so all output lies among the text
+    options.output = folder / "in/x";  // so the output is written among the input
     options.train_tokenizer = 300;
     tokenize(options);
     std::string file = folder / "in/x_tokenizer.json", json = contents(file);
@@ -770,7 +770,7 @@ TEST_CASE("tokenize: what is not replaced stays, and what the tokens were made w
     CHECK(record.train_tokens == all_tokens(folder / "in/x_train_000000.bin", 300).size());
     CHECK(record.val_tokens == all_tokens(folder / "in/x_val_000000.bin", 300).size());
 
-    options.train_tokenizer = 0;  // left out: the tokens are bytes
+    options.train_tokenizer = 0;  // now the tokens are bytes
     options.overwrite = true;
     tokenize(options);
     CHECK(contents(file) == json);
@@ -824,9 +824,9 @@ TEST_CASE("a tokenizer has one fingerprint, from whichever file it comes") {
 TEST_CASE("characters newer than the Unicode of patterns are counted") {
     std::map<int32_t, uint64_t> unknown;
     count_unknown("plain, \u00e9\u4e2d\U0001f600 \xff\xe4\xb8", unknown);
-    count_unknown("\ufffe\ufdd0\U0010ffff", unknown);  // no characters, and never will be
+    count_unknown("\ufffe\ufdd0\U0010ffff", unknown);  // noncharacters, which are never assigned
     CHECK(unknown.empty());
-    count_unknown("a\U00050000b\U00050001", unknown);  // its plane is empty
+    count_unknown("a\U00050000b\U00050001", unknown);  // plane 5 has no characters
     count_unknown("\U00050000", unknown);
     CHECK(unknown == std::map<int32_t, uint64_t>{{0x50000, 2}, {0x50001, 1}});
 }
@@ -856,7 +856,7 @@ TEST_CASE("token files are used as they were made") {
         return error.find("used a Unicode version other than") != error.npos;
     };
     CHECK(!refuses(pattern_unicode()));
-    CHECK(!refuses(""));  // older records have none
+    CHECK(!refuses(""));  // older records lack it
     CHECK(refuses("9.0.0"));
     REQUIRE(check("*.bin", nullptr, 4).size() == 1);
     CHECK(check("*.bin", nullptr, 4)[0].find(
@@ -891,7 +891,7 @@ TEST_CASE("tokenize: tokenizers that do not serve") {
     options.train_tokenizer = 300;
     options.pre_tokenizer = PreTokenizerRules::gpt2;
     {
-        NewFile other(folder / "out/x_tokenizer.json");  // a run that is still at work has made it
+        NewFile other(folder / "out/x_tokenizer.json");  // another run is still writing it
         check_error(error(), folder / "out/x_tokenizer.json", "another process");
         CHECK(fs::exists(folder / "out/x_tokenizer.json.partial"));
     }
@@ -990,7 +990,7 @@ TEST_CASE("tokenizer training: learns from so much text, spread over all of it")
     words.finish();
     CHECK(numbered_parts.size() == 5);
     CHECK(lines_found == numbered_parts.size());
-    // Compressed text may be much larger than expected.
+    // Compressed text may expand to much more than expected.
     std::string repeated;
     for (int i = 0; i < 1000000; i++) repeated += "abc\n";
     write_file(folder / "repeated.gz", gzip(repeated));

@@ -133,7 +133,7 @@ TEST_CASE("tokenizer: cutting a long text changes no token") {
         CHECK(tokenizer.cut_place("word . ,") == 4);
         CHECK(tokenizer.cut_place("") == 0);
     }
-    // The whole text is one word to this one.
+    // To this tokenizer, the whole text is one word.
     CHECK(Tokenizer::load(golden + "llama2.json").cut_place("a word and more") == 0);
 }
 
@@ -164,14 +164,14 @@ TEST_CASE("tokens one by one are the text, and no character is shown in halves")
     CHECK(decoder.add(0xac) == "\u20ac");
     CHECK(decoder.add(0xf0) == "");
     CHECK(decoder.add('a') == "\xf0"
-                              "a");  // it was no character
+                              "a");  // 0xf0 did not begin a character
     CHECK(decoder.add(0x80) == "\x80");
     CHECK(decoder.add(0xc3) == "");
     CHECK(decoder.finish() == "\xc3");
     CHECK(decoder.add(300) == "<|300|>");  // a model may have more tokens than the tokenizer
     TextDecoder numbers(nullptr, true);
     CHECK(numbers.add(7) + numbers.add(1234) == "7 1234 ");
-    // A continuation keeps the space that a text would lose.
+    // A continuation keeps the leading space that a whole text would lose.
     Tokenizer llama2 = Tokenizer::load(golden + "llama2.json");
     int first = llama2.encode("the")[0];
     CHECK(TextDecoder(&llama2, true).add(first) == "the");

@@ -51,7 +51,7 @@ TEST_CASE("links, FIFOs and devices in the place of files of a run are refused, 
     write_file(target, "precious");
     fs::create_symlink(target, name);
     refused_by_all(name + ".partial", "a link");
-    fs::create_symlink(folder / "missing", name);  // nor does a link make a file elsewhere
+    fs::create_symlink(folder / "missing", name);  // nor does a link create a file elsewhere
     refused_by_all(name + ".partial", "a link");
     CHECK(!fs::exists(folder / "missing"));
     REQUIRE(mkfifo(name.c_str(), 0600) == 0);
@@ -77,7 +77,7 @@ TEST_CASE("a file that somebody else may have open is not written: a new one tak
     REQUIRE(pread(others.get(), &first, 1, 0) == 1);
     CHECK(first == 'l');
     CHECK(!fs::exists(name + ".partial"));
-    // A file that a running process writes stays its own.
+    // A file that a running process is writing is not replaced.
     NewFile mine(name);
     CHECK_REFUSED(NewFile{name}, ": another process is writing it;");
     CHECK(fs::exists(name + ".partial"));
@@ -186,7 +186,7 @@ TEST_CASE("records that another user has left or could write are none, and impos
     wrong(group.axes, -1), wrong(group.ranks[3], 4), wrong(group.ranks[0], -1);
     CHECK(is_there());
 
-    // Counts, names without an end, and operations that do not exist.
+    // Impossible counts, names without a terminating NUL, and operations that do not exist.
     record.group_count = -1;
     CHECK(read_rank_states(folder.path).at(0).groups.empty());
     record.group_count = INT_MAX;

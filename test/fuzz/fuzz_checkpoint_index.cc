@@ -1,7 +1,7 @@
 // libFuzzer: whatever the index of a checkpoint holds, it is read in full or refused in one line; and if it
 // is read, its pieces make up the tensors and the files exactly. The first byte chooses what the rest is: the
-// whole file; header and pieces, behind a right preamble; or damage to the header of a good file, or to
-// fields of its pieces, with right checksums again. Without those the fuzzer would not get past the hashes.
+// whole file; header and pieces, after a valid preamble; or damage to the header of a good file or to fields
+// of its pieces, with recomputed checksums, because the fuzzer could not guess them.
 #include <cstdlib>
 
 #include "data/checkpoint/index.h"
@@ -21,7 +21,7 @@ static const Pieces good_pieces = {
     {1, Slot::weight, 1, 0, 0, 1, 5, 3, 64, 3},  {1, Slot::m, 1, 0, 0, 1, 0, 8, 70, 4},
     {2, Slot::weight, 1, 0, 0, 2, 0, 6, 102, 5}, {2, Slot::weight, 0, 0, 2, 1, 0, 3, 106, 6}};
 
-// Each three bytes are one change: two choose the place, one what is added there.
+// Every three bytes are one change: two choose the place, one is the number that is added there.
 static Pieces damaged_pieces(std::string_view bytes) {
     Pieces pieces = good_pieces;
     for (; bytes.size() >= 3; bytes.remove_prefix(3)) {
@@ -49,7 +49,7 @@ static std::string file_from(uint8_t choice, const std::string& rest) {
                         choice % 4 == 2 ? good_pieces : damaged_pieces(rest));
 }
 
-// Counts every element and every byte, which the reader does not.
+// Counts every element and every byte, which the reader does not do.
 static void check_tiling(const CheckpointIndex& index) {
     uint64_t bytes = 0;
     std::vector<std::vector<bool>> seen(index.tensors.size() * slot_count);
@@ -77,7 +77,7 @@ static void check_tiling(const CheckpointIndex& index) {
     }
 }
 
-// Damage is worth something where the file would be read without it.
+// Damage only tests something if the file can be read without it.
 static const CheckpointIndex good_index =
     parse_checkpoint_index(forged_index(good_header, good_pieces), "good");
 

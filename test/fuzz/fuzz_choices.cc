@@ -18,8 +18,8 @@ static std::string damaged_lines(std::string_view bytes) {
     return lines;
 }
 
-// An evaluation file of one example whose counts are right, from a byte for each token; then perhaps one
-// number is changed.
+// An evaluation file of one example with right counts, made from one byte per token; then perhaps a number of
+// the example, and one of the header, is changed.
 static std::string framed_example(std::string_view bytes) {
     auto byte = [&](size_t i) { return (uint16_t)(uint8_t)bytes[i % bytes.size()]; };
     std::vector<uint16_t> stream = {65535, 0, 0, (uint16_t)(byte(0) % 3), 3};
@@ -70,7 +70,7 @@ static int test_one_input(const uint8_t* data, size_t size) {
         content = framed_example(bytes);
         sound = !(bytes[0] & 192);
         break;
-    case 3:  // the zeros of a header, put in after its numbers
+    case 3:  // inserts the zeros of a header after its numbers
         if (content.size() >= 16) content.insert(16, 1008, '\0');
         break;
     }

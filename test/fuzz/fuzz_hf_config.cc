@@ -1,6 +1,6 @@
-// libFuzzer: whatever a config.json holds, it is one line of refusal, or a model that fits together and is
-// the same when its config is written and read again. The first byte chooses between the rest as text, and a
-// published config damaged by the rest.
+// libFuzzer: whatever a config.json holds, it is refused in one line, or gives a consistent model that is the
+// same after its config is written and read again. The first byte chooses what the rest is: the text, or
+// damage to one of the published configs.
 #include <cstdlib>
 
 #include "data/exchange/hf_config.h"

@@ -14,8 +14,8 @@ static FileHandle file_of(const std::string& content) {
 
 static int test_one_input(const uint8_t* data, size_t size) {
     if (size < 2) return 0;
-    // A byte of settings, one for the size of the file of tokens, then the index: as it is, or its type,
-    // lengths and borders of documents in a byte each, which are put in a valid frame.
+    // A byte of settings, one for the size of the token file, then the index: as it is, or as its type,
+    // lengths and document boundaries in one byte each, which are put into a valid frame.
     bool framed = data[0] & 1, break_pointer = (data[0] & 6) == 6;
     std::string index((const char*)data + 2, size - 2), tokens(data[1], 'x');
     if (framed && index.size() >= 3) {

@@ -14,7 +14,7 @@ inline void list_nodes(nlohmann::json& node, std::vector<nlohmann::json*>& nodes
     for (auto& child : node) list_nodes(child, nodes);
 }
 
-// Each three bytes are one change: two choose the node, one the value.
+// Every three bytes are one change: two choose the node, one the value.
 inline void damage_json(nlohmann::json& document, std::string_view bytes) {
     static const nlohmann::json values =
         nlohmann::json::parse(R"([null, true, false, 0, 1, -1, 2, 3, 7, 8, 63, 64, 65,

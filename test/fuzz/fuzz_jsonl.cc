@@ -1,5 +1,5 @@
-// libFuzzer: no bytes in a file of lines, compressed or plain, may do worse than an Error; what is read is what
-// nlohmann's parser reads when it keeps the whole line, and of what it refuses only what json.dumps writes.
+// libFuzzer: no bytes in a file of lines, compressed or plain, may do worse than an Error; what is read is
+// what nlohmann's parser reads in the whole line, or what json.dumps writes and that parser refuses.
 //   clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -DDEVICE_CPU -I. test/fuzz/fuzz_jsonl.cc -lz
 #include <cstdlib>
 #include <string>
@@ -9,7 +9,7 @@
 #include "data/text/text_documents.h"
 #include "test/data/gzip_testing.h"
 
-// The text in a line; false where the line is to be refused.
+// Reads the text in a line. Returns false if the line must be refused.
 static bool read_slowly(std::string_view line, std::string& text) {
     size_t times = 0, depth = 0;
     auto count = [&](int, nlohmann::json::parse_event_t event, nlohmann::json& value) {
@@ -37,7 +37,7 @@ static int test_one_input(const uint8_t* data, size_t size) {
     int settings = data[0];
     std::string content;
     for (char c : std::string_view((const char*)data + 2, size - 2)) {
-        // Few random bytes are JSON: some of them stand for parts of lines.
+        // Random bytes are rarely JSON, so some bytes stand for parts of lines.
         if (c == 1 && !(settings & keep_bytes))
             content += "{\"t\":\"";
         else if (c == 3 && !(settings & keep_bytes))
@@ -51,7 +51,7 @@ static int test_one_input(const uint8_t* data, size_t size) {
     }
     std::string stored = settings & compressed ? gzip(content) : content;
     if (settings & damaged) stored[data[1] % stored.size()] ^= (char)(1 << data[1] % 8);
-    if (settings & compressed && settings & keep_bytes) stored = content;  // no gzip file
+    if (settings & compressed && settings & keep_bytes) stored = content;  // not a gzip file
     bool as_it_was = !(settings & compressed) || stored == gzip(content);
     if (!(settings & compressed)) content = stored;
 
@@ -81,7 +81,7 @@ static int test_one_input(const uint8_t* data, size_t size) {
         failed = true;
         if (std::string(error.what()).find('\n') != std::string::npos) abort();
     }
-    if (!as_it_was && failed) return 0;  // and what is read of damaged files is right
+    if (!as_it_was && failed) return 0;  // damaged files are refused or read correctly
     if (settings & compressed && settings & keep_bytes) return 0;
     if (!(settings & lines)) {
         if (failed || got != content || documents < 1 || documents > 2) abort();

@@ -1,6 +1,6 @@
 // libFuzzer: whatever a model of llm.c and the state beside it hold, they are read in full or refused in one
-// line. The first byte says whether the run shuffled; of what follows, each three bytes change one of three
-// files that are good otherwise: a number of its header, a byte behind that, or its length.
+// line. The first byte says whether the run shuffled; after it, every three bytes change one of three
+// otherwise good files: a number of its header, a byte after the header, or its length.
 #include <cstdlib>
 #include <sys/mman.h>
 
@@ -43,7 +43,7 @@ static int test_one_input(const uint8_t* input, size_t size) {
     }
     for (size_t i = 1; i + 2 < size; i += 3) {
         std::string& file = files[input[i] % 3];
-        if (input[i] & 0x80) {  // a byte behind the header, or another length
+        if (input[i] & 0x80) {  // a byte after the header, or another length
             if (input[i] & 0x40)
                 file.resize((file.size() + input[i + 1] * 8 + 4000 - 1024) % 4000 + 512, (char)input[i + 2]);
             else if (file.size() > 1024)

@@ -1,5 +1,5 @@
-// libFuzzer: whatever a record in shared memory or a line of an agent says, states of ranks come of it that a
-// culprit can be looked for in, or none.
+// libFuzzer: whatever a record in shared memory or a line of an agent says, it gives no states of ranks, or
+// states in which a culprit can be looked for.
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -7,8 +7,8 @@
 #include "data/run/culprit.h"
 #include "test/fuzz/fuzz_json.h"
 
-// A record of a rank of four, with numbers of the fuzzer's in the place of some of its bytes: three bytes say
-// where, the fourth what stands there and behind it.
+// The record of one of four ranks, with some bytes overwritten by the fuzzer: three of its bytes say where,
+// the fourth gives the value and the number of bytes.
 static FlightRecord& damaged_record(std::string_view bytes) {
     static FlightRecord& record = *new FlightRecord;
     memset((void*)&record, 0, sizeof record);
@@ -55,7 +55,7 @@ static int test_one_input(const uint8_t* data, size_t size) {
         states.push_back(state);
     for (bool known : {true, false})
         if (diagnose_hang(states, 0.5, known).sentence.empty()) abort();
-    // They get through as a line to whoever reads it.
+    // Written as a line, they can all be read again.
     if (!states.empty() &&
         states_in_line(json_line(nlohmann::json{{"ranks", states}})).size() != states.size())
         abort();

@@ -12,7 +12,7 @@
 #include "data/supervisor/state.h"
 #include "test/fuzz/fuzz_json.h"
 
-// The files of a run of a few steps, which a supervisor has started once again.
+// The files of a run of a few steps, which a supervisor has restarted once.
 static nlohmann::json sound_run() {
     return nlohmann::json::parse(R"json({
         "options.json": [{"model": "tiny", "steps": 20, "global_batch": 8, "val_data": "v", "val_tokens": 512,
@@ -66,7 +66,7 @@ static void write_files(const std::string& folder, const nlohmann::json& files, 
     }
 }
 
-// Errors are of one line, for whoever reads them.
+// Returns whether work() succeeds; if not, its error must be one line.
 template <typename Work>
 static bool works(Work&& work) {
     try {

@@ -1,6 +1,6 @@
 // libFuzzer: whatever a safetensors file holds, it is refused in one line, or its tensors lie side by side
-// and can be read. The first byte chooses what the rest is: the whole file; a header, in front of as many
-// bytes as the second says; or damage to the table of a good file.
+// and can be read. The first byte chooses what the rest is: the whole file; a header, with the number of data
+// bytes that the second byte says; or damage to the table of a good file.
 #include <cstdlib>
 #include <sys/mman.h>
 

@@ -7,7 +7,7 @@
 
 static int test_one_input(const uint8_t* data, size_t size) {
     if (size < 4) return 0;
-    // A byte of settings and one that is a token; then tokens behind a header that fits them, or the first
+    // A byte of settings and one that is the end token; then tokens, which get a valid header, or the first
     // numbers of a header and what follows it.
     std::string content((const char*)data + 2, size - 2);
     bool framed = data[0] & 1, wide = data[0] & 2;
@@ -31,7 +31,7 @@ static int test_one_input(const uint8_t* data, size_t size) {
         if (code == invalid_byte || (is_invisible(code) && code != '\n')) abort();
     }
     if (lines.size() > 20000) abort();
-    // Two bytes make a token of some vocabulary, whatever they are.
+    // Any two bytes are a token of some vocabulary.
     bool sound = framed && !wide && !(data[0] & 4);
     if (report.files() + report.damaged().size() != 1 || (sound && report.files() == 0)) abort();
     return 0;

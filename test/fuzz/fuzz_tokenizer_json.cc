@@ -1,6 +1,6 @@
-// libFuzzer: whatever a tokenizer file holds, it is a tokenizer that gives every text back or one line of
-// refusal. The first byte chooses between: a tokenizer.json as text, a sound one damaged by the rest, a
-// pattern with a text to cut, a rank file, and a text for sound tokenizers.
+// libFuzzer: whatever a tokenizer file holds, it is refused in one line, or its tokenizer decodes each text
+// to itself. The first byte chooses what the rest is: a tokenizer.json as text, damage to a sound one, a
+// pattern with a text to cut, a rank file, or a text for sound tokenizers.
 #include <cstdlib>
 
 #include "data/tokenizer/tiktoken.h"

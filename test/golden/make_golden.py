@@ -13,7 +13,7 @@ and on rows of several documents. ngram is a llama of transformers with n-gram m
 layers, on rows of several documents too; the memory, its hashes and its tables are written below after the
 comments of kernels/ngram_gate.cuh, kernels/table_rows.cuh and data/tokens/ngrams.h. Each model is trained for
 ten steps by torch.optim.AdamW with clip_grad_norm_; muon, a small llama, by torch.optim.Muon, whose
-Newton-Schulz steps are then in float64 as all else; and the rows of tables by row-wise AdaGrad.
+Newton-Schulz steps are then in float64 like everything else; and the rows of tables by row-wise AdaGrad.
 Everything is computed in float64 from weights that are exact in float32, and stored as float32
 (transformers computes the angles of RoPE in float32, whatever the model). Running the script again gives
 the same bytes.
@@ -22,11 +22,11 @@ A file is: 8 bytes "GOLDEN\\0\\0", the length of the JSON (u64, little endian), 
 so that the data begins at a multiple of 64 bytes, and the data. The JSON holds the config (fields of
 ModelConfig), the optimizer settings, the loss and the unclipped gradient norm of every step, and a table of
 tensors by kind: `weight` (initial), `gradient` (step 1, unclipped), `final` (after the last step), `logits`
-(step 1), `tokens` and `targets` (all steps; -1 is ignored by the loss). Of yuan also `doc_start` (the
+(step 1), `tokens` and `targets` (all steps; -1 is ignored by the loss). For yuan also `doc_start` (the
 position at which each token's document begins), `whole_logits` (step 1, each row one document) and
-`published` (the initial weights under the names, and in the order, of the published files); of ngram
+`published` (the initial weights under the names, and in the order, of the published files); for ngram
 `doc_start` and `whole_logits`, `lookups` (all steps: the rows that each token looks up), `rows` (the
-numbers of those that occur, in all tables alike), and of each table these rows' `row_gradient` (step 1,
+numbers of those that occur, the same in all tables), and for each table these rows' `row_gradient` (step 1,
 unclipped), `row_values` and `row_squares` (both after the last step). Offsets are bytes from the start of
 the data. Names and layouts are ours: linear weights are (out, in); qkv is the rows of [query heads | key
 heads | value heads], and fc of a SwiGLU is the rows of [gate | up].
@@ -230,8 +230,8 @@ class RMSNorm(nn.Module):
 
 
 class LocalFilter(nn.Module):
-    """c[t] = A0 x[t-1] + A1 x[t] + a, y[t] = B0 c[t-1] + B1 c[t] + b, and the norm of y + x, which queries
-    and keys are made of. What comes before a document is zero, c too."""
+    """c[t] = A0 x[t-1] + A1 x[t] + a, y[t] = B0 c[t-1] + B1 c[t] + b, and the norm of y + x, from which
+    queries and keys are computed. Before the first token of a document, x and c are zero."""
 
     def __init__(self, c):
         super().__init__()
@@ -280,7 +280,7 @@ class YuanAttention(nn.Module):
 
 
 class YuanMlp(nn.Module):
-    """up_proj is what goes through SiLU: in the published files the names are the other way round."""
+    """up_proj is passed through SiLU: in the published files the two names are swapped."""
 
     def __init__(self, c):
         super().__init__()
@@ -396,7 +396,7 @@ class NgramHash:
 
 
 def new_table(rows, W, key):
-    """(rows, W): uniform numbers that deviate by 0.02, as other weights do that are normal."""
+    """(rows, W): uniform numbers with a standard deviation of 0.02, like the normal initial values of other weights."""
     bits = np.array([philox(key, block) for block in range(-(-rows * W // 4))]).flatten()[:rows * W]
     symmetric = 2 * ((bits >> 8) * 2.0**-24) - 1  # exact in float32
     values = np.float32(0.02) * np.float32(1.7320508) * symmetric.astype(np.float32)
@@ -404,7 +404,7 @@ def new_table(rows, W, key):
 
 
 class NgramMemory(nn.Module):
-    """Adds the values of what was looked up to x, each as far as its key agrees with x."""
+    """Adds the looked-up values to x, each gated by how well its key agrees with x."""
 
     def __init__(self, c):
         super().__init__()
@@ -420,7 +420,7 @@ class NgramMemory(nn.Module):
 
 
 class NgramLlama(nn.Module):
-    """Its tables are no parameters: they map the name of each to all of its rows."""
+    """Its tables are not parameters: `tables` maps the name of each to all its rows."""
 
     def __init__(self, c):
         super().__init__()
@@ -484,7 +484,7 @@ def randomize(model, random):
 
 
 def collect(model, names, read):
-    """Our tensors, made of read(parameter) of the module's."""
+    """Our tensors, made from read(parameter) of the module's parameters."""
     transposed = isinstance(model, GPT2LMHeadModel)  # its linear layers are Conv1D, with (in, out) weights
     tensors = {}
     for name, parts in names.items():

@@ -5,8 +5,8 @@ multiply, where elements lie in swizzled shared memory, and the descriptors of m
 
     python3 test/golden/make_hopper_layouts.py
 
-A second source beside kernels/ptx.cuh, kernels/ptx_hopper.cuh and the simulated device: everything is worked out from
-tables and formulas that NVIDIA publishes, as they are published, and nothing from the code that it is compared with.
+It is independent of kernels/ptx.cuh, kernels/ptx_hopper.cuh and the simulated device: everything is derived from tables
+and formulas as NVIDIA publishes them, and nothing from the code that is compared with it.
 Running the script again gives the same bytes.
 """
 

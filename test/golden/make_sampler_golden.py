@@ -7,8 +7,8 @@ next token, for our sampler to reproduce.
     python3 test/golden/make_sampler_golden.py
 
 Each case has the logits, the tokens seen so far, the settings and the probability of every token (0: filtered out).
-transformers itself puts the filters together, in its order. Only cases are kept in which a rounding error could not
-change which tokens stay. Running the script again gives the same bytes.
+transformers itself combines the filters, in its order. Only cases are kept in which a rounding error could not change
+which tokens remain. Running the script again gives the same bytes.
 """
 
 import json
@@ -44,7 +44,7 @@ def made_at_random(draw):
 
 
 def clear(logits, seen, settings):
-    """Do the same tokens stay with other arithmetic, and with settings that are a little different?"""
+    """Returns whether the same tokens remain with other arithmetic, and with slightly different settings."""
     def kept(settings, dtype=torch.float64):
         return [p > 0 for p in probabilities(logits, seen, settings, dtype)]
     wanted = kept(settings)

@@ -17,11 +17,11 @@ Nothing is downloaded: small vocabularies are trained on the texts below, in the
     llama2    characters, byte_fallback; Prepend and Replace
     metaspace the same with Metaspace, and merges within words only
 
-The texts keep to characters that Unicode 9 knows where normal forms change them: the library normalizes by that version.
+Characters in the texts that normal forms change exist in Unicode 9, because the library normalizes by that version.
 
-ids.json holds the texts, and for each tokenizer the ids of each text with special tokens recognized; where they
-differ as_text has the ids with special tokens taken as text. decoded has what the library decodes the ids to, where
-that is not the text. normalized has each text in the normal forms that change it. Running the script again gives the same bytes.
+ids.json holds the texts, and for each tokenizer the ids of each text with special tokens recognized; as_text has the ids
+with special tokens treated as text, if they differ. decoded has the library's decoding of the ids, if that is not the
+text. normalized has each text in the normal forms that change it. Running the script again gives the same bytes.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Makes triton/: kernels that Triton compiles to PTX, for test/nocard/test_ptx_triton.cu.
 
-The interpreter of PTX in test/nocard/ has to mean what cards mean. So it runs kernels that nobody here wrote, as cards
-run them every day: products and attention, forward and backward, for compute capability 8.0 and 9.0. Triton needs no
+The interpreter of PTX in test/nocard/ must do what cards do. So it runs kernels that were not written for it, as cards run
+them every day: matrix products and attention, forward and backward, for compute capability 8.0 and 9.0. Triton needs no
 card to compile.
 
     python3 -m venv venv && venv/bin/pip install triton==3.9.0 && venv/bin/python test/golden/make_triton_ptx.py

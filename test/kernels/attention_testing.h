@@ -10,7 +10,7 @@ For tests of attention: the textbook formula in double precision, and a layer to
 #include "test/support/testing.h"
 
 #ifndef DEVICE_CPU
-// A fixture that makes a case run with these kernels.
+// A fixture that makes a test case run with these kernels.
 template <AttentionKernels kernels>
 struct UseKernels {
     AttentionKernels before = std::exchange(attention_kernels, kernels);
@@ -22,13 +22,13 @@ struct Case {
     int B, T, NH, NKV, HS;
     int window = 0;
     std::vector<int> documents = {};  // first positions of the documents of every sequence
-    int q0 = 0, Tq = T - q0;          // the call's queries, of those of T positions
+    int q0 = 0, Tq = T - q0;          // the call's queries: q0 ... q0 + Tq - 1 of the T
 
     size_t rows() const { return (size_t)B * T; }
     size_t queries() const { return (size_t)B * Tq; }
     size_t qkv_row() const { return (size_t)(NH + 2 * NKV) * HS; }
 
-    // This case with only the queries of positions from ... from + count - 1.
+    // Returns this case with only `count` queries, beginning at position `from`.
     Case part(int from, int count) const {
         Case c = *this;
         c.q0 = from, c.Tq = count;
@@ -53,7 +53,7 @@ struct Case {
         int at = (int)(element / qkv_row() % T), head = (int)(element % qkv_row() / HS);
         return at >= q0 + Tq || (head < NH && at < q0);
     }
-    // Returns whether an element of dqkv keeps its value.
+    // Returns whether the call must leave an element of dqkv unchanged.
     bool unwritten(size_t element) const { return unread(element) && (int)(element % qkv_row() / HS) < NH; }
 
     // (B, T). The documents of sequence b start b positions later than listed.
@@ -125,7 +125,7 @@ struct Reference {
     }
 };
 
-// One layer's buffers on the device, run forward and backward.
+// One layer's buffers on the device. The constructor runs both passes.
 struct Run {
     Buffer<floatX> qkv, dout, out, dqkv;
     Buffer<float> lse, scratch, amax{1}, dbias;
@@ -150,7 +150,7 @@ struct Run {
         return random_values<float>("dbias", c.qkv_row());
     }
 
-    // All results, bit by bit.
+    // Returns the bits of all results.
     std::vector<uint32_t> bits() {
         std::vector<uint32_t> all;
         for (float value : lse.host()) all.push_back(std::bit_cast<uint32_t>(value));
@@ -169,7 +169,7 @@ inline std::vector<floatX> make_dout(const Case& c) {
     return random_values<floatX>("dout", c.queries() * c.NH * c.HS);
 }
 
-// Elements that must not be read are NaN.
+// Checks both passes against the reference. Elements that must not be read are NaN.
 inline void check(const Case& c, float scale = 1, double backward_tolerance = tolerance<floatX>) {
     CAPTURE(c.name());
     std::vector<floatX> qkv = make_qkv(c, scale), dout = make_dout(c);
@@ -191,8 +191,8 @@ inline void check(const Case& c, float scale = 1, double backward_tolerance = to
     CHECK_CLOSE(run.dbias, sums, tolerance<floatX>);
 }
 
-// Queries of a few positions, including or excluding the last, that begin and end within tiles. Some key
-// tiles are seen by none of them.
+// Checks calls with the queries of only some positions, including or excluding the last, that begin and end
+// within tiles. None of these queries attends to some of the key tiles.
 inline void check_parts(int HS) {
     check(Case{2, 150, 2, 1, HS}.part(63, 1));
     check(Case{1, 150, 1, 1, HS}.part(149, 1));
@@ -203,13 +203,13 @@ inline void check_parts(int HS) {
     check(Case{1, 200, 2, 1, HS, 45, {1, 63, 110, 111}}.part(101, 31));
 }
 
-// Checks that calls for pieces of the queries, which begin at 0 and at these positions, and for the heads of
-// one key/value head after the other, with queries apart from keys and values, make the same bits forward as
-// the call for all, and gradients with the same sum.
+// Checks attention in pieces: the queries cut at these positions, one key/value head at a time, with queries
+// apart from keys and values. Forward, the pieces must give the same bits as a single call; backward, their
+// gradients must add up to those of that call.
 inline void check_cut(const Case& c, std::vector<int> cuts) {
     CAPTURE(c.name());
     std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c), queries;
-    std::vector<std::vector<floatX>> keys((size_t)c.NKV);  // one array (B, T, 2, HS) a head
+    std::vector<std::vector<floatX>> keys((size_t)c.NKV);  // one array (B, T, 2, HS) per head
     std::deque<Buffer<floatX>> kv;
     Run whole(c, qkv, dout);
     const size_t row = c.qkv_row(), of_queries = (size_t)c.NH * c.HS, of_head = c.HS,
@@ -227,7 +227,7 @@ inline void check_cut(const Case& c, std::vector<int> cuts) {
     Buffer<float> lse(whole.lse.size());
     std::vector<double> want = whole.dqkv.doubles(), got(want.size());
     cuts.insert(cuts.begin(), 0);
-    // visit(shape, keys, offset of its queries and of its lse, number of the key/value head)
+    // visit(shape, keys and values, offset of its queries, offset of its lse, number of the key/value head)
     auto each_call = [&](auto&& visit) {
         for (size_t head = 0; head < keys.size(); head++) {
             for (size_t i = 0; i < cuts.size(); i++) {
@@ -263,7 +263,7 @@ inline void check_cut(const Case& c, std::vector<int> cuts) {
     CHECK(relative_error(got, want) < tolerance<floatX>);
 }
 
-// Checks that a NaN in key 5 shows at those of T positions that see it.
+// Checks for T positions that a NaN in key 5 shows in the results of those that attend to it.
 inline void check_nan_shows(int T) {
     Case c{1, T, 1, 1, 16};
     std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);

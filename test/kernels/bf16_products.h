@@ -16,7 +16,7 @@ inline float in_bf16(float value) {
     return std::bit_cast<float>(bits);
 }
 
-// Products are computed in bf16 during its life.
+// Products are computed in bf16 while one of these exists.
 struct ProductsInBf16 {
     ProductsInBf16() { cpu_products_in_bf16 = true; }
     ~ProductsInBf16() {

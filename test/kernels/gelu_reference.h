@@ -11,6 +11,6 @@ inline double gelu_reference(Gelu form, double x) {
 }
 
 inline double gelu_slope_reference(Gelu form, double x) {
-    double h = 1e-5;  // central differences: right to about 1e-10
+    double h = 1e-5;  // central differences: accurate to about 1e-10
     return (gelu_reference(form, x + h) - gelu_reference(form, x - h)) / (2 * h);
 }

@@ -61,7 +61,7 @@ TEST_CASE("vectors are moved whole only where all arrays allow it") {
 }
 #endif
 
-// Nothing beyond the arrays is touched, even if memory ends there.
+// Memory may end right after the arrays: nothing beyond them may be accessed.
 TEST_CASE("accumulate at the end of memory") {
     for (size_t n : {1, 3, 4, 6, 1025}) {
         CAPTURE(n);

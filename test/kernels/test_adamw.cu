@@ -105,7 +105,7 @@ static void adamw_update(floatX* params, float* master, float* m, float* v, floa
     adamw_optimizer(with, 5).step.on_device({params, master, {m, v}, grads, scale}, parts, test_stream());
 }
 
-// update() sets its count.
+// State::update() sets its count.
 static const OptimizerPart a_matrix = {.at = 0, .count = 0, .first = 0, .name = 77, .decays = true};
 
 // One parameter tensor and its state, on the device.
@@ -220,7 +220,7 @@ struct HostState {
     std::vector<floatX> params;
     std::vector<float> master, m, v, grads;
 
-    // Signs and magnitudes of all kinds, including denormal numbers and zeros. Squares stay finite.
+    // Values have both signs and many magnitudes, including denormal numbers and zeros. Squares stay finite.
     explicit HostState(size_t n)
         : params(n), master(wide("master", n)), m(wide("m", n)), v(wide("v", n)), grads(wide("grads", n)) {
         for (float& x : v) x = std::fabs(x);
@@ -273,12 +273,12 @@ void each_rounding(F&& f) {
     }
 }
 
-// The number of elements by which a part's arrays begin after a multiple of 16 bytes.
+// How many elements past a multiple of 16 bytes each of a part's arrays begins.
 struct Offsets {
     size_t params, master, m, v, grads;
 };
 
-// Updates elements begin .. end - 1 of `all`, in buffers of their own.
+// Updates elements begin .. end - 1 of `all` on the device, in separate buffers.
 static void update_part(HostState& all, size_t begin, size_t end, const Offsets& at, bool has_master,
                         const AdamW& with) {
     size_t n = end - begin;
@@ -373,7 +373,7 @@ TEST_CASE("the parts of many tensors are updated at once, each as if alone") {
     });
 }
 
-// `first` also counts elements of tensors that have more than 2^32 of them.
+// `first` can exceed 2^32, in tensors with that many elements.
 TEST_CASE("parts far into a tensor have random numbers of their own") {
     AdamW with = hyper;
     with.stochastic_rounding = true;
@@ -390,8 +390,8 @@ TEST_CASE("parts far into a tensor have random numbers of their own") {
     }
 }
 
-// A volatile variable forces its own rounding, even if a compiler would like to fuse. The functions must
-// match that, so that they agree on machines and with compilers that no test sees together.
+// Volatile variables force the rounding of each result, even where a compiler could fuse operations. The
+// functions must match that, so that they agree across machines and compilers, which no test can compare.
 TEST_CASE("products and sums are rounded as written") {
     const size_t n = 20000;
     const float scale = 0.7f;
@@ -417,7 +417,7 @@ TEST_CASE("products and sums are rounded as written") {
 // does so just often enough to be right on average, at different elements for each step and each tensor.
 TEST_CASE("stochastic rounding is exact in the mean") {
     const int n = 40000;
-    const double digit = 0x1p-7;                 // between 1.5 and its neighbors in bf16
+    const double digit = 0x1p-7;                 // the distance of 1.5 to its neighbors in bf16
     const double step = 3e-4, p = step / digit;  // how far, and how often, a weight must move
     const double limit = 4 * std::sqrt(n * p * (1 - p)), limit_both = 4 * std::sqrt(n * p * p);
     std::vector<float> grads(n, 1.0f);

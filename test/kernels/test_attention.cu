@@ -79,7 +79,7 @@ TEST_CASE_FIXTURE(EveryCard, "calls for parts of the queries make what one call 
 }
 
 TEST_CASE_FIXTURE(EveryCard, "large scores do not overflow") {
-    // Scores of several hundred: softmax almost selects a single key, and exp of a plain score would be Inf.
+    // Scores of several hundred: softmax almost selects a single key, and exp of a score itself would be Inf.
     // Rounding such a score to float already changes its probability by 3e-5.
     check({1, 100, 2, 2, 32}, 16, 5 * tolerance<floatX>);
 }

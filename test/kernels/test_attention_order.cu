@@ -1,5 +1,5 @@
 // The order in which blocks of the attention kernels take their tiles: no block waits forever, and
-// multiprocessors stay busy, as a simulation of the blocks' completion times shows. Both tests call the
+// multiprocessors stay busy, as a simulation of the blocks' completion times shows. The tests call the
 // kernels' own functions.
 // devices: simt-bf16 cuda-bf16 nocard
 // seconds: 1
@@ -13,10 +13,10 @@
 
 namespace {
 
-// Expected microseconds on an H100 or H200. The busy shares hardly depend on them.
+// Expected microseconds on an H100 or H200. The shares of busy time hardly depend on them.
 struct ExpectedTimes {
     double forward_tile,
-        forward_ends;              // a key tile with one query tile; before the first and after the last
+        forward_ends;              // a key tile with one query tile; before the first tile and after the last
     double step, ends;             // in the backward pass: a query tile with one key tile; both ends
     double finish = 1.1;           // the last addition, by the block itself, and storing dq
     double add = 1.1, seen = 0.7;  // an addition to dq; until the next block sees its turn

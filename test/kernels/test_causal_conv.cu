@@ -16,7 +16,7 @@ struct Shape {
     bool has_before(int row) const { return row % T > (doc_start.empty() ? 0 : doc_start[row]); }
 };
 
-// Start positions of documents of these lengths, repeated in every sequence.
+// Start of each row's document. Lengths are used in turn, and a sequence's end cuts its last document.
 static std::vector<int> documents(int N, int T, std::vector<int> lengths) {
     std::vector<int> starts;
     for (size_t at = 0; (int)starts.size() < N; at++) {

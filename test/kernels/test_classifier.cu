@@ -106,7 +106,7 @@ TEST_CASE("NaN and Inf") {
     CHECK(std::isfinite(loss_with(7, -INFINITY)));  // an excluded word
     CHECK(loss_with(7, -INFINITY) == doctest::Approx(loss_with(-1, 0)).epsilon(1e-2));
 
-    std::vector<float> ruled_out(V, -INFINITY);  // whole chunks of them
+    std::vector<float> ruled_out(V, -INFINITY);  // including whole chunks
     ruled_out[2] = 1;
     Buffer<floatX> logits(ruled_out);
     Buffer<float> losses(1);

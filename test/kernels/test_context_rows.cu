@@ -30,7 +30,7 @@ TEST_CASE("each token has one owner, all ranks have as many, and their queries s
     }
 }
 
-// Calls check(rows, offsets), where offsets are those by rank of the rows by position.
+// Calls check(rows, offsets): row n in the order by position begins at offsets[n] in the order by rank.
 template <typename Check>
 static void over_shapes(Check&& check) {
     for (auto [ranks, piece, B, W] : {std::array{2, 1, 1, 8}, {2, 3, 2, 5}, {3, 4, 1, 24}, {4, 70, 3, 16}}) {

@@ -23,8 +23,8 @@ TEST_CASE("places are sorted by token") {
     }
 }
 
-// Positions of a test's tokens: anywhere in the table, or counted from the beginning of each row, or of
-// documents of at most `kind` tokens.
+// Positions of a test's tokens: none, anywhere in the table, or counted from the beginning of each row; a
+// positive kind counts from the beginning of documents of at most `kind` tokens.
 enum { no_positions = -2, anywhere = -1, rows = 0 };
 
 // Positions of B rows of T tokens.
@@ -149,7 +149,7 @@ TEST_CASE("embedding backward: tokens that are rare, frequent, and all of the ba
         for (int n = 0; n < N; n++) tokens[n] = (int)((int64_t)n * 7919 % N / times);  // 7919 is a prime
         return tokens;
     };
-    // Each is a whole piece, or one more or less; the last ones make lists of heads that are split as well.
+    // Around multiples of the length of a piece, 64; the longest leave carries whose list is cut as well.
     for (int times : {1, 2, 63, 64, 65, 127, 128, 129, 300, 5000}) {
         CAPTURE(times);
         int B = 5, T = 1000, N = B * T;

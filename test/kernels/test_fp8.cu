@@ -140,7 +140,7 @@ TEST_CASE("fp8: the largest element of what a kernel makes, NaN included") {
                     norm_backward(Norm::rmsnorm, dinp, dweight, nullptr, scratch, dout_, inp_, weight_,
                                   nullptr, rstd, N, C, test_stream(), amax);
                 });
-                check(2 * N * C, [&](floatX* out) {  // a head that is rotated in part, and one that is not
+                check(2 * N * C, [&](floatX* out) {  // one head is partly rotated, one not at all
                     copy_to_device<floatX>(out, inp.data(), inp.size(), test_stream());
                     rope_backward(out, {angles, positions, C / 4 * 2}, {N, 0, 1, C}, test_stream(), amax);
                 });
@@ -272,7 +272,7 @@ TEST_CASE("fp8: the products of a layer are those of its rounded matrices") {
             products.backward_weight(dweight, dout_, inp_, x8, N, C, OC);
             // tensor cores keep about 14 bits of a sum in fp8
             CHECK_CLOSE(dweight, want_dweight, simulated ? tolerance<float> : 1e-3);
-            // the first product to write it overwrites its contents
+            // without accumulation, a product overwrites the contents
             Buffer<float> overwritten(std::vector<float>(before.size(), NAN));
             products.backward_weight(overwritten, dout_, inp_, x8, N, C, OC, nullptr, nullptr, false);
             std::vector<double> product = want_dweight;
@@ -280,7 +280,7 @@ TEST_CASE("fp8: the products of a layer are those of its rounded matrices") {
             CHECK_CLOSE(overwritten, product, simulated ? tolerance<float> : 1e-3);
         }
 
-        // rows that arrive in parts are quantized by parts, and kept as one
+        // rows that arrive in parts are quantized part by part, and kept as one matrix
         for (int first = 0; first < N; first += N / 3) {
             products.forward((floatX*)out + first * OC, (floatX*)inp_ + first * C, x8, weight_, bias_, N / 3,
                              C, OC);
@@ -292,7 +292,7 @@ TEST_CASE("fp8: the products of a layer are those of its rounded matrices") {
         products.backward_weight(dweight, dout_, inp_, x8, N, C, OC);
         CHECK_CLOSE(dweight, want_dweight, simulated ? tolerance<float> : 1e-3);
 
-        // the gradients of GELU and of the bias are kernels after the product
+        // kernels after the product compute the gradients of GELU and of the bias
         Buffer<floatX> dpre(N * C), dinp_alone(N * C);
         Buffer<float> dbias(std::vector<float>(OC, 1.0f)), amax(1), scratch(matmul_backward_bias_scratch(OC));
         products.backward_input(dinp_alone, dout_, {}, weight_, N, C, OC);

@@ -200,7 +200,7 @@ void check_descriptors(const nlohmann::json& tile) {
     }
 }
 
-// Checks A (64, 16) times 16 columns (Major::k) or rows of a tile, from number 16 on.
+// Checks A (64, 16) times columns (Major::k) or rows 16 ... 31 of a tile.
 template <Major major>
 void check_wgmma() {
     auto a = small_numbers<bf16>("a", 64 * 16), tile = small_numbers<bf16>("b", 128 * 128);

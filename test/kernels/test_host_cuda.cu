@@ -479,7 +479,7 @@ namespace {
 
 constexpr int left_with = 7;  // the exit code
 
-// The environment variable with the way to exit, for a test that is started by the one after it.
+// The environment variable that passes the way to exit to the test below, which the test after it starts.
 constexpr const char* way_variable = "TEST_HOST_CUDA_WAY_OUT";
 
 // Reruns this program with the test below, and returns its exit code, or -1 if it did not exit normally.
@@ -564,7 +564,7 @@ TEST_CASE("a captured stream runs nothing; its graph runs all of it, in order, e
     cudaCheck(cudaGraphLaunch(work, stream));
     cudaCheck(cudaStreamSynchronize(stream));
     cudaCheck(cudaGraphLaunch(work, other));
-    cudaCheck(cudaGraphExecDestroy(work));  // work that is launched still runs
+    cudaCheck(cudaGraphExecDestroy(work));  // launched work still runs
     cudaCheck(cudaStreamSynchronize(other));
     CHECK(order == std::vector<int>{1, 2, 1, 2});
     enqueue(stream, second);
@@ -738,5 +738,5 @@ TEST_CASE("memory is what the machine and each limit around the process leave") 
     REQUIRE(setrlimit(RLIMIT_AS, &before) == 0);
     CHECK(limited <= 10 << 20);
     CHECK(limited > 5 << 20);
-    CHECK(of_each > 5 << 20);  // a process has its address space for itself
+    CHECK(of_each > 5 << 20);  // processes do not share an address space
 }

@@ -61,7 +61,7 @@ struct Cache {
 
     explicit Cache(const Case& c) : c(c), cache(c.B * c.limit * c.cache_row()) {}
 
-    // The shape of a call for positions from ... to - 1.
+    // The shape of a call for positions `from` .. `to` - 1.
     KvCacheShape shape(int from, int to) const {
         return kv_cache_shape(c.B, to - from, c.limit, from, c.NH, c.NKV, c.HS, c.window);
     }

@@ -162,7 +162,7 @@ TEST_CASE("a NaN scale skips all of a step of LAMB") {
     CHECK(bits() != before);
 }
 
-// Uses the same norms: a device sums in an order of its own.
+// The host is given the device's norms, because the device sums in another order.
 TEST_CASE("both passes of LAMB give the same bits on the host") {
     for (bool has_master : {true, false}) {
         Table table(1027);

@@ -268,7 +268,7 @@ TEST_CASE("matmul_backward_weight") {
         }
         CHECK_CLOSE(dweight, want, tolerance<float>);  // float in every build
         CHECK(dweight.doubles() == again.doubles());
-        // the first product to write it overwrites its contents
+        // without accumulation, a product overwrites the contents
         Buffer<float> poisoned(std::vector<float>((size_t)OC * C, NAN));
         matmul_backward_weight(poisoned, layer.dout_device, layer.inp_device, N, C, OC, test_stream(),
                                nullptr, nullptr, false);

@@ -171,7 +171,7 @@ TEST_CASE("parts go to their places in a matrix, and back") {
         size_t rows, cols, column, columns, begin, count;
     } cases[] = {
         {7, 12, 0, 12, 0, 84},      {7, 12, 0, 12, 5, 50},
-        {7, 12, 0, 12, 83, 1},                                    // rows that begin within one
+        {7, 12, 0, 12, 83, 1},                                    // parts that begin within a row
         {7, 12, 4, 4, 0, 28},       {7, 12, 8, 4, 3, 17},         // columns of one of three ranks
         {3, 600, 0, 600, 299, 901}, {3, 600, 200, 300, 10, 800},  // more than a block's threads
     };

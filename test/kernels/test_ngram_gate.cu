@@ -78,7 +78,7 @@ TEST_CASE("ngram gate: forward and backward over shapes") {
         CHECK(relative_error(got.dquery, want.dquery) < tolerance<floatX>);
         CHECK(relative_error(half_of(got.dkv, gate.C, true), half_of(want.dkv, gate.C, true)) <
               tolerance<floatX>);
-        // a single key is normalized to its sign: its gradient is only rounding error
+        // a key of one element is normalized to its sign, so its gradient is only rounding error
         if (gate.C > 1)
             CHECK(relative_error(half_of(got.dkv, gate.C, false), half_of(want.dkv, gate.C, false)) <
                   tolerance<floatX>);

@@ -34,7 +34,7 @@ static Reference reference_forward(Norm norm, const Doubles& inp, const Doubles&
     return ref;
 }
 
-// Only the gradients, of sum(dout * out).
+// Computes only the gradients, those of sum(dout * out).
 static void reference_backward(Reference& ref, Norm norm, const Doubles& dout, const Doubles& inp,
                                const Doubles& weight, int N, int C) {
     ref.dinp.assign(N * C, 0);
@@ -166,7 +166,7 @@ TEST_CASE("norm: more rows than blocks do at once") {
 }
 
 // Blocks do equal work, and a card runs `slots` of them at once. A full wave uses all of the memory
-// bandwidth, and one that fills a part of the slots uses at most 1.5 times that part of it.
+// bandwidth; one that fills a fraction of the slots uses at most 1.5 times that fraction of it.
 TEST_CASE("norm: the last turn of the backward pass's blocks costs no card more than a third") {
     auto seconds = [](int blocks, int slots) {
         int last = blocks % slots;
@@ -175,7 +175,7 @@ TEST_CASE("norm: the last turn of the backward pass's blocks costs no card more 
     };
     for (int C : {768, 1600, 4096, 5120, 8192, 12288}) {
         NormBackwardBlocks blocks(1 << 16, C, C / 8);
-        int beside[] = {132, 116, 124, 108, 114, 128, 148, 170};  // SMs, some beside messages
+        int beside[] = {132, 116, 124, 108, 114, 128, 148, 170};  // SMs, some less those that NCCL uses
         for (int multiprocessors : beside) {
             int slots =
                 blocks.threads * blocks.rows > norm_threads / 2 ? multiprocessors : 2 * multiprocessors;
@@ -184,7 +184,7 @@ TEST_CASE("norm: the last turn of the backward pass's blocks costs no card more 
             CHECK(seconds(blocks.count, slots) < 1.34);
         }
     }
-    CHECK(seconds(264, 2 * 116) > 1.4);  // the grid for an idle H100
+    CHECK(seconds(264, 2 * 116) > 1.4);  // a grid for all SMs of an H100
 }
 
 TEST_CASE("norm: a large mean does not cancel the variance, and eps counts where the variance is small") {

@@ -20,7 +20,7 @@ constexpr float theta = 100.0f;
 
 struct Layer {
     int N, NH, NKV, HS;
-    int R = 0, T = 1;  // the rotation's; its table has T positions
+    int R = 0, T = 1;  // rotated elements of a head; positions of the table
     std::vector<int> positions = random_rows("positions", N, T);
     int heads = NH + 2 * NKV;
     size_t size = (size_t)N * heads * HS;

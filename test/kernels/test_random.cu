@@ -37,7 +37,7 @@ TEST_CASE("uniform numbers") {
 
 TEST_CASE("normal numbers") {
     const int n = 1 << 20;
-    double moment[5] = {}, neighbours[4] = {}, last[4] = {};  // the four before, since one call makes four
+    double moment[5] = {}, neighbours[4] = {}, last[4] = {};  // last: the four before x; a call makes four
     for (int i = 0; i < n; i++) {
         double x = random_normal(random_key(2, "normal"), i);
         for (int k = 1; k <= 4; k++) moment[k] += std::pow(x, k) / n;

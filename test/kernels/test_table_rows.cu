@@ -11,8 +11,8 @@ using Rows = std::vector<uint64_t>;
 
 constexpr float deviation = 0x1p-6f;
 
-// A new table on the device, and the same one in host memory. Every operation is done to both, with the same
-// bits. Values begin as NaN: those of a new row must not be read.
+// A new table on the device, and the same one in host memory. Every operation is done on both and must give
+// the same bits. Values begin as NaN: those of a new row must not be read.
 struct Table {
     uint64_t rows;
     int W;
@@ -142,7 +142,7 @@ TEST_CASE("table rows: steps of AdaGrad") {
             std::string name = "step" + std::to_string(step);
             Rows list = some_rows(name.c_str(), count, rows);
             auto grads = random_values<float>(name.c_str(), (size_t)count * W, 0.01f * (float)step);
-            std::fill_n(grads.begin() + 5 * W, W, 0.0f);  // leaves its row as it is
+            std::fill_n(grads.begin() + 5 * W, W, 0.0f);  // leaves its row unchanged
             std::vector<int> place(rows, -1);
             for (int i = 0; i < count; i++)
                 if (i != 5) place[list[i]] = i;

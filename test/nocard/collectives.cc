@@ -249,7 +249,7 @@ private:
         note_written(to, bytes);
     }
 
-    static constexpr int32_t phase_between_two = 100;  // messages between two ranks are numbered separately
+    static constexpr int32_t phase_between_two = 100;  // sends and receives are numbered separately
 
     const Group* group_;
     CollectiveCall call_;

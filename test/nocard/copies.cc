@@ -2,10 +2,10 @@
 Copies and memsets.
 
 For host memory that is not pinned, CUDA leaves open when it is read and whether the call waits: such a copy
-"might be synchronous". So the seed draws whether its bytes are taken at the call or when the copy's turn
-comes, and whether a copy to the host has ended when the call returns. Calls that are synchronous by name do
-not always wait either: cudaMemcpy() of pageable memory may return once the bytes are taken, and between two
-places of the card at once.
+"might be synchronous". So the seed draws whether its bytes are read at the call or when the copy is carried
+out, and whether a copy to the host has ended when the call returns. Calls that are synchronous by name do not
+always wait either: a cudaMemcpy() from pageable memory may return once the bytes are read, and one within the
+card's memory may return at once.
 */
 #include <algorithm>
 #include <cstring>
@@ -23,7 +23,7 @@ places of the card at once.
 namespace nocard {
 namespace {
 
-// Rows of `width` bytes, whose beginnings are to_pitch and from_pitch bytes apart.
+// Copies `height` rows of `width` bytes, which begin to_pitch and from_pitch bytes apart.
 struct Copy {
     std::string call;
     char* to;

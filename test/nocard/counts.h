@@ -1,7 +1,7 @@
 /*
 Counts the work of kernels by unit of the card that NOCARD names. At the end of a run, the file NOCARD_COUNTS
-receives, for each kernel, the microseconds that each unit needs at least for all its launches together. The
-largest number of a row is the kernel's bound.
+receives a row for each kernel: the least time, in microseconds, that each unit needs for all its launches
+together. The largest number of a row is the kernel's bound.
 */
 #pragma once
 

@@ -30,8 +30,8 @@ char* map_pages(size_t bytes) {
     return pages == MAP_FAILED ? nullptr : (char*)pages;
 }
 
-// Fills memory with the bits of NaNs. Large memory is private mappings of the same pages, which use host
-// memory only once they are written: a program may allocate all memory of a card, and use little of it.
+// Fills memory with the bits of NaNs. Large allocations are private mappings of the same pages, which use
+// host memory only once they are written: a program may allocate all memory of a card and use little of it.
 void fill_with_nans(char* begin, size_t bytes) {
     constexpr size_t piece = 16 << 20;
     static const int nans = [] {
@@ -73,7 +73,7 @@ public:
                 bytes < small ? rounded(bytes, 512) : rounded(bytes, large_page);
         } else {
             memset(made.begin, 0xff, bytes);
-            made.written = nullptr;  // the host writes to it, too, unseen
+            made.written = nullptr;  // the host also writes to it, untracked
         }
         made.number = ++made_;
         live_[made.begin] = made;
@@ -145,7 +145,7 @@ private:
     }
 
     std::shared_mutex mutex_;
-    std::map<char*, Numbered> live_;  // whose nodes do not move
+    std::map<char*, Numbered> live_;  // pointers to its nodes stay valid
     uint64_t made_ = 0;
     size_t small_bytes_ = 0, large_bytes_ = 0, library_bytes_ = 0;
 };

@@ -1,6 +1,6 @@
 /*
 The memory of a card, which is host memory that starts as NaNs, and pinned memory. A shadow records which
-bytes have been written. Code that reads or writes either checks here first.
+bytes have been written. All code that accesses such memory checks here first.
 */
 #pragma once
 

@@ -1,6 +1,6 @@
 /*
-The two functions of the driver that the program obtains from the runtime: tensor maps, and streams that wait
-for a number in memory.
+The two functions of the driver that the program obtains from the runtime: one encodes tensor maps, the other
+makes a stream wait for a number in memory.
 */
 #include <algorithm>
 #include <atomic>

@@ -1,6 +1,6 @@
 /*
-Reports an error of the program in one line and ends it. A card would have computed something else, or crashed
-later and elsewhere.
+Reports an error of the program in one line and ends the program. A card would have computed something else,
+or crashed later and elsewhere.
 */
 #pragma once
 

@@ -86,7 +86,6 @@ struct GridCall {
 // their active lanes. `multiply_adds` are those of tensor cores, issued by single warps (by_warps) or by
 // warpgroups. `passes` are those of shared memory; all beyond least_passes are bank conflicts. Global memory
 // moves `sectors` of 32 bytes for the `asked` bytes. A multiprocessor holds `blocks` blocks at once.
-// room for `blocks` at once.
 struct UnitCounts {
     uint64_t issued = 0, fp32 = 0, integer = 0, special = 0, lanes = 0;
     double multiply_adds = 0;

@@ -266,7 +266,7 @@ void __cudaRegisterFunction(void** module, const char* function, char*, const ch
     kernel.name = name;
 }
 
-// The interpreter places variables of the card; the host does not name them.
+// Does nothing: the interpreter places variables of the card, and the host never refers to them.
 void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
 
 char __cudaInitModule(void**) {

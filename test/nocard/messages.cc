@@ -68,7 +68,7 @@ int world_size() {
     return post().size;
 }
 
-// Sometimes the send is over only once the receiver polls, as may happen on a card.
+// Half of the sends complete only once the receiver polls, as may happen on a card.
 std::shared_ptr<Sending> send_message(int to, const Label& label, const void* data, size_t bytes) {
     bool waits = draw(2);
     auto sending = std::make_shared<Sending>();

@@ -1,7 +1,7 @@
 /*
 NCCL: groups of ranks, and calls that put their work on streams.
 
-A rank's number in the group of all is its number in MPI. A group that is not blocking is made, and split,
+In the group of all ranks, a rank's number is its number in MPI. A nonblocking group is created and split
 while the program polls its state; calls on it may be reported as in progress, too.
 */
 #include <algorithm>
@@ -26,7 +26,7 @@ while the program polls its state; calls on it may be reported as in progress, t
 // The program's handle of a group.
 struct ncclComm {
     nocard::GroupPtr group = std::make_shared<nocard::Group>();
-    std::function<bool()> task;  // a task in progress: continues when called; returns true when it is over
+    std::function<bool()> task;  // a task in progress: continues when called; returns true when done
     int answers_in_progress = 0;
 };
 
@@ -90,7 +90,7 @@ bool is_blocking(const ncclConfig_t* config) {
     return !config || config->blocking != 0;
 }
 
-// Advances the task in progress; to its end if the call waits.
+// Advances the task in progress, to its end if the call waits.
 ncclResult_t answer(ncclComm& comm, bool waits) {
     while (comm.task) {
         {
@@ -288,7 +288,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int ranks, int rank, int
     return make_group(comm, ranks, rank, id[0], config);
 }
 
-// The new handle exists at once, and can be used when the split is over.
+// The new handle exists at once, but can be used only once the split is done.
 ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* made, ncclConfig_t* config) {
     ncclComm& parent = require("ncclCommSplit", handle);
     *made = nullptr;

@@ -1,17 +1,17 @@
-# The program that nvcc makes, on a machine without a card; included by test/tests.mk.
+# Builds what nvcc compiles so that it runs on a machine without a card; included by test/tests.mk.
 #
 #   make DEVICE=cuda build/nocard/train_gpt          the program
 #   make DEVICE=cuda build/nocard/test_norm          a unit of kernels, as nvcc makes it
 #   NOCARD=a100 build/nocard/train_gpt train ...
 #
-# Stand-ins for the libraries are linked as objects in their place: nothing has to be found when a program
-# starts, none can be the real one by mistake, and an entry that is missing is an error of the linker.
+# Stand-ins are linked as objects in place of the libraries: a program looks for no library when it starts, it
+# cannot load a real one by mistake, and a missing function is a linker error.
 
 nocard         := build/nocard
-nocard_cards   ?= 90a 80# whose PTX the programs have, and whose machine code, for the registers that ptxas gave
+nocard_cards   ?= 90a 80# PTX of these is run; their machine code has the register counts of ptxas
 nocard_objects := $(patsubst test/nocard/%.cc,$(nocard)/objects/%.o,$(wildcard test/nocard/*.cc))
 
-# The PTX is not compressed, so that it can be read. The host's code is tested elsewhere: it is optimised less.
+# The PTX is not compressed, so that it can be read. Host code is tested elsewhere, so it is not optimized.
 nocard_host    := -O0 -g1 -march=x86-64-v3 -fno-math-errno -fno-trapping-math -fopenmp $(warnings)
 nocard_compile := $(NVCC) -x cu -std=c++20 -lineinfo --expt-relaxed-constexpr --extended-lambda --threads 0 \
                   --no-compress $(foreach arch,$(nocard_cards), \
@@ -32,7 +32,7 @@ $(nocard)/%.o: %.cu test/nocard/nocard.mk | $(BUILD)/found-build
 $(nocard)/tests/%.o: $(nocard)/tests/%.cu test/nocard/nocard.mk | $(BUILD)/found-build
 	$(nocard_compile) -MMD -MP -c $< -o $@
 
-# A unit that starts no kernels is compiled without them, for they take longest.
+# A unit that launches no kernels is compiled without them, because they take longest to compile.
 $(nocard)/host/test_%.o: test_%.cu test/nocard/nocard.mk | $(BUILD)/found-build $(BUILD)/found-test
 	@mkdir -p $(@D)
 	@printf '#ifndef __CUDA_ARCH__\n#include "%s"\n#endif\n' $< >$(@:.o=.cu)

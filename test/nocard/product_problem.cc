@@ -72,7 +72,7 @@ bool has_fp8() {
     return card().major > 8 || (card().major == 8 && card().minor == 9);
 }
 
-// Only the larger Blackwell supports fp8 matrices in layouts other than A transposed and B not.
+// Only compute capability 10 supports fp8 matrices in layouts other than A transposed and B not.
 bool takes_all_layouts_of_fp8() {
     return card().major == 10;
 }

@@ -4,7 +4,7 @@ over k, it runs in two parts. In between, the partial sums lie in the workspace,
 that uses the same workspace corrupts them.
 
 A product of more than NOCARD_MOST_PRODUCT (2e9) multiply-adds is not computed: its results are NaNs, so that
-any use of them shows. This serves measurements of rates, which take the time that a card would.
+any use of them shows. Measurements of rates need no results: they read the time on the card's clock.
 */
 #pragma once
 

@@ -157,7 +157,7 @@ void decode_integer(Decoding& x) {
     with_integer(x, x.type(), [&]<typename T>(T) { x.to.run = loop<T, Operation, operands>(); });
 }
 
-// Special functions. The exact value is good for approximate ones, too.
+// Special functions. The approximate variants get the exact value, too.
 template <typename Operation>
 void decode_function(Decoding& x) {
     if (is_half(x.type())) return decode_halves<Operation, 1>(x);

@@ -87,7 +87,7 @@ inline Mbarrier& mbarrier_at(Warp& w, int lane, uint32_t address) {
     return found->second;
 }
 
-// An access to an mbarrier must know of its initialization.
+// An access to an mbarrier must be ordered after its initialization.
 inline void note_mbarrier(Warp& w, int lane, uint32_t address) {
     if (!w.grid->checks) return;
     Toucher who = Toucher::warp_itself(w, lane);
@@ -266,8 +266,8 @@ inline void bulk_load(Warp& w, const Instruction& i, uint32_t lanes) {
     });
 }
 
-// Visits a box of a tensor by rows of consecutive elements: calls row(offset in the box, address, from, to),
-// and elements [from, to) of the row are inside of the tensor.
+// Visits a box of a tensor by rows of consecutive elements: calls row(offset in the box, address, from, to);
+// elements [from, to) of the row are inside the tensor.
 template <typename Row>
 void each_row_of_box(const TensorMap& map, const std::array<int, 5>& corner, Row row) {
     std::array<int, 5> box{1, 1, 1, 1, 1};
@@ -301,7 +301,7 @@ inline uint32_t swizzled(uint32_t address, unsigned swizzle) {
     return address ^ (address >> 7 & bits) << 4;
 }
 
-// Calls piece(shared address, offset in the row, bytes) for the parts that stay consecutive.
+// Calls piece(shared address, offset in the row, bytes) for each part that swizzling leaves contiguous.
 template <typename Piece>
 void each_unit(uint32_t address, uint32_t from, uint32_t to, unsigned swizzle, Piece piece) {
     while (from < to) {
@@ -311,7 +311,7 @@ void each_unit(uint32_t address, uint32_t from, uint32_t to, unsigned swizzle, P
     }
 }
 
-// A map, its corner and the bytes that it moves, after they have been checked.
+// A tensor map, the corner of the box in it, and the bytes that are moved, all checked.
 struct Box {
     TensorMap map;
     std::array<int, 5> corner{};
@@ -523,7 +523,7 @@ inline void decode_bulk(Decoding& x) {
     bool load = x.words[reduces ? 4 : tensor ? 5 : 3].starts_with("shared");
     if (reduces && (x.type() != "f32" || x.words[x.words.size() - 2] != "add")) x.unknown();
     if (tensor) {
-        // [map, {coordinates}] beside [shared]; a load has [mbarrier], too.
+        // The operands are [map, {coordinates}], [shared] and, for a load, [mbarrier].
         auto parts = split_operands(bracketed(x.operand(load ? 1 : 0)));
         if (parts.size() != 2 || reduces) x.unknown();
         i.a = x.source(parts[0], Width::wide);

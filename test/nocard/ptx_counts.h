@@ -17,8 +17,8 @@ namespace nocard::ptx {
 
 constexpr uint32_t banks = 32, bank_bytes = 4, sector_bytes = 32;
 
-// Lanes access shared memory in turns of 128 bytes. A turn takes one pass for each distinct word of its most
-// wanted bank.
+// Lanes access shared memory in turns of 128 bytes. A turn takes one pass for each distinct word in its
+// busiest bank.
 class SharedTurns {
 public:
     explicit SharedTurns(InstructionCount& count) : count_(count) {}

@@ -53,7 +53,7 @@ public:
             end_blocks();
             still = grid_.progress != progress || had_its_turn ? 0 : still + 1;
             if (still < rounds_without_progress) continue;
-            // Perhaps a block that has not begun is waited for, and the card has room for it.
+            // Perhaps the others wait for a block that has not begun, and the card has room for it.
             if (started_ < total_ && residents_ < capacity_)
                 residents_++, still = 0;
             else
@@ -303,7 +303,7 @@ private:
     // ------------------------------------------------------------------------
     // turns
 
-    // Gives each warp a turn. Returns whether one of them ran until its turn was over.
+    // Gives each warp a turn. Returns whether any of them ran without having to wait.
     bool run_block(Block& block) {
         bool had_its_turn = false;
         size_t first = grid_.draw(block.warps.size());

@@ -95,7 +95,7 @@ struct Warp {
     bool yielded = false;  // others should go first: it polled something that has not happened
     bool retry = false;    // the instruction has to be rerun, after others made progress
     int barrier = -1;      // the barrier that it waits in, or -1
-    bool spins = false;    // it polled in vain, and did nothing else since
+    bool spins = false;    // it polled in vain, and has done nothing else since
     int registers = 0;     // per thread, as setmaxnreg counts them
 
     // Groups of copies are counted per lane.

@@ -61,7 +61,7 @@ inline void check_registers(Warp& w, const Instruction& i) {
     }
 }
 
-// Called after it.
+// Called after such an instruction.
 inline void note_registers(Warp& w, const Instruction& i) {
     w.now++;
     if (i.run == start_product) return;
@@ -140,7 +140,7 @@ public:
     }
 
 private:
-    // Chooses the lanes that run together, and finds where the next of the others are.
+    // Chooses the lanes that run together. join_ is the nearest instruction ahead where others wait to run.
     void choose_group(uint32_t ready) {
         uint32_t least = UINT32_MAX, most = 0;
         for (uint32_t rest = ready; rest; rest &= rest - 1) {
@@ -208,7 +208,7 @@ private:
         stop_at(lanes_, pc_);
     }
 
-    // Runs an instruction for several lanes. Returns false if the lanes were stopped where they resume later.
+    // Runs an instruction for several lanes. Returns false if the lanes had to stop; they resume later.
     bool run_together(const Instruction& i, uint32_t on) {
         if (!on) {
             pc_++;

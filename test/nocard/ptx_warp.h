@@ -14,8 +14,8 @@ namespace nocard::ptx {
 
 enum ShuffleMode { butterfly, index, up, down };
 
-// c: bits 0 to 4 clamp the source lane within its segment; bits 8 to 12 mask the bits of the lane's number by
-// which segments are formed
+// c: bits 0 to 4 clamp the source lane within its segment; bits 8 to 12 mark the bits of a lane's number that
+// select its segment
 template <ShuffleMode mode>
 void shuffle(Warp& w, const Instruction& i, uint32_t lanes) {
     std::array<uint32_t, 32> from, to;

@@ -6,7 +6,7 @@ streams: a line for each piece of work, in the order of the calls, as "STREAM WO
                           " ROWS x COLUMNS x SUMS", " fp8" and " gelu"
     fill BYTES, copy BYTES    on the card, outside of any range
     ncclAllGather BYTES RANKS    a call of NCCL: its count in bytes, and the size of its group
-    wait STREAM LINES     it waits until another stream has done its first LINES lines, waits not counted
+    wait STREAM LINES     the stream waits until STREAM has done its first LINES lines, not counting waits
     touched LINE READ WRITTEN    the kernel of that line has ended: bytes of global memory that it read and
                           wrote, each counted once; this does not count as a line itself
 */

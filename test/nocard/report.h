@@ -1,7 +1,7 @@
 /*
 A summary of a run, printed at its end if NOCARD_REPORT is set: launches, kernels, copies, products,
-collectives, allocations, how many of those on the card came in the second half of all launches, and what was
-not freed.
+collectives, allocations, how many of those on the card were made in the second half of the launches, and what
+was not freed.
 */
 #pragma once
 

@@ -100,7 +100,8 @@ Stream& stream_of(const std::string& call, cudaStream_t handle) {
     return state().streams.require(call, "stream", handle);
 }
 
-// Returns what a stream's next work waits for: its last, and that of the legacy or of the blocking streams.
+// Returns what a stream's next work waits for: the last work of the stream, and that of the legacy stream or,
+// if it is the legacy stream, of all blocking streams.
 std::vector<ItemPtr> work_before(const Stream& stream) {
     std::vector<ItemPtr> before = {stream.last};
     if (&stream == &state().legacy) {
@@ -117,8 +118,8 @@ void add_missing(std::vector<size_t>& to, const std::vector<size_t>& from) {
         if (std::find(to.begin(), to.end(), node) == to.end()) to.push_back(node);
 }
 
-// The legacy stream would wait for captured streams that block, which is impossible: the captures are
-// invalidated.
+// The legacy stream would have to wait for blocking streams that are being captured, which is impossible: the
+// captures are invalidated.
 cudaError_t refused_by_legacy(const Stream& stream) {
     if (&stream != &state().legacy) return cudaSuccess;
     cudaError_t error = cudaSuccess;

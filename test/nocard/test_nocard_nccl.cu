@@ -1,5 +1,5 @@
-// The stand-in for NCCL (test/nocard/): sums and copies between ranks, groups and their splits, what NCCL
-// leaves open in time, and calls that differ between ranks.
+// The stand-in for NCCL (test/nocard/): sums and copies between ranks, groups and their splits, timing left
+// open by NCCL, and calls that differ between ranks.
 // ranks: 2 1 4
 #include <nccl.h>
 

@@ -10,8 +10,8 @@ The tensors of a model that is cut over ranks, put together from what each rank 
 #include "test/program/model_testing.h"
 #include "test/support/ranks.h"
 
-// For all ranks: all tensors by name, in elements of `width` bytes. copy(piece, bytes) copies a piece of this
-// rank's part.
+// Called on all ranks, returns all tensors by name, in elements of `width` bytes. copy(piece, bytes) copies a
+// piece of this rank's part.
 inline std::map<std::string, std::string>
 collected(const ZeroState& state, Slot slot, size_t width,
           const std::function<void(const OwnPiece&, std::string& bytes)>& copy) {

@@ -34,7 +34,7 @@ public:
 
     const Batch& operator*() const { return batch_; }
     int valid() const { return valid_; }
-    // The batch's rows in the form in which tables look them up.
+    // The batch's rows in the form that table lookups take.
     std::vector<NgramTokens> rows() const {
         HostBatch host = batch_at(values_.data(), batch_.B, batch_.T);
         if (!batch_.doc_start) host.doc_start = nullptr;
@@ -55,7 +55,7 @@ inline const Batch& looked_up(Gpt& g, const TestBatch& batch) {
     return *batch;
 }
 
-// Initializes the tables of a model that has some. Each token is a word of its own.
+// Initializes the tables of a model that has some. No tokens are folded together.
 inline void begin_tables(Gpt& g, uint64_t seed) {
     g.tables.set_hash(seed, folded_tokens(nullptr, g.config.vocab_size));
 }

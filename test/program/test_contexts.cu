@@ -1,7 +1,7 @@
 /*
 Context ranks against one process: losses, and the gradients of all tensors, on every kind of layout and of
-model, packed documents included. And mistakes that others made are planted, to show that these comparisons
-would find them: those of the data here, those of the program by test/scripts/check_mutations.sh.
+model, packed documents included. Known mistakes of other implementations are planted, to show that these
+comparisons find them: mistakes in the data here, mistakes in the program by test/scripts/check_mutations.sh.
 */
 // devices: cpu
 // ranks: 2 4 8
@@ -18,7 +18,7 @@ namespace {
 enum class Planted {
     nothing,
     own_piece_only,     // a rank attends to its own piece, as if no group had been made
-    documents_ignored,  // borders of documents are lost between ranks
+    documents_ignored,  // document boundaries are lost between ranks
     shifted_after,      // labels are shifted after the cut, so that the last token of a piece has none
     scaled_by_ranks,    // the loss is divided by the targets of one rank
     positions_restart   // positions count from the beginning of a piece
@@ -154,7 +154,7 @@ struct Result {
                 largest = std::max(largest, (double)std::abs(b[i]));
                 apart = std::max(apart, (double)std::abs(a[i] - b[i]));
             }
-            // Softmax does not see biases of keys: their gradients are only rounding.
+            // Key biases cancel in the softmax: their gradients are only rounding errors.
             if (largest > 1e-6) most = std::max(most, apart / largest);
         }
         return most;
@@ -275,7 +275,7 @@ TEST_CASE("heads that are sent in parts make the same bits") {
 TEST_CASE("the order of messages is the same on ranks of any speed") {
     HeadParts parts(1);
     for (const Case& c : cases) {
-        // those with a pipeline; on 2 ranks there is none
+        // only cases with a pipeline, except on 2 ranks, where there are none
         if (c.mesh.ranks() != test_world().size() || (c.mesh.pp == 1 && c.mesh.ranks() > 2)) continue;
         CAPTURE(std::string(c.name));
         Mesh mesh(test_world(), mesh_of(c), test_stream());
@@ -301,7 +301,7 @@ TEST_CASE("activations of a context rank are its part of those of one rank") {
         CAPTURE(contexts);
         CHECK((double)bytes_of(contexts, true) * contexts ==
               doctest::Approx(bytes_of(1, true)).epsilon(0.02));
-        // One layer also has keys, values and their gradients of all ranks, in both orders.
+        // One layer also holds the keys and values of all ranks, and their gradients, in both orders.
         size_t keys = 4096 * 64, beside = keys * (3 * sizeof(floatX) + sizeof(float)),
                scratch = attention_backward_scratch(self_attention_shape(1, 4096, 4, 4, 8, 0, nullptr));
         CHECK((double)(bytes_of(contexts, false) - beside) <

@@ -99,7 +99,7 @@ public:
         g_.state.synchronize();
     }
 
-    // Restores the held memory when it is destroyed.
+    // Saves the replicated memory, and restores it on destruction.
     class Kept {
     public:
         explicit Kept(Flipped& of) : of_(of) {
@@ -125,7 +125,7 @@ public:
     ZeroState& state() { return g_.state; }
     const Contributors& parts() const { return parts_; }
 
-    // Returns the name of the tensor.
+    // Flips a bit of one weight. Returns the name of its tensor.
     std::string flip_one_weight(Draws& draws, int victim) {
         int unit = draw_unit(draws);
         const ParameterLayout& layout = g_.state.layout();
@@ -173,7 +173,7 @@ public:
         replay_.before_hash = nullptr;
     }
 
-    // Flips a bit that the first block keeps for its backward pass, once that of the last block is done.
+    // Flips a bit of what the first block keeps for its backward pass, after the last block's backward pass.
     void flip_activations(Draws& draws, int victim, Found& by_replicas, Found& by_replay) {
         const Activations& a = g_.acts[0];
         Dims d(g_.config, 1, B, T);
@@ -287,7 +287,7 @@ TEST_CASE("flipped bits are found, and the rank named") {
                 CHECK(10 * replay.found >= 6 * n);
             } else if (kind == "gradients") {
                 CHECK(replay.found == n);
-                // a low bit that rounding drops, or padding, does no harm
+                // flips in padding, or in a low bit that rounding drops, do no harm
                 if (has_replicas) CHECK(2 * replicas.found >= n);
             } else if (kind == "activations") {
                 CHECK(replicas.found == 0);  // all ranks hold the same wrong weights

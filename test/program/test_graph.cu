@@ -13,7 +13,7 @@ struct Ending {
     size_t launched;
 };
 
-// Trains a few steps of three micro-batches each, in two buffers in turn, with different tokens in each step.
+// Trains a few steps of three micro-batches, alternating between two buffers, with new tokens in each step.
 Ending train_steps(const ModelConfig& config, Recompute recompute, bool fp8, bool graphs, bool documents) {
     constexpr int micro_batches = 3;
     Gpt g(config, {.B = B, .T = T, .training = true, .recompute = recompute, .loss_chunk = 32, .fp8 = fp8},

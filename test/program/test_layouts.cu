@@ -209,7 +209,7 @@ size_t laid_out(const std::vector<size_t>& tensors) {
     return end;
 }
 
-// Sizes of one tensor rank's tensors of the embedding, a block and the head; the last norm is with the last
+// Sizes of one tensor rank's tensors of the embedding, a block or the head; the last norm belongs to the last
 // block. `copies` are replicated: their gradients are summed over all tensor ranks.
 struct UnitSizes {
     std::vector<size_t> copies, others;
@@ -319,7 +319,7 @@ struct Place {
 // bytes
 
 constexpr size_t e = sizeof(floatX);
-constexpr int T = 8, B = 1, N = B * T, exchanged = 3;  // numbers of a row of logits
+constexpr int T = 8, B = 1, N = B * T, exchanged = 3;  // numbers per row of logits
 
 // Elements that one rank of a ring of n sends in an all-reduce of `count` elements: all but one of n parts in
 // each of two passes. Parts are as even as possible.
@@ -382,9 +382,9 @@ size_t formula_gradients(const Place& a) {
     return count * sizeof(float);
 }
 
-// Level 3: elements of the units that a stage gathers. A unit is gathered when it is used and not in its
+// Level 3: elements of the units that a stage gathers. A unit is gathered when it is used and is not in its
 // slot. Blocks share a few slots in turn. The embedding and the head share one if they are on the same stage;
-// a head that uses the embedding has none. The last norm is with the last block.
+// a head that uses the embedding has none. The last norm belongs to the last block.
 size_t gathered(const Place& a) {
     constexpr int table = -1, head = -2;
     std::map<int, size_t> place;  // each unit's slot
@@ -425,7 +425,7 @@ size_t formula_parameters(const Place& a) {
 // The loss, the norm, and requests to stop or save; for the classifier also each tensor rank's numbers of
 // each row.
 size_t formula_statistics(const Place& a) {
-    // loss, square of the norm; ranks that ask to stop, have saved, save next; rows from hosts, late ones
+    // loss, squared norm; ranks that ask to stop, have saved, save next; rows from hosts, and late rows
     constexpr size_t numbers = 7;
     size_t step = all_reduced(numbers, a.c.mesh.ranks(), test_world().rank());
     return (step + (a.last ? a.m * (a.t - 1) * exchanged * N : 0)) * sizeof(float);
@@ -528,7 +528,7 @@ TEST_CASE("bytes sent in a step are those of the formulas and of the ledger, as 
         std::map<Traffic, double> by_ledger = bytes_by_ledger(g, a);
         for (Traffic purpose : {Traffic::activations, Traffic::pipeline, Traffic::parameters})
             CHECK((double)bytes_sent(purpose) == by_ledger[purpose]);
-        // all-reduces over all ranks: their chunks differ in size
+        // approximate, because the chunks of an all-reduce differ in size between ranks
         CHECK((double)bytes_sent(Traffic::gradients) ==
               doctest::Approx(by_ledger[Traffic::gradients]).epsilon(1e-3));
         CHECK(bytes_sent(Traffic::pipeline) == formula_pipeline(a));
@@ -592,10 +592,9 @@ double formula_activations_held(const Place& a, int B, int T) {
     double layers = (double)a.layer_count(), slots = (double)held_micro_batches(a);
     double passes = layers * slots / (double)a.v;  // a layer's passes over micro-batches that are held
     double inner = (layers / (double)a.v - 1) * slots;
-    // micro-batches of layers whose weight gradients are pending, and one more that the forward pass writes
-    // to
+    // (layer, micro-batch) pairs with pending weight gradients, and one more that the forward pass writes to
     double pending = splits ? layers * (double)std::min<size_t>(a.at[Axis::pipeline] + 1, a.m) + 1 : 1;
-    // bytes kept unless blocks are recomputed, unless the MLP is too, and unless anything is
+    // bytes kept: attention unless blocks are recomputed, hidden unless the MLP is, elementwise if nothing is
     bool remakes_act =
         config.mlp != MlpKind::gelu || e == 4 || (size_t)F % 8 != 0 || !config.bias;  // otherwise it is fused
     double residual = e * n * C, attention = e * N * QKV + 4 * N * heads, attention_inputs = e * N * A;
@@ -629,7 +628,7 @@ double formula_activations_held(const Place& a, int B, int T) {
         bytes += kept * (e * 2 * n * C + norm) + e * (N / 2) * (double)z.vocab + 4 * N;
         if (cut) bytes += 4 * (double)a.t * (N / 2) * exchanged;
     }
-    // once: the output that a block adds to the stream, and gradients
+    // once per stage: the output that a block adds to the residual stream, and gradients
     double dact = config.mlp == MlpKind::swiglu ? F : 0;
     bytes += 2 * residual + e * N * (dact + A) + pending * e * N * (F1 + QKV);
     if (cut) bytes += e * N * C;
@@ -646,7 +645,7 @@ double formula_activations_held(const Place& a, int B, int T) {
                   norm_backward_scratch((int)z.C), matmul_backward_bias_scratch((int)std::max(F1, QKV)),
                   embedding_backward_scratch(B * T, (int)z.C)});
     bytes += 4 * (double)scratch;
-    if (config.bias) bytes += 4 * C;  // column sums of the stream's gradient
+    if (config.bias) bytes += 4 * C;  // column sums of the residual stream's gradient
     if (config.position == PositionKind::rope) bytes += 4.0 * T * config.rope_dims;
     // the pipeline: inputs, plus one for each chunk that receives some; gradients; outputs. The chunks of a
     // stage have separate input buffers, and do not all reach their maximum at the same time.
@@ -876,7 +875,7 @@ TEST_CASE("the host's memory for batches is what is planned for them") {
     constexpr size_t slots = 3, batch = 6 * sizeof(int) * N;
     DeviceBatches batches(std::make_unique<RandomBatches>(50, reads), test_stream(), alone, error,
                           (int)slots);
-    constexpr size_t read_into = 2 * batch;  // by the source, into memory of its own
+    constexpr size_t read_into = 2 * batch;  // the source reads into its own memory
     CHECK(DeviceBatches::host_bytes(B, T) == memory.bytes() - slots * batch + read_into);
 }
 
@@ -944,8 +943,8 @@ TEST_CASE("any number of data ranks trains the same batch, also where it does no
 
 namespace {
 
-// How data ranks get the micro-batches of a step: distributed by the run; each rank its own, by hand; or so
-// with an empty one added, as on ranks that have one fewer than others.
+// How data ranks get the micro-batches of a step: dealt by the run; by hand; or by hand with an empty one
+// added, as on ranks that have one fewer than others.
 enum class Dealt { by_run, by_hand, with_an_empty_one };
 
 // The statistics of two steps of `own` micro-batches per data rank, and the final parameters.
@@ -1021,8 +1020,8 @@ TEST_CASE("an even split trains to the bits of one by hand, also with empty micr
 
 namespace {
 
-// The bits of each tensor: of one with copies on several ranks, under its name and place; of all others,
-// under names that no other rank has.
+// The bits of each tensor part. Its name and place in the tensor are the key, which only ranks with a copy of
+// the part share.
 std::map<std::string, std::string> bits_of_tensors(Gpt& g) {
     std::map<std::string, std::string> bits;
     for (int unit : g.layout.held()) {

@@ -77,7 +77,7 @@ struct Counted {
     TrafficByLauncher device, ledger;
 };
 
-// A step on the simulated device by this rank of `tp`, and the ledger of an imagined one.
+// The traffic of a step on the simulated device, for this rank of `tp`, and by an imagined step's ledger.
 Counted counted(const Case& one, const Sizes& s, const World& world, int tp) {
     const ModelConfig config = one.config(s.C);
     Options o;
@@ -313,8 +313,7 @@ LedgerEntry launch_of(const char* launcher, LaunchCost cost) {
 
 }  // namespace
 
-// Predictions are no measurements: this ensures only that no change makes steps longer as far as the ledger
-// knows.
+// Predictions are not measurements: this only ensures that no change makes steps longer by the ledger.
 TEST_CASE("predicted shares of an H200's published FLOP/s") {
     CHECK(h200().gemm_flops == doctest::Approx(720e12).epsilon(0.01));
     CHECK(h200().memory_bandwidth == doctest::Approx(4.3e12).epsilon(0.01));
@@ -334,7 +333,7 @@ TEST_CASE("predicted shares of an H200's published FLOP/s") {
 }
 
 TEST_CASE("a step is played as its launches say, whether passes are written down once or each time") {
-    Step kept = gpt2_124m, made_again = llama3_8b;  // copies of weights
+    Step kept = gpt2_124m, made_again = llama3_8b;  // their fp8 copies of weights
     kept.fp8 = made_again.fp8 = true;
     for (const Step& step : {gpt2_124m, llama3_8b, kept, made_again}) {
         CAPTURE(step.model);

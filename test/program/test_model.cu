@@ -365,7 +365,7 @@ TEST_CASE("gradients agree with finite differences for every switch" * doctest::
             double gradient_norm = 0;
             for (double value : gradient) gradient_norm += value * value;
             double measured = (loss[1] - loss[0]) / (2 * step);
-            // limits for rounding of the loss, then of the slope itself
+            // the limits allow for rounding of the loss, then of the slope itself
             CHECK(std::abs(measured - slope) < 2e-6 / step + 2e-3 * std::sqrt(gradient_norm * norm / size));
         };
         std::map<int, std::vector<double>> of_rows;  // before lookups clear them
@@ -489,7 +489,7 @@ TEST_CASE("the least that fits is recomputed") {
     Recompute kinds[] = {Recompute::none, Recompute::elementwise, Recompute::mlp, Recompute::block};
     for (int i = 0; i < 4; i++) {
         CHECK(chosen(bytes(kinds[i])) == kinds[i]);
-        CHECK(chosen(bytes(kinds[i]) - 1) == kinds[std::min(i + 1, 3)]);  // then refused
+        CHECK(chosen(bytes(kinds[i]) - 1) == kinds[std::min(i + 1, 3)]);  // block even if it does not fit
     }
 }
 
@@ -505,7 +505,7 @@ TEST_CASE("accumulated micro-batches are one batch") {
          targets = from_device((*whole).targets, 2 * test_T);
     std::unique_ptr<TestBatch> part;
     auto load = [&](int row, int) {
-        cudaCheck(cudaStreamSynchronize(g.stream));  // the last batch ends here
+        cudaCheck(cudaStreamSynchronize(g.stream));  // the previous batch is freed here
         part = std::make_unique<TestBatch>(
             1, test_T, std::vector(tokens.begin() + row * test_T, tokens.begin() + (row + 1) * test_T),
             std::vector(targets.begin() + row * test_T, targets.begin() + (row + 1) * test_T));
@@ -617,7 +617,7 @@ TEST_CASE("initial weights depend on the seed and the tensor's name only") {
     CHECK(std::sqrt(squares / count) == doctest::Approx(0.02).epsilon(0.05));
 }
 
-// The kinds of models in which tokens affect each other by more than plain attention.
+// Models in which tokens affect each other through more than plain attention.
 const Variant by_position[] = {
     {"rope", [](ModelConfig& c) { c.position = PositionKind::rope, c.rope_dims = 6; }},
     {"learned", [](ModelConfig&) {}},
@@ -685,7 +685,7 @@ TEST_CASE("other documents' tokens change no bit of a document's outputs and gra
         auto [out, gradients] = among("some");
         auto [again, its_gradients] = among("others");
         CHECK(same_bits(out, again));
-        CHECK(std::ranges::equal(gradients, its_gradients));  // -0 is 0
+        CHECK(std::ranges::equal(gradients, its_gradients));  // -0 equals 0
     }
 }
 

@@ -72,7 +72,7 @@ std::vector<float> bits_of(Gpt& g) {
     return bits;
 }
 
-// The batch that a step announces as next: none, the actual one, or another.
+// The batch that a step announces as next: none, the actual next one, or another.
 enum class Ahead { nothing, next, another };
 
 // Runs a step. Its update is skipped if the norm exceeds a limit.
@@ -205,7 +205,7 @@ TEST_CASE("stale rows are those of before the last update, and what is saved is 
     CHECK_FALSE(same_bits(looked_up(), old));
 }
 
-// Sums by lists are those of the embedding, and rows that are not looked up stay as they are.
+// Sums by lists are those of the embedding's gradient, and rows that are not looked up stay as they are.
 TEST_CASE("a table is a dense embedding with the same optimizer, to the bit") {
     constexpr int W = 8, micro_batches = 3;
     ModelConfig config = with_tables();

@@ -93,7 +93,7 @@ StepResult step_of(Gpt& g, int step, int micro_batches, OptimizerKind kind = ada
     int ranks = g.mesh.shape.dp, rank = g.mesh.data_rank(), B = sequences / ranks / micro_batches;
     std::unique_ptr<TestBatch> batch;
     auto load = [&](int micro, int) {
-        cudaCheck(cudaStreamSynchronize(g.stream));  // the last batch ends here
+        cudaCheck(cudaStreamSynchronize(g.stream));  // the previous batch is freed here
         batch.reset(new TestBatch(rows_of(step, (micro * ranks + rank) * B, B, g.config.vocab_size)));
         return **batch;
     };
@@ -331,7 +331,7 @@ std::string bare_steps(const Case& c, const Slowness& slowness, Matrices matrice
 
 }  // namespace
 
-// If one stream failed to wait for another, slowing the other would expose data that is not ready.
+// If a stream failed to wait for another, slowing the other down would expose data that is not ready.
 TEST_CASE("a slow link or slow computation does not change a bit") {
     const Case kinds[] = {{"plain", 0, true, true, 2},
                           {"ZeRO 1", 1, true, false, 2, false, {.offload = true}},
@@ -506,7 +506,7 @@ ParameterLayout cut_layout(const MeshShape& shape, const MeshPosition& position)
                            4, true, shape.shard, place);
 }
 
-// The number of elements, including copies, that this rank's passes would not find as set_normal() sets them.
+// The number of elements, including copies, that do not have set_normal()'s values in this rank's passes.
 size_t not_normal(ZeroState& state) {
     size_t wrong = 0;
     const ParameterLayout& layout = state.layout();
@@ -673,7 +673,7 @@ TEST_CASE("bytes sent in a step are those of the formulas" * doctest::skip(on_cp
         size_t N = g.layout.size(), D = mesh.shape.dp, S = mesh.shape.shard, R = D / S, M = c.micro_batches;
         size_t first = g.layout.unit_size(0), block = g.layout.unit_size(1),
                last = g.layout.unit_size(g.layout.last_unit()), L = config.layers,
-               norm = g.layout.unit_size(L) - block;  // includes the last block
+               norm = g.layout.unit_size(L) - block;  // unit L is the last block with the last norm
         bool cut = S > 1;
         // reduce-scatter over the shard group, once per micro-batch if gradients are sharded, then all-reduce
         size_t passes = c.level >= 2 ? M : 1;

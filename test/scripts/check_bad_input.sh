@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The ways out of the program: for bad input of every kind the exit code is 1, standard error is one line that names the
-# thing, the reason and the remedy, and no file is new, changed or gone. There is a row for each way, and two at least for
-# each command; what else is refused takes one of these ways, and units prove its message. PROGRAM=FILE checks another
+# How the program refuses bad input of every kind: the exit code is 1, standard error is one line that names the thing, the
+# reason and the remedy, and no file is created, changed or deleted. Each code path that refuses input has a row, and each
+# command at least two; other refusals take one of these paths, and units check their messages. PROGRAM=FILE checks another
 # build for a CPU.
 # suite: test
 # needs: cpu-fp32/train_gpt
@@ -27,7 +27,7 @@ shard() {
     { le32 20240520 1 "$2"; head -c 1012 /dev/zero; head -c "$3" /dev/zero | tr '\0' "${4:-\0}"; } >"$1"
 }
 
-# damaged NAME COMMAND    a copy of the run, whose checkpoint (in the current folder) the command has changed
+# damaged NAME COMMAND    makes a copy of the run, and changes its checkpoint with the command, which runs in its folder
 damaged() { cp -r made "$1" && (cd "$1"/checkpoints/step_* && eval "$2"); }
 
 mkdir empty config taken full
@@ -65,11 +65,11 @@ damaged flipped 'printf "\xff" | dd of=data_00000.bin bs=1 seek=200 conv=notrunc
 # ----------------------------------------------------------------------------------------------------------
 # refusals
 
-# all folders and files, with what is in them, but for the disk that fills up
+# all folders, and all files with hashes of their contents, except on the disk that fills up
 contents() { find . -path ./full -prune -o -type d -print -o -type f ! -name message ! -name '.*' -exec md5sum {} + | sort; }
 before=$(contents)
 
-# refuse NAME WORDS LINE [OUTPUT]    the message must hold the words. LINE is split at blanks; \n in it is a line break.
+# refuse NAME WORDS LINE [OUTPUT]    the message must contain the words. LINE is split at blanks; \n in it is a line break.
 refuse() {
     local name=$1 words=$2 why= message after rc
     local -a arguments
@@ -88,7 +88,7 @@ refuse() {
     if [ -z "$why" ]; then echo "ok $name"; else echo "FAILED $name: $why: $message"; fi
 }
 
-# Rows are NAME | WORDS | LINE. $train is a run that goes well; of what is given twice, the last counts.
+# Rows are NAME | WORDS | LINE. $train is a run that succeeds; if an option is given twice, the last one counts.
 while IFS='|' read -r name words line; do
     [[ -z $name || $name == "#"* ]] && continue
     read -r name <<<"$name"
@@ -218,14 +218,14 @@ fi
 # ----------------------------------------------------------------------------------------------------------
 # a limit on the address space (ulimit -v)
 
-# under_limits ARGUMENTS...    the limit grows until the command succeeds; before, it must have ended with one line each time
+# under_limits ARGUMENTS...    raises the limit until the command succeeds; each failure before that must end with one line
 under_limits() {
     local kb=60000 rc
     while [ $kb -lt 16000000 ]; do
         (ulimit -v $kb && OMP_NUM_THREADS=2 exec timeout 60 "$program" "$@") >/dev/null 2>message </dev/null
         rc=$?
         [ $rc != 0 ] || { echo "$kb KB are enough"; return 0; }
-        # the program itself, with its libraries, may not have fitted
+        # the program and its libraries may not have fitted
         grep -q '^train_gpt: .*; ' message && [ "$(wc -l <message)" = 1 ] && [ $rc = 1 ] ||
             grep -q 'loading shared libraries' message || { echo "$kb KB: exit code $rc"; cat message; return 1; }
         kb=$((kb * 5 / 4))

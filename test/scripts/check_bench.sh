@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The benchmark of kernels runs on the simulated device, where nobody looks at its times: each kernel's check holds there.
+# The benchmark of kernels runs on the simulated device, where its times mean nothing: each kernel's check must pass.
 # needs: simt-bf16/bench_kernels
 # seconds: 15
 cd "$(dirname "$0")/../.." || exit 1

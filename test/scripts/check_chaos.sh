@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# One supervised run of 8 ranks on four hosts (made up: all are this machine) to which random things happen, one after the
-# other, while nobody looks after it. It ends with the bits of a run without failures where its layout stayed, and with
-# losses that differ by at most 1e-5 where hosts were missing for a while.
+# Two supervised runs of 8 ranks on four and three hosts (simulated: all are this machine), in which random failures strike one
+# after another, and nobody intervenes. The run that keeps its layout ends with the bits of a run without failures; the other lacks
+# hosts for a while, and ends with losses that differ by at most 1e-5.
 #
 #   SEED=N    repeats the random events of an earlier run, which printed it; EVENTS=N how many (10)
 #
-# The events, and what is to become of each:
+# The events, and the expected outcome of each:
 #     kill      a rank is killed                                a restart
-#     stop      a rank is stopped, and answers no more          a restart
-#     full      the disk is full while checkpoints are due      the run goes on, and saves when there is room again
-#     host      a host goes down with its ranks, and is there   a spare takes over
-#               again when the run has gone on
-#     fewer     so do all hosts but one, at the same time; if   fewer ranks go on
-#               the run is on one host only, with that host
+#     stop      a rank is stopped, and no longer answers        a restart
+#     full      the disk is full while checkpoints are due      the run continues, and saves when there is room again
+#     host      a host goes down with its ranks, and comes      a spare takes over
+#               back once the run has continued
+#     fewer     all hosts but one do so at the same time; if    fewer ranks continue
+#               the run is on one host, that host is among them
 #     damage    the newest checkpoint is damaged, and a rank    a restart from the one before
 #               is killed
-#     orphan    the supervisor is killed, and a new one begins  nothing is lost
-# Every forty steps the data are a spike, random tokens, whose update is left out with or without failures.
+#     orphan    the supervisor is killed, and a new one starts  nothing is lost
+# Every forty steps the data is a spike (random tokens), whose update is skipped with and without failures.
 # needs: cpu-fp32/train_gpt cpu-fp32/compare_runs cpu-fp32/plant_spikes
 # waits: yes
 # seconds: 100
@@ -41,7 +41,7 @@ at_end() {
 cd "$work" || exit 1
 export OMP_NUM_THREADS=1
 "$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"
-# evaluations come between steps
+# questions for evaluations between steps
 printf '{"context": "a", "choices": ["b", "cd", "e"], "answer": 0}\n' >questions.jsonl
 model=(train --model tiny --layers 1 --channels 32 --heads 2 --mlp-width 48 --context 48 --micro-batch 1 --global-batch 384
     --warmup-steps 0 --learning-rate 1e-3 --log-every 100000 --train-data "$work/text_train_*.bin" --seed 1337
@@ -54,15 +54,15 @@ model=(train --model tiny --layers 1 --channels 32 --heads 2 --mlp-width 48 --co
     echo "FAILED to plant spikes"
 # Losses of two layouts agree to 1e-5 only while training is smooth (check_launch.sh).
 tiny=("${model[@]}" --learning-rate 3e-4 --init "$work/begun" --zero 1 --spike-sigma 6
-    --throttle-link 0.0012) # some 100 ms a step, in which processors rest
+    --throttle-link 0.0012) # about 100 ms a step, during which processors are mostly idle
 
-# Each half of the events has a run of its own: one whose layout stays, and one that goes on with fewer ranks too.
+# Each half of the events strikes its own run: one that keeps its layout, and one that may continue with fewer ranks.
 kinds_same=(kill stop full host damage orphan)
 kinds_changed=(kill fewer orphan)
-every=25 # steps from one event to the next, more or less: each begins behind all steps that were made before
+every=25 # steps from one event to the next, roughly: each event strikes after all steps that ran before it
 
 # ----------------------------------------------------------------------------------------------------------
-# events: each returns when it has struck; $struck is then the step that was the last one
+# events: each function returns when its event has struck; $struck is then the run's last step
 
 victim() { ranks_of "$run" | shuf -n 1 --random-source=<(yes $RANDOM); }
 strike_kill() { kill -9 "$(victim)"; }
@@ -74,7 +74,7 @@ strike_damage() {
     [ -z "$file" ] || printf 'damage' | dd of="$file" bs=1 seek=200 conv=notrunc status=none
     strike_kill
 }
-# The disk is a small one of its own where that can be mounted; else a limit cannot be had, and the event is a kill.
+# The run is on a small tmpfs if one can be mounted; otherwise no disk can be filled, and the event is a kill.
 strike_full() {
     if mountpoint -q disk; then
         head -c 100M /dev/zero >disk/filler 2>/dev/null
@@ -89,7 +89,7 @@ strike_orphan() {
     wait "$supervisor" 2>/dev/null
     supervise
 }
-# Hosts that have ranks of the run, in any order.
+# Prints the hosts that have ranks of the run, in random order.
 taking_part() { sed -n '/"hosts"/,/"aside"/p' "$run/supervisor.json" | sed -nE 's/.*"name": "(.*)".*/\1/p' | shuf --random-source=<(yes $RANDOM); }
 down=()
 strike_host() {
@@ -99,7 +99,7 @@ strike_host() {
 strike_fewer() {
     local host left
     left=$(taking_part | head -1)
-    # A run that is on one host already has to move.
+    # A run that is already on a single host has to move.
     [ "$(taking_part | wc -l)" -gt 1 ] || left=$(grep -v "^$left " "hosts_$run" | shuf -n 1 --random-source=<(yes $RANDOM) | cut -d' ' -f1)
     for host in $(grep -v "^$left " "hosts_$run" | cut -d' ' -f1); do
         down+=("$host")
@@ -119,7 +119,7 @@ spikes_of() { grep '"skipped":true' "$1/log.jsonl" | grep -oE '^\{"step":[0-9]+'
 same_spikes() { [ "$(spikes_of "$1" | wc -l)" -gt 0 ] && diff <(spikes_of "$1") <(spikes_of "$2"); }
 goes_on() { is_past "$run" "$struck"; }
 
-# disturb KINDS...    strikes so often, with a check for each event: that the run goes on
+# disturb    strikes $count times with events of $kinds, and checks after each that the run continues
 disturb() {
     local i kind begun
     for ((i = 0; i < count; i++)); do
@@ -144,7 +144,7 @@ disturb() {
     done
 }
 
-# whole NAME KINDS...    a run from its beginning to its end
+# whole NAME KINDS...    a run from start to end, with events of these kinds
 whole() {
     run=$1
     shift

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# A model and a table (test/comm/hash_table.h) that are saved together by 4 ranks, of which one is killed at a call to the
-# file system: what is there is whole, shared files included, loads on 3 ranks, and the run goes on from it.
+# 4 ranks save a model and a table (test/comm/hash_table.h) together, and one rank is killed at a call to the file system: the
+# checkpoint that is there is intact, including shared files, loads on 3 ranks, and the run resumes from it.
 #
-#   EVERY=yes    at every call of the first rank and of another; without it, at some. And a program from before there were
-#                contributors refuses what they have saved in one line, and writes nothing.
+#   EVERY=yes    kills at every call of ranks 0 and 2; without it, at some. Also checks that a program from before there
+#                were contributors refuses their checkpoints in one line, and writes nothing.
 # needs: cpu-fp32/reshard cpu-fp32/fault_injection.so
 # seconds: 20
 # soak: EVERY=yes
@@ -17,7 +17,7 @@ command -v mpirun >/dev/null || { plan 1; skip "no mpirun here" 1; exit; }
 # go_on RANKS RUN STEP    trains up to this step, and saves after each
 go_on() { ranks "$1" "$reshard" table "$2" "$3" >>"$2.out" 2>&1; }
 
-# struck K RANK    the K-th call of this rank, in steps that make deltas and a new base
+# struck K RANK POINT    kills this rank at its K-th call, in steps that write deltas and a new base
 struck() {
     local run=run-$2-$1 k=$1 rank=$2
     cp -r begun "$run"
@@ -37,7 +37,7 @@ for rank in 0 2; do
     FAULT_LIST=$work/points-$rank LD_PRELOAD=$faults FAULT=none FAULT_RANK=$rank go_on 4 listed 6 || echo "FAILED to list calls"
     rm -rf listed
     cp -r begun listed
-    # Some: where another sort of call begins, every fifth of these.
+    # Some: every fifth of the calls that are of another kind than the call before.
     mapfile -t points < <(awk -v every="$EVERY" \
         'every || $2 != before && n++ % 5 == 0 { print } { before = $2 }' points-$rank)
     links=$(grep -c '^[0-9]* link ' points-$rank)

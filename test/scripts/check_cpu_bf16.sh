@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Products in bf16 on a CPU (--matmul-dtype bf16): a run of them stays beside that in fp32, has the same bits when repeated and
-# when it goes on from a checkpoint, keeps the option or changes it, and is refused where the processor has no such products.
+# Products in bf16 on a CPU (--matmul-dtype bf16): a run's losses stay close to those in fp32, and it has the same bits when
+# repeated or resumed; resuming keeps the option or changes it; a processor without such products refuses it.
 # suite: test
 # needs: cpu-fp32/train_gpt
 cd "$(dirname "$0")/../.." || exit 1
@@ -21,7 +21,7 @@ run() {
 }
 losses() { grep -o '"step":[0-9]*,"loss":[^,]*,"grad_norm":[^,]*' "$1/log.jsonl"; }
 same() { [ "$(losses "$1" | wc -l)" = 12 ] && cmp <(losses "$1") <(losses "$2"); }
-# The mean distance of two runs' losses is not 0, and small beside what they have learnt.
+# The mean difference between two runs' losses is not 0, and small compared with the drop of the loss.
 beside() {
     paste -d, <(losses "$1") <(losses "$2") | tr ':' ',' | awk -F, '
         { d = $4 - $10; sum += d < 0 ? -d : d; if (NR == 1) first = $4; last = $4 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs that are killed, and disks that fail, at any moment: what is in `checkpoints` is whole, and --resume auto goes on
-# to the bits of a run that nothing happened to. fault_injection.cc strikes a run at a given call to the file system.
+# Runs that are killed, and disks that fail, at any moment: what is in `checkpoints` is intact, and --resume auto reaches the
+# bits of an undisturbed run. fault_injection.cc strikes a run at a given call to the file system.
 #
-#   SEED=N    repeats the random moments of an earlier run, which printed it; KILLS=N how many (4)
+#   SEED=N    repeats the random moments of an earlier run, which printed it; KILLS=N how many kills (4)
 # needs: cpu-fp32/train_gpt cpu-fp32/compare_runs cpu-fp32/fault_injection.so
 # seconds: 150
 # soak: KILLS=300 EVERY=yes
@@ -13,7 +13,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/seed.sh
 . test/support/jobs.sh
 kills=${KILLS:-4}
-plan $((2 + 5 + 7 + 2 + 2 + kills + 1)) # and those of each call of a save, below
+plan $((2 + 5 + 7 + 2 + 2 + kills + 1)) # plus the checks for each call of a save, below
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs faults=$PWD/build/cpu-fp32/fault_injection.so
 at_end() {
     kill_all
@@ -25,12 +25,12 @@ export OMP_NUM_THREADS=1
 "$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"
 tiny=(train --model tiny --layers 1 --channels 32 --heads 2 --mlp-width 48 --context 48 --micro-batch 2 --warmup-steps 0
     --train-data 'text_train_*.bin' --ngram 1,2 --ngram-rows 200 --ngram-width 8 --ngram-place disk --ngram-cache 64k)
-# Three saves: the first makes the folder, the second deletes the first, and the third is as the second.
+# Three saves: the first makes the folder, the second deletes the first, and the third is like the second.
 saves=(--steps 6 --save-every 2 --keep 1)
 
 # train NAME OPTIONS...    in one process
 train() { "$cpu" "${tiny[@]}" "${saves[@]}" --run-dir "$@" >>"$1.out" 2>>"$1.err"; }
-# struck FAULT K NAME OPTIONS...    the same, and its K-th call goes wrong
+# struck FAULT K NAME OPTIONS...    the same, with the fault at its K-th call
 struck() { LD_PRELOAD=$faults FAULT=$1 FAULT_AT=$2 train "${@:3}"; }
 
 steps_of() { find "$1/checkpoints" -maxdepth 1 -regex '.*/step_[0-9]+' 2>/dev/null; }
@@ -41,12 +41,12 @@ whole() {
         "$cpu" inspect "$folder" --verify on >"$1.inspected" 2>&1 || return 1
     done
 }
-# holds NAME STEPS    the run has these checkpoints, and nothing else is beside them
+# holds NAME STEPS    the run's `checkpoints` holds these and nothing else
 holds() { [ "$(find "$1/checkpoints" -mindepth 1 -maxdepth 1 -printf '%f\n' | sort | xargs)" = "$2" ]; }
 # agrees NAME REFERENCE    to the last bit
 agrees() { "$compare" "$1" "$2" --bitwise >"$1.compared" 2>&1; }
 
-# report LABEL TROUBLE NAME    one line for the check; where there is trouble, what the run said
+# report LABEL TROUBLE NAME    prints one line for the check; if there is trouble, the run's messages too
 report() {
     if [ -z "$2" ]; then
         echo "ok $1"
@@ -62,7 +62,7 @@ reference=plain
 # ----------------------------------------------------------------------------------------------------------
 # killed at every point of a save
 
-# killed FAULT K POINT SAVED OPTIONS...    SAVED: a checkpoint is there by then
+# killed FAULT K POINT SAVED OPTIONS...    SAVED: yes if a checkpoint is complete by then
 killed() {
     local fault=$1 k=$2 point=$3 saved=$4 name=$1-$2-$6 trouble=
     shift 4
@@ -86,8 +86,8 @@ killed() {
     report "$fault before call $k, $point, $*" "$trouble" "$name"
 }
 
-# points NAME OPTIONS...    sets `points`, the calls of the first two saves of a run, and `committed`: that which gives the
-# first checkpoint its name
+# points NAME OPTIONS...    sets `points`, the calls of the first two saves of a run, and `committed`, the call that gives
+# the first checkpoint its name
 points() {
     FAULT_LIST=$work/$1.points struck none 0 "$@"
     mapfile -t points < <(sed '/mkdir.*step_00000006/,$d' "$1.points")
@@ -99,7 +99,7 @@ points() {
     fi
 }
 
-# sparse    of calls that are alike, one after the other, the first and the last
+# sparse    prints the first and the last of each series of equal calls
 sparse() {
     local point before= again=0 i
     for ((i = 0; i < ${#points[@]}; i++)); do
@@ -169,7 +169,7 @@ points=("${of_saves[@]}") tiny=("${small[@]}") reference=plain
 # ----------------------------------------------------------------------------------------------------------
 # calls that fail
 
-# failed ERROR WORDS K POINT    the run goes on to its end, and says what was wrong
+# failed ERROR WORDS K POINT    the run continues to its end, and reports the error
 failed() {
     local error=$1 words=$2 k=$3 name=$1-$3 point=$4 trouble=
     if ! struck "$error" "$k" "$name" --async-save off; then
@@ -242,7 +242,7 @@ if mount -t tmpfs -o "size=$((one * 3 / 2 + 64))k" tmpfs small 2>/dev/null; then
     fi
     report "a full disk" "$trouble" full
 
-    # full for a while, of which the log alone has an interest
+    # full for a while, in a run that writes only its log
     "$cpu" "${tiny[@]}" --steps 3000 --save-every 0 --run-dir small/while >while.out 2>while.err &
     job=$!
     wait_for 60 has_steps small/while 100
@@ -260,7 +260,7 @@ if mount -t tmpfs -o "size=$((one * 3 / 2 + 64))k" tmpfs small 2>/dev/null; then
     fi
     report "a disk that is full for a while" "$trouble" while
 
-    # The last checkpoint. on_disk SIZE NAME OPTIONS...    a run of three saves, on a disk of so many tenths of a checkpoint
+    # The last checkpoint. on_disk SIZE NAME OPTIONS...    a run of three saves, on a disk of SIZE tenths of a checkpoint
     on_disk() {
         umount small && mount -t tmpfs -o "size=$((one * $1 / 10 + 64))k" tmpfs small
         "$cpu" "${tiny[@]}" "${saves[@]}" --run-dir small/run "${@:3}" >"$2.out" 2>"$2.err"
@@ -332,7 +332,7 @@ for fault in "ENOSPC write" "EIO sync"; do
     report "$error at the first $call of one of four ranks" "$trouble" "$name"
 done
 
-# asked to stop while the checkpoint before is being written in the background, by a disk that takes its time
+# asked to stop while the previous checkpoint is being written in the background, to a slow disk
 endless=(--zero 1 --steps 100000 --save-every 10 --schedule constant --log-every 100000 --async-save on)
 writes() { compgen -G "$1/checkpoints/*.partial" >/dev/null; }
 for n in 1 2; do
@@ -356,21 +356,21 @@ for n in 1 2; do
     report "asked to stop while it saves, on $n ranks" "$trouble" "$name"
 done
 
-# Killed again and again, and resumed each time from what is there. A run that gets to its end is begun anew. Its tables begin
-# exactly behind each save, so a run that resumes misses the same updates.
+# Killed again and again, and resumed each time from what is there. A run that reaches its end is started again. With
+# --ngram-staleness 1 the step after a save misses no update of the tables, so a resumed run has the same bits.
 long=(--zero 1 --steps 800 --save-every 4 --keep 2 --log-every 1 --ngram-staleness 1)
 ranks 4 "$cpu" "${tiny[@]}" "${long[@]}" --run-dir undisturbed >undisturbed.out 2>undisturbed.err ||
     echo "FAILED to run undisturbed"
 
 steps_log() { grep -o '"step":[0-9]*,"loss":[^,]*,"grad_norm":[^,]*' "$1/log.jsonl" 2>/dev/null; }
-# begins_as NAME REFERENCE    the log of one is the beginning of that of the other
+# begins_as NAME REFERENCE    the log of NAME is the beginning of REFERENCE's
 begins_as() { cmp -s <(steps_log "$1") <(steps_log "$2" | head -n "$(steps_log "$1" | wc -l)"); }
 started() { has_ranks chain 4 || job_is_over; }
 trains() { grep -q '^step' chain.out || job_is_over; }
 
-# chain    goes on with the run that is killed again and again
+# chain    resumes the run that is killed again and again
 chain() { start_job chain 4 "$cpu" "${tiny[@]}" "${long[@]}" --resume auto; }
-# complete KILLS    clears a run that has come to its end; says so if it is not that of a run that was never killed
+# complete KILLS    deletes a run that has ended, and reports if it differs from a run that was never killed
 complete() {
     [ "$code" = 0 ] && agrees chain undisturbed ||
         { different=yes; echo "killed $1 times, a run ends otherwise: exit code $code: $(tail -qn 1 chain.compared chain.err)"; }

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The program compiles and links for GPUs without a warning, and no kernel of it spills registers, has arrays in local
-# memory or waits within products that should overlap, as ptxas says in its notes; and nor do they on a newer card,
-# whose driver compiles their PTX. What else their machine code must be like is in test/tools/check_sass.py. No GPU is
-# needed. Code of the host, which is tested elsewhere, is optimised less. Then the program runs, on the PTX of its own
-# kernels (test/nocard/). With EVERY=yes the kernels are also compiled in fp32, and the program for all cards, and in fp32
-# for ranks that talk over MPI; and more runs are made, on more cards.
+# The program compiles and links for GPUs without a warning, and according to ptxas's notes none of its kernels spills
+# registers, has arrays in local memory or waits within products that should overlap; nor do they on a newer card, whose
+# driver compiles their PTX. test/tools/check_sass.py checks further properties of their machine code. No GPU is needed. Host
+# code, which is tested elsewhere, is optimized less. Then the program runs on the PTX of its own kernels (test/nocard/).
+# EVERY=yes also compiles the kernels in fp32, the program for all cards, and the program in fp32 for ranks that communicate
+# over MPI, and makes more runs, on more cards.
 # needs: cpu-fp32/train_gpt cpu-fp32/compare_runs cpu-fp32/compare_ledger simt-bf16/train_gpt
 # seconds: 260
 # soak: EVERY=yes
@@ -21,7 +21,7 @@ if [ ! -x "$nvcc" ]; then
     exit
 fi
 
-# kernels that put bytes into local memory, unless they may
+# prints the kernels that put bytes into local memory, except those that may
 may_spill=
 spills() {
     [ -z "$may_spill" ] || return 0
@@ -31,7 +31,7 @@ spills() {
     ' "$work/log" | c++filt | grep -vE "${may_spill_on:-^$}"
 }
 
-# C7508 and its neighbours: products of a warpgroup made one after another, or registers that are not given out
+# C7508 and its neighbors: a warpgroup's products are serialized, or setmaxnreg is ignored
 slowed() { grep -E 'C75[0-9][0-9]|Potential Performance Loss|setmaxnreg.*ignored' "$work/log" | c++filt; }
 
 # build NAME COMMAND...
@@ -54,27 +54,27 @@ build() {
     fi
 }
 
-# The object that is the same for all devices has been made for the CPU.
+# The object that is the same for all devices was already built for the CPU.
 strict=(make --no-print-directory DEVICE=cuda CPU_ARCH=native STRICT=1 CXXFLAGS=-O0 -o build/shared/commands.o)
-# kernels NAME OPTIONS...    the kernels that kernels.cu includes, without the program around them, which takes a fifth of the time
+# kernels NAME OPTIONS...    compiles the kernels that kernels.cu includes, without the rest of the program, in a fifth of the time
 kernels() { build "$1" "$nvcc" -std=c++20 -O3 -Xcompiler -O0 --expt-relaxed-constexpr --extended-lambda -I. "${@:2}" \
     -Xptxas -v -fatbin "$work/kernels.cu" -o "$work/kernels.fatbin"; }
 printf '#include "%s"\n' kernels/*.cuh >"$work/kernels.cu"
-rm -f build/nocard/train_gpt.o # what ptxas says of it is wanted
+rm -f build/nocard/train_gpt.o # to be compiled again, for ptxas's notes
 build "the program for sm_90a in bf16" "${strict[@]}" nocard_cards="${EVERY:+80 }90a" build/nocard/train_gpt
-# On sm_100, of the backward pass of attention one kernel spills 64 bytes.
+# On sm_100 one kernel of attention's backward pass spills 64 bytes.
 may_spill_on=attention_backward_kernel.*sm_100 kernels "kernels for sm_80 in bf16, and for sm_100 from their PTX" -DPRECISION_BF16 \
     -gencode "arch=compute_80,code=[sm_80,sm_100]"
-# These programs are in the folder SASS_TOOLS, on the PATH or where CUDA is.
+# The disassemblers are in the folder SASS_TOOLS, on the PATH or in CUDA's folder.
 PATH="${SASS_TOOLS:+$SASS_TOOLS:}$PATH:/usr/local/cuda/bin"
 if [ "$(command -v cuobjdump nvdisasm c++filt python3 | wc -l)" = 4 ]; then
     check "machine code of sm_90a in bf16" test/tools/check_sass.py build/nocard/train_gpt.o
 else
     skip "no cuobjdump and nvdisasm here" 1 "machine code of sm_90a in bf16"
 fi
-# Other versions of ptxas, each of which orders products of warpgroups in its own way, take the PTX of the kernels that make
-# such products. The version of the PTX is lowered to theirs. They are in folders of PTXAS_TOOLS by version; .ci/run has them
-# from PyPI. 12.6 is not promised: it keeps the products in flight, and spills 40 bytes in one kernel.
+# Other versions of ptxas, each of which orders products of warpgroups differently, compile the PTX of the kernels that use such
+# products, with the PTX's version lowered to theirs. PTXAS_TOOLS has a folder for each version; .ci/run downloads them from
+# PyPI. 12.6 is not supported: it keeps the products in flight, but spills 40 bytes in one kernel.
 printf '#include "kernels/attention_hopper%s.cuh"\n' '' _backward >"$work/kernels.cu"
 of_version() {
     local ptxas=$PTXAS_TOOLS/$1/ptxas
@@ -95,7 +95,7 @@ nocard_runs
 if [ -n "$EVERY" ]; then
     nocard_soak
     printf '#include "%s"\n' kernels/*.cuh >"$work/kernels.cu"
-    # Other registers are short there. The program has code for such cards from the PTX of sm_80, which spills less.
+    # These cards run short of registers elsewhere. The program's code for them comes from the PTX of sm_80, which spills less.
     for arch in 89 100a 120; do
         may_spill=yes kernels "kernels for sm_$arch in bf16" -DPRECISION_BF16 -gencode "arch=compute_$arch,code=sm_$arch"
     done

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Whoever keeps eight ranks from getting on is named, by the records of all of them: a rank that is stopped, whose device
-# gets no further, whose messages get lost, whose disk does not answer, or that dies; of two at once either. And nobody is
-# named while ranks are merely slow.
+# The rank that keeps eight ranks from making progress is named from the records of all of them: a rank that is stopped, whose
+# device hangs, whose messages are lost, whose disk does not answer, or that dies; if two fail at once, either of them. No rank
+# is named while ranks are merely slow.
 #
-#   SEED=N    repeats an earlier run, which printed it; CASES=N how many cases (6), of which one in each twenty may be
-#             named wrongly; HEALTHY=N how many runs on a busy machine (1)
+#   SEED=N    repeats an earlier run, which printed it; CASES=N how many cases (6), of which one in each twenty
+#             may be named wrongly; HEALTHY=N how many runs on a busy machine (1)
 # suite: test-all
 # needs: cpu-fp32/train_gpt cpu-fp32/fault_injection.so
 # waits: yes
@@ -24,10 +24,10 @@ command -v pgrep >/dev/null || { echo "FAILED pgrep is not here; install procps"
 at_end() { kill_all; }
 cd "$work" || exit 1
 export OMP_NUM_THREADS=1
-mkfifo quiet && exec 9<>quiet # an input of agents that never ends
+mkfifo quiet && exec 9<>quiet # an input for agents, which never ends
 
 "$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"
-# evaluations come between steps, and hang as those do
+# evaluations run between steps, and hang like them
 printf '{"context": "a", "choices": ["b", "cd", "e"], "answer": 0}\n' >questions.jsonl
 tiny=(train --model tiny --layers 4 --channels 64 --heads 4 --mlp-width 96 --context 64 --steps 100000 --micro-batch 1
     --global-batch $((16 * 64)) --warmup-steps 0 --learning-rate 1e-3 --train-data 'text_train_*.bin' --communication-timeout 3
@@ -43,23 +43,23 @@ named() {
     shift
     line=$(sentence) && [ -n "$line" ] || return 1
     for rank in "$@"; do
-        # a link's line lists a group, too
+        # the line about a link lists a group, too
         if grep -qE "$words" <<<"$line" && grep -qE "(rank $rank \(|[{ ]$rank[,}])" <<<"$line"; then return; fi
     done
     return 1
 }
-# recorded NAME    the records of most ranks are there, each whole: on a busy machine some ranks do not answer in time
+# recorded NAME    at least four ranks have a record, each whole; on a busy machine some do not answer in time
 recorded() {
     local files=("$1"/stall-*/rank-*.json)
     [ ${#files[@]} -ge 4 ] && [ "$(cat "${files[@]}" | grep -c '"groups"')" = ${#files[@]} ] && return
     ls "$1"/stall-*; tail -n 3 "$1.err"
     return 1
 }
-# prints what the line that ends the job says, without who has waited for it
+# prints the line that ends the job, without the rank that waited and its phase
 sentence() { grep -m 1 -oP '^train_gpt: communication: \K.*(?=[;,] (rank|in the phase) )' "$name.err"; }
 signal() { kill -"$1" "$(rank_pids "$name" | sed -n "$(($2 + 1))p")"; }
 
-# one KIND RANK OTHER OPTIONS...    a run in which that goes wrong; true if its watchdogs, or the agent, name it
+# one KIND RANK OTHER OPTIONS...    a run with this fault; true if its watchdogs, or the agent, name the rank
 one() {
     local kind=$1 victim=$2 other=$3 fault=()
     shift 3
@@ -116,7 +116,7 @@ done
 echo "$right of $cases named right, $alone of them alone"
 check "no more than one in each twenty is named wrongly" test $((cases - right)) -le $(((cases + 19) / 20))
 
-# accused NAME PATIENCE    runs it to its end, while others keep both cores busy; sets code, and says whether the agent accuses anybody
+# accused NAME PATIENCE    runs a job to its end while other processes keep the cores busy; sets code; true if the agent accuses a rank
 accused() {
     local name=$1 agent busy=()
     start_job "$name" 8 "$cpu" "${tiny[@]}" "${layout[@]}" --steps 12 --communication-timeout 60 --overwrite
@@ -130,9 +130,9 @@ accused() {
     kill $agent "${busy[@]}" 2>/dev/null
     grep -q verdict "$name.agent"
 }
-# stalled NAME SECONDS    one of its steps took as long, so an agent that waits no longer accuses with reason
+# stalled NAME SECONDS    one of its steps took this long, so an agent with this patience was right to accuse
 stalled() { grep -oP '"ms":\K[0-9.]+' "$1/log.jsonl" | awk -v least="$2" '$1 >= 1000 * least { found = 1 } END { exit !found }'; }
-# No rank gets as much of the cores as it could use.
+# Every rank gets less CPU time than it could use.
 for ((i = 0; i < healthy; i++)); do
     name=healthy$i
     read -ra layout <<<"${layouts[RANDOM % ${#layouts[@]}]}"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checkpoints that are damaged where they lie. Whatever it is, `inspect --verify on` names the file, and --resume auto
-# names it too, goes on from the checkpoint before, and comes to the bits of a run that nothing happened to.
+# Checkpoints that are damaged on disk. Whatever the damage, `inspect --verify on` names the file, and --resume auto names it
+# too, resumes from the checkpoint before, and reaches the bits of an undisturbed run.
 #
 #   SEED=N    repeats the random places of an earlier run, which printed it; FLIPS=N how many bits are flipped (40)
 # needs: cpu-fp32/train_gpt cpu-fp32/compare_runs cpu-fp32/forge_checkpoint cpu-fp32/fault_injection.so
@@ -32,7 +32,7 @@ steps_of() { find "$1/checkpoints" -maxdepth 1 -regex '.*/step_[0-9]+' -printf '
 agrees() { "$compare" "$1" "$2" --bitwise >"$1.compared" 2>&1; }
 said() { cat "$1.out" "$1.err" | grep -qE "$2"; }
 
-# report LABEL TROUBLE NAME    one line for the check; where there is trouble, what the run said
+# report LABEL TROUBLE NAME    prints one line for the check; if there is trouble, the run's messages too
 report() {
     if [ -z "$2" ]; then
         echo "ok $1"
@@ -41,7 +41,7 @@ report() {
     fi
     rm -rf "$3" "$3".*
 }
-# survives LABEL FILE NAME [STEP]    FILE of the newest checkpoint (of step 6) of the run is damaged
+# survives LABEL FILE NAME [STEP]    FILE in the run's newest checkpoint, that of STEP (6), is damaged
 survives() {
     local label=$1 name=$3 step=${4:-6} trouble="" named code
     named="step_0000000$step/?$2"
@@ -111,16 +111,16 @@ for ((i = 0; i < flips; i++)); do
 done
 
 # ----------------------------------------------------------------------------------------------------------
-# an index with right checksums that is not right
+# an index that is wrong although its checksums are right
 
 for fault in $("$forge" 2>&1 | sed 's/.*faults: //'); do
     damaged "forged: $fault" index.bin "$forge" . "$fault"
 done
 
 # ----------------------------------------------------------------------------------------------------------
-# folders that are no checkpoint of this run
+# folders that are not checkpoints of this run
 
-# stale LABEL COMMAND...    the command is run in a copy of `checkpoints`; the run has come to its end, and stays as it is
+# stale LABEL COMMAND...    runs the command in a copy of `checkpoints`; the run has ended, and must stay as it is
 stale() {
     local name=one-stale trouble=
     cp -r one $name
@@ -139,7 +139,7 @@ stale "other names" sh -c 'cp -r step_00000006 step_9 && cp -r step_00000006 ste
 cp -r one one-empty && mkdir one-empty/checkpoints/step_00000008
 survives "an empty folder with the name of a newer one" "(index.bin|: no checkpoint)" one-empty 8
 
-# behind a damaged checkpoint, one of another run
+# a damaged checkpoint, and before it one of another run
 train second --seed 5
 cp -r one one-mixed
 rm -r one-mixed/checkpoints/step_00000004
@@ -152,13 +152,13 @@ said one-mixed 'after step 2' || trouble="does not go on from the run's own"
 agrees one-mixed one || trouble=$(<one-mixed.compared)
 report "a checkpoint of another run behind a damaged one" "$trouble" one-mixed
 
-# killed NAME OPTIONS...    in its first save, before there is an index
+# killed NAME OPTIONS...    a run that is killed in its first save, before there is an index
 killed() {
     { LD_PRELOAD=$faults FAULT=kill FAULT_AT=2 FAULT_CALLS=create train "$@"; } 2>/dev/null
     [ $? = 137 ]
 }
 
-# a new run in the place of an older one with later checkpoints
+# a new run in the directory of an older one with later checkpoints
 train two --steps 8
 trouble=
 killed two --overwrite || trouble="not killed"
@@ -167,7 +167,7 @@ train two --resume auto || trouble="cannot be resumed"
 agrees two one || trouble=$(<two.compared)
 report "checkpoints of an older run in the same directory" "$trouble" two
 
-# a run that goes on from an earlier step
+# a run that is resumed from an earlier step
 cp -r one one-back
 trouble=
 killed one-back --resume one-back/checkpoints/step_00000002 || trouble="not killed"
@@ -186,7 +186,7 @@ said one-foreign '^train_gpt: --channels 32: .*step_00000008.* 16' || trouble="i
 [ "$(steps_of one-foreign)" = "step_00000002 step_00000004 step_00000006 step_00000008" ] || trouble="leaves $(steps_of one-foreign)"
 report "a checkpoint of another model" "$trouble" one-foreign
 
-# none is whole: nothing is begun anew in their place
+# no checkpoint is whole: no new run starts in their place
 cp -r one one-none
 for step in 2 4 6; do truncate -s -1 one-none/checkpoints/step_0000000$step/data_00000.bin; done
 trouble=
@@ -196,7 +196,7 @@ said one-none '^train_gpt: .*step_00000006/data_00000.bin' || trouble="is not re
 report "no checkpoint that is whole" "$trouble" one-none
 
 # ----------------------------------------------------------------------------------------------------------
-# a disk that does not give back what was written
+# a disk on which reads fail
 
 cp -r one one-list
 LD_PRELOAD=$faults FAULT_CALLS=read FAULT_LIST=$work/reads train one-list --resume auto
@@ -215,7 +215,7 @@ for ((k = 1; k <= calls; k++)); do at_once unread $k; done
 wait
 
 # ----------------------------------------------------------------------------------------------------------
-# several ranks: what one finds, all pass over
+# several ranks: if one finds damage, all pass over the checkpoint
 
 command -v mpirun >/dev/null || { skip "no mpirun here" 8; exit; }
 tiny+=(--zero 1)

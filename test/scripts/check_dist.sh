@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `make dist`: the packed folder works after it was moved, without an environment, with its own libraries; and in a root
-# that holds nothing but the C library and Open MPI, alone and under mpirun. The source without MPI is one that compiles.
+# `make dist`: the packed folder works after it was moved, with an empty environment and its own libraries; and in a root that
+# holds only the C library and Open MPI, with and without mpirun. The source also compiles without MPI.
 # needs: cpu-fp32/train_gpt cpu-fp32/compare_runs
 # seconds: 15
 cd "$(dirname "$0")/../.." || exit 1
@@ -14,7 +14,7 @@ without_mpi() {
 }
 check "the program without MPI compiles" without_mpi
 
-# The program that is built already, so that this takes seconds; another machine would want CPU_ARCH=x86-64-v3.
+# Packs the program that is built already, to take only seconds; other machines would need CPU_ARCH=x86-64-v3.
 pack() { make --no-print-directory DEVICE=cpu BUILD=build/cpu-fp32 CPU_ARCH=native DIST="$work/dist" "$@" dist; }
 packed=$work/dist/train_gpt-cpu-native
 check "make dist" pack
@@ -50,7 +50,7 @@ check "a library is not found by another way" env -i bash -c "! ldd '$moved/trai
 mv libxxhash.so.0 "$moved/lib/"
 cd - >/dev/null || exit 1
 
-fake() { # a library that the program needs, and that is nowhere
+fake() { # builds a program, and the library that it needs
     echo 'int nowhere() { return 1; }' | g++ -shared -fPIC -x c++ - -o "$work/libnowhere.so" -Wl,-soname,libnowhere.so &&
         echo 'int nowhere(); int main() { return nowhere(); }' | g++ -x c++ - -o "$work/needs/train_gpt" -L"$work" -lnowhere
 }
@@ -70,7 +70,7 @@ if ! command -v mpirun >/dev/null || ! unshare -m true 2>/dev/null; then
     exit
 fi
 root=$work/root
-# take FILES...    what is needed to load them too
+# take FILES...    copies files into the root, and the libraries that they need
 take() {
     local file
     for file in "$@" $(ldd "$@" 2>/dev/null | grep -oE '/[^ :]+' | sort -u); do
@@ -102,6 +102,6 @@ train_there() {
 check "a bare node has no library of ours" test -z "$(find "$root/usr" "$root/lib" -name 'libdnnl*' -o -name 'libgomp*' 2>/dev/null)"
 check "trains on a bare node" train_there bare
 check "to the same weights" build/cpu-fp32/compare_runs "$root/elsewhere/bare" "$root/elsewhere/plain" --bitwise
-# isolated: no ssh there to ask for other nodes
+# isolated: the root has no ssh, which mpirun would look for
 check "trains on a bare node under mpirun" train_there two mpirun "${mpirun_options[@]}" --mca plm isolated -np 2
 check "and leaves a checkpoint there" test -e "$root"/elsewhere/two/checkpoints/*/index.bin

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Files of an earlier version (test/golden/earlier_run, with the script that made it): its run goes on as it went on then, in
-# as many processes and in others, with the options that it was begun with; its checkpoint, tokens and tokenizer are read.
+# Files of an earlier version (test/golden/earlier_run, with the script that made them): its run resumes with the options that
+# it was started with, and continues as it did then, in one process and in two; its checkpoint, tokens and tokenizer are read.
 # suite: test
 # needs: cpu-fp32/train_gpt
 cd "$(dirname "$0")/../.." || exit 1

@@ -27,7 +27,7 @@ cd "$work" || exit 1
 tiny=(train --model tiny --layers 2 --channels 32 --heads 2 --mlp-width 48 --context 48 --steps 100000 --micro-batch 2
     --warmup-steps 0 --learning-rate 1e-3 --train-data 'text_train_*.bin')
 
-# start NAME RANKS OPTIONS...    in the background; its process is $job. With $data it trains on that
+# start NAME RANKS OPTIONS...    trains in the background, on $data if that is set; its process is $job
 start() { start_job "$1" "$2" "$cpu" "${tiny[@]/text_train_*.bin/${data:-text_train_*.bin}}" "${@:3}"; }
 
 # ----------------------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ wait "$job" 2>/dev/null
 # ----------------------------------------------------------------------------------------------------------
 # a rank that stops answering
 
-# in a step of one micro-batch, and of thirty: the host waits in other places
+# in a step of one micro-batch, and of thirty, where the host waits in other places
 for sequences in 6 180; do
     run=stuck$sequences
     start_stopped step 1 $run 3 "$cpu" "${tiny[@]}" --zero 3 --communication-timeout 3 --global-batch $((sequences * 48))
@@ -77,7 +77,7 @@ for sequences in 6 180; do
     check "and leaves no process" nothing_left $run
 done
 
-# stopped_in PHASE RANK OPTIONS...    the job ends within its time-out and 15 s, with a line that names the rank
+# stopped_in PHASE RANK OPTIONS...    the job ends within its timeout plus 15 s, with a line that names the rank
 stopped_in() {
     local phase=$1 victim=$2 name=stopped_$1
     shift 2
@@ -98,7 +98,7 @@ for ((i = 0; i < stops; i++)); do
     done
 done
 
-# stalled SECONDS NAME RANKS OPTIONS...    the job's last rank reads its data from a disk that does not answer for so long
+# stalled SECONDS NAME RANKS OPTIONS...    the job's last rank reads its data from a disk that does not answer for SECONDS
 stalled() {
     local seconds=$1 name=$2 n=$3
     shift 3
@@ -120,8 +120,8 @@ check "and leaves no process then" nothing_left never
 # ----------------------------------------------------------------------------------------------------------
 # a device that takes no more work, and a disk that does not answer
 
-# faulty NAME RANKS CALLS AT OPTIONS...    the last rank's call number AT, of these, never returns, or for $seconds; with
-# RANKS 1 there is no mpirun
+# faulty NAME RANKS CALLS AT OPTIONS...    the AT-th of these calls on the last rank never returns, or only after
+# $seconds; one rank runs without mpirun
 faulty() {
     local name=$1 n=$2 calls=$3 at=$4
     local command=(env LD_PRELOAD="$faults" FAULT=stall FAULT_SECONDS="${seconds:-1000}" FAULT_CALLS="$calls" FAULT_AT="$at"
@@ -136,8 +136,8 @@ faulty() {
 # blamed NAME WORDS    the job ends in time, with exit code 75 and one line of the program with these words
 blamed() { ended "$1" 40 && [ "$code" = 75 ] && one_line "$1" && grep -qE "^train_gpt: $2" "$1.err" && nothing_left "$1"; }
 
-# A micro-batch of 40 layers is more than 1,024 launches, and three follow each other: what the host gives of them finds no
-# room behind a product that never ends.
+# A micro-batch of 40 layers makes more than 1,024 launches, and a step has three: if a product never ends, the queue after it
+# is full before the host has submitted all of them.
 faulty full 3 product 8000 --zero 1 --layers 40 --channels 16 --global-batch $((18 * 48))
 check "a rank whose device takes no more work ends the job, and is named" \
     blamed full 'communication: rank 2 \([^)]*\) (has not entered [^;]*|is stuck); it is in the [a-z]+ pass of micro-batch [0-9]+(; rank|, in the phase)'
@@ -147,7 +147,7 @@ for call in create write sync rename mkdir; do
     check "a process alone whose disk does not return from $call ends, and names the file" \
         blamed alone_$call "[a-z ]+ $work/alone_$call/checkpoints/step_00000002.partial[^ ]* has taken [0-9.]+ s: .*--communication-timeout"
 done
-# One that is stopped itself for longer than it waits (Ctrl-Z), in a write that takes long, goes on when it may.
+# A process that is itself stopped (Ctrl-Z) for longer than its timeout, in a slow write, continues when it is allowed to.
 seconds=6 faulty paused 1 write 1 --steps 2
 wait_for 40 test -s paused.listed
 kill -STOP "$(rank_pids paused)"
@@ -175,7 +175,7 @@ for zero in 0 3; do
     check "and leaves no process" nothing_left bad$zero
 done
 
-# an rsync in place does that, or another client of a network file system
+# a file in use is cut short by an in-place rsync, or by another client of a network file system
 for n in 1 3; do
     cp text_train_000000.bin cut.bin
     data=cut.bin start cut$n $n --zero 1
@@ -188,7 +188,7 @@ for n in 1 3; do
     check "which goes on when the file is back" eval "ended cut$n 240 && test \$code = 0"
 done
 
-# nobody makes room there while a program waits
+# waiting would not help: nothing raises the limit meanwhile
 (
     ulimit -f 100
     OMP_NUM_THREADS=1 timeout 100 "$cpu" "${tiny[@]/100000/2}" --run-dir limited >limited.out 2>limited.err
@@ -204,9 +204,9 @@ check "with exit code 70 and one line" eval "test $code = 70 && one_line diverge
 # ----------------------------------------------------------------------------------------------------------
 # a job that is asked to stop
 
-# mpirun passes SIGUSR1 on. SIGTERM and Ctrl-C it answers itself: it waits, sends SIGTERM to the ranks, waits again and
-# kills them. Its wait is 1 second, which is too short for a machine that is busy with other tests (and for large models).
-# It does not read their output meanwhile, so there is little.
+# mpirun forwards SIGUSR1. It handles SIGTERM and Ctrl-C itself: it waits, sends SIGTERM to the ranks, waits again and kills
+# them. Its wait is 1 second by default, too short on a machine that is busy with other tests (and for large models). It does
+# not read the ranks' output meanwhile, so they print little.
 asked() { # SIGNAL ZERO CODES
     local name=asked$1 signal=$1
     OMPI_MCA_odls_base_sigkill_timeout=4 start $name 4 --zero "$2" --log-every 100000
@@ -227,8 +227,8 @@ kill -TERM "$(rank_pids asked_one | sed -n 3p)"
 check "SIGTERM to one rank stops all of them" ended asked_one 240
 check "with exit code 0 and a checkpoint" eval "test $code = 0 && '$cpu' sample asked_one --tokens 1"
 
-# Schedulers send a signal to mpirun and to its ranks, and again. It says at once after which step the run stops, and
-# stops there once.
+# Schedulers signal both mpirun and its ranks, repeatedly. The run says at once after which step it stops, stops there, and
+# saves once.
 announced() { grep -oE 'stopping after step [0-9]+, then saving.*' "$1.out" | grep -oE '[0-9]+' | uniq; }
 stopped() { sed -nE 's/^stopped as asked after step ([0-9]+);.*/\1/p' "$1.out"; }
 begun() { grep -q 'stopping after step' "$1.out"; }
@@ -290,7 +290,7 @@ refused 'memory' 2 --layers 100 --channels 8192 --heads 64
 refused_pair() { ! ranks 1 "$cpu" "${tiny[@]}" --run-dir refused --seed 7 : -np 1 "$cpu" "${tiny[@]}" --run-dir refused; }
 check "refused: another --seed for one rank" eval 'refused_pair >pair.out 2>pair.err; one_line pair && grep -q "^train_gpt: --seed: ranks differ: 7 on rank 0 of 2 on .*, 1337 on rank 1 of 2 on .*; " pair.err && [ ! -e refused ]'
 
-# One of several processes without MPI between them is refused, and one that is alone where Slurm has room for more.
+# A process is refused if it is one of several without MPI between them, or alone in a job of Slurm with room for more.
 check "what torchrun starts is refused" \
     eval "! WORLD_SIZE=6 LOCAL_RANK=0 '$cpu' ${tiny[*]@Q} --run-dir torchrun 2>&1 | tee torchrun.err | grep -v '^train_gpt: MPI: 6 processes were started, but this one finds 1; start them with the mpirun' && test -s torchrun.err"
 alone() { SLURM_NTASKS=6 "$cpu" "${tiny[@]}" --run-dir slurm >alone.out 2>alone.err </dev/null; [ $? = 1 ]; }

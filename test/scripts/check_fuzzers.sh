@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The readers of files that others wrote, a while each under libFuzzer with the address and undefined-behaviour
-# sanitizers. Needs clang and its run-time library (Debian: clang libclang-rt-14-dev). SECONDS_EACH says how long.
+# The readers of files from elsewhere, each for SECONDS_EACH seconds (2) under libFuzzer with the address and
+# undefined-behavior sanitizers. Needs clang and its run-time library (Debian: clang libclang-rt-14-dev).
 # seconds: 100
 # soak: SECONDS_EACH=300
 # limit: 3600
@@ -16,7 +16,7 @@ if ! clang++ -fsanitize=$sanitizers "$work/probe.cc" -o "$work/probe" 2>/dev/nul
     exit
 fi
 
-# All are one program, because most of what they include is the same; FUZZER in the environment names the one that runs.
+# All fuzzers are one program, because they include mostly the same files; FUZZER in the environment selects one.
 write_fuzzers() {
     local unit name
     write_group "$work/fuzzers.cc" test/fuzz/fuzz_*.cc

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Models are sampled and evaluated on any layout: the text is that of one process, losses and scores too, and no rank
-# holds what others do.
+# Models are sampled and evaluated on any layout: text, losses and scores are those of one process, and each rank holds only its
+# share of the weights.
 # suite: test-all
 # needs: cpu-fp32/train_gpt
 # seconds: 18
@@ -37,7 +37,7 @@ export OMP_NUM_THREADS=1
 # prompts of several lengths, one longer than the context, and two alike
 printf '{"prompt": "%s"}\n' 'inline void' a 'the quick brown fox jumps over the lazy dog, and on' a 'a b c d' >prompts.jsonl
 printf '{"context": "inline", "choices": [" void", "x", "const int"], "answer": %d}\n{"context": "a", "choices": ["b", "cd"], "answer": 0}\n' 1 2 >questions.jsonl
-model() { # model SHAPE    trained once, with what one process makes of it
+model() { # model SHAPE    trains the shape once, and samples and evaluates it in one process
     local -a shape
     [ ! -e "$1" ] || return 0
     read -ra shape <<<"${shapes[$1]//$'\n'/ }"
@@ -69,7 +69,7 @@ done 3<<<"$rows"
 model long
 ranks 4 "$program" eval long "${eval[@]}" --cp 2 --tp 2 --output scores >eval.out 2>eval.err
 check "scores of long sequences on context and tensor ranks" same_scores long.json scores
-# A pipeline of chunks loads other batches before the losses of one are there.
+# An interleaved pipeline loads further batches before the losses of one are known.
 awk 'BEGIN { for (i = 0; i < 12; i++) { of = of "a "; if (i % 5 == 0) of = "x"; printf "{\"context\": \"%s\", \"choices\": [\"c&\", \" the\", \"d\"], \"answer\": 1}\n", of } }' >many.jsonl
 read -ra shape <<<"${shapes[gpt2]//$'\n'/ }"
 answers() { grep -oE '"eval":\{"choices":"many.jsonl","right":[0-9.]+,"right_by_mean":[0-9.]+' "$1/log.jsonl"; }
@@ -104,11 +104,11 @@ check "prompts line by line, on two ranks" eval 'cmp <(head -c "$(stat -c %s lin
 
 "$program" train "${common[@]}" --layers 8 --channels 512 --heads 8 --kv-heads 8 --mlp-width 2048 --steps 1 --micro-batch 1 --global-batch 24 \
     --val-every 0 --sample-every 0 --warmup-steps 0 --run-dir large >large.out 2>&1 || tail -3 large.out
-# within KB COMMAND...    on two ranks, each of which has an address space of this size for itself
+# within KB COMMAND...    on two ranks, each with an address space of at most this size
 within() { (ulimit -v "$1" && shift && MALLOC_ARENA_MAX=1 ranks 2 "$@"); }
 for low in {300..1500..40}000; do
     within $low "$program" sample large --tokens 4 >low.out 2>low.err
-    # MiB that each of two ranks needs of the model, and those that were free
+    # MiB that each of two ranks needs for the model, and MiB that were free
     read -r needs free < <(sed -nE 's/.*needs ([0-9]+)\.[0-9]+ MiB of memory, but only ([0-9]+)\.[0-9]+ .*/\1 \2/p' low.err)
     [ "${free:-0}" = 0 ] || break
 done

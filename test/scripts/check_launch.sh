@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `train_gpt launch`: what becomes of a job that ends in each of the ways there are, of one whose supervisor ends, and of
-# hosts that fail. What trained on is compared with a run that nothing happened to.
+# `train_gpt launch`: jobs that end in each possible way, a job whose supervisor ends, and hosts that fail. Jobs that train on
+# are compared with an undisturbed run.
 # needs: cpu-fp32/train_gpt cpu-fp32/compare_runs cpu-fp32/fault_injection.so
 # waits: yes
 # seconds: 75
@@ -31,7 +31,7 @@ tiny=(train --model tiny --layers 1 --channels 32 --heads 2 --mlp-width 48 --con
 steps=200
 job=("${tiny[@]}" --steps $steps --save-every 20)
 restart=(--backoff 0.1 --grace 2)
-slow=(--throttle-link 0.005) # several ranks: some 20 ms a step, in which processors rest
+slow=(--throttle-link 0.005) # several ranks: about 20 ms a step, during which processors are mostly idle
 two=(--ranks 2 --launcher "$on_one_machine" "${restart[@]}")
 agrees() { "$compare" "$1" "$2" --bitwise; }
 ranks 2 "$cpu" "${job[@]}" --run-dir plain >plain.out 2>&1 || echo "FAILED to run plain"
@@ -51,7 +51,7 @@ check "ranks that do not divide" refused '--ranks 3: --tp 2' --ranks 3 -- "${tin
 check "help teaches" eval "'$cpu' launch --help | grep -q 'a host that fails its check'"
 
 # ----------------------------------------------------------------------------------------------------------
-# how a job ends, and what is done
+# how a job ends, and what the supervisor does
 
 launch killed "${two[@]}" --on-event 'cat >>killed.events; echo no mail here >&2; exit 3' -- "${job[@]}" "${slow[@]}" --max-time 1h
 wait_for 60 is_past killed 50
@@ -85,7 +85,7 @@ fi
 launch diverged "${restart[@]}" -- "${job[@]}" --learning-rate 10 --weight-decay 1 --schedule constant --steps 5000
 check "numbers that are not finite are tried once more" eval 'launched diverged 240 && [ $code = 70 ] && [ "$(starts_of diverged)" = 2 ]'
 check "with the reason" grep -q 'given up: numbers were not finite again by step' diverged.out
-# Ten products a sequence, 5120 a step: what is struck is the middle of the second, long after the first was logged.
+# Ten products a sequence are 5120 a step: the fault strikes in the middle of the second step, long after the first was logged.
 FAULT=kill FAULT_CALLS=product FAULT_AT=7680 LD_PRELOAD=$faults launch alike "${restart[@]}" -- "${job[@]}" --save-every 0 --global-batch 24576
 check "a step that fails twice in the same way ends it" eval 'launched alike 240 && [ $code = 75 ] && [ "$(starts_of alike)" = 2 ] && grep -qE "given up: step 2 failed twice in the same way" alike.out'
 FAULT=kill FAULT_CALLS=init FAULT_AT=1 LD_PRELOAD=$faults launch never "${two[@]}" -- "${job[@]}"

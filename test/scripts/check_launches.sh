@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Kernels that cannot be started, and products that fail, in the middle of training: the run ends with one line and exit
-# code 75, what it has trained is saved, and going on from there gives the bits of a run that nothing has happened to.
+# Kernel launches and products that fail in the middle of training: the run ends with one line and exit code 75, its steps so
+# far are saved, and resuming gives the bits of an undisturbed run.
 # needs: cpu-fp32/train_gpt cpu-fp32/fault_injection.so cpu-fp32/compare_runs simt-fp32/train_gpt
 # seconds: 60
 cd "$(dirname "$0")/../.." || exit 1
@@ -26,7 +26,7 @@ saved_step() { sed -nE 's/^train_gpt: .*; the run up to step ([0-9]+) is saved i
 # fails NAME CODE WORDS    this exit code, and one line of the program with these words
 fails() { [ "$code" = "$2" ] && [ "$(grep -c '^train_gpt: ' "$1.err")" = 1 ] && grep -qE "^train_gpt: .*$3" "$1.err"; }
 
-# goes_on NAME RANKS PROGRAM WORDS OPTIONS...    a run that was struck in its fourth step
+# goes_on NAME RANKS PROGRAM WORDS OPTIONS...    checks and resumes a run that was struck in its fourth step
 goes_on() {
     local name=$1 ranks=$2 program=$3 words=$4
     shift 4
@@ -36,20 +36,20 @@ goes_on() {
     check "$name: gives the same bits" "$compare" "$name" "whole-$name" --bitwise
 }
 
-# launches NAME RANKS OPTIONS...    prints how many the last rank makes of a run, which is kept as whole-NAME
+# launches NAME RANKS OPTIONS...    runs whole-NAME, and prints how many launches its last rank makes
 launches() {
     SIMT_RANK=$([ "$2" = 1 ] || echo $(($2 - 1))) SIMT_LAUNCHES=$work/launches train "whole-$1" "$2" "$simt" "${@:3}" ||
         echo "FAILED to run whole-$1" >&2
     cat launches
 }
-# strike NAME RANKS LAUNCH OPTIONS...    a launch of the last rank fails
+# strike NAME RANKS LAUNCH OPTIONS...    launch number LAUNCH of the last rank fails
 strike() {
     SIMT_RANK=$([ "$2" = 1 ] || echo $(($2 - 1))) SIMT_FAIL_LAUNCH=$3 train "$1" "$2" "$simt" "${@:4}"
     code=$?
 }
 
 # ----------------------------------------------------------------------------------------------------------
-# launches that fail on the simulated device, where each step makes as many
+# launches that fail on the simulated device, where every step makes the same number
 
 number=0
 while read -r ranks options; do
@@ -66,7 +66,7 @@ done <<'END'
 2 --pp 2
 END
 
-# The last launch of a step changes weights, after others have.
+# The last launch of a step changes weights, after other launches have changed some.
 for ranks in 1 2; do
     name=update$ranks
     strike $name $ranks $(($(launches $name $ranks) * 4 / 6))
@@ -81,7 +81,7 @@ check "a card that has no kernels here" fails no-image 1 'does not run the kerne
 # ----------------------------------------------------------------------------------------------------------
 # products that fail on the CPU, in a stream's thread
 
-# struck NAME RANKS PRODUCT    a product of the last rank fails
+# struck NAME RANKS PRODUCT    product number PRODUCT of the last rank fails
 struck() {
     LD_PRELOAD=$faults FAULT_CALLS=product FAULT=EIO FAULT_AT=$3 FAULT_RANK=$([ "$2" = 1 ] || echo $(($2 - 1))) \
         FAULT_LIST=$work/$1.products train "$1" "$2" "$cpu"

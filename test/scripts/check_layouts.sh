@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Layout does not change the run: every way of cutting a step over ranks and micro-batches gives the losses, gradient
-# norms, validation losses and final weights of one process that takes the step at once. Choices of memory and overlap
+# Layout does not change the run: every way of dividing a step among ranks and micro-batches gives the losses, gradient norms,
+# validation losses and final weights of one process that runs each step in one micro-batch. Options for memory and overlap
 # do not change a bit.
 #
-#   test/scripts/check_layouts.sh [WORD]    only rows that hold the word; with EVERY=yes also more rows like the others
+#   test/scripts/check_layouts.sh [WORD]    only rows that contain the word; EVERY=yes adds more rows like the others
 # needs: cpu-fp32/train_gpt cpu-fp32/compare_runs simt-fp32/train_gpt
 # seconds: 120
 # soak: EVERY=yes
@@ -16,17 +16,17 @@ checks=81
 [ -z "$EVERY" ] || checks=141
 plan $checks
 cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
-# one that does not change: with some texts differences grow ten times as large within the steps
+# a fixed text: with some texts differences grow tenfold within these steps
 text=$PWD/test/golden/bpe_training.json
 only=$1
 command -v mpirun >/dev/null || { skip "no mpirun here" $checks; exit; }
 cd "$work" || exit 1
 
-# One thread a rank, the reference too: then a product is summed in the same order whatever the batch.
+# One thread a rank, also in the reference, so that a product is summed in the same order whatever the batch.
 export OMP_NUM_THREADS=1
 "$cpu" tokenize "$text" --output text --val-fraction 0.2 >tokenize.out || echo "FAILED tokenize"
 
-# train NAME RANKS PROGRAM OPTIONS...    without mpirun where there is one rank
+# train NAME RANKS PROGRAM OPTIONS...    without mpirun if there is one rank
 train() {
     local name=$1 n=$2 program=$3 launch=()
     shift 3
@@ -85,7 +85,7 @@ if [ -n "$EVERY" ] && wanted 131072; then
 fi
 
 # ----------------------------------------------------------------------------------------------------------
-# a batch that rises, also where a run goes on in the middle of that on other ranks
+# a batch that rises, also when a run is resumed on other ranks in the middle of the rise
 
 if wanted ramp; then
     read -ra of_shape <<<"${shapes[llama]//$'\n'/ } --batch-ramp 144:576:7 --optimizer muon --save-every 5 --keep 0"
@@ -106,7 +106,7 @@ if wanted ramp; then
 fi
 
 # ----------------------------------------------------------------------------------------------------------
-# choices that change no bit
+# options that change no bit
 
 # Options of both | options of the second
 neutral='

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Training that llm.c began goes on here (test/tools/llmc_round_trip.py). Needs a Python that has PyTorch and
-# transformers, and does nothing without: PYTHON names it.
+# Training that llm.c began continues here (test/tools/llmc_round_trip.py). Needs a Python with PyTorch and transformers, which
+# PYTHON may name; without one all checks are skipped.
 # seconds: 60
 # needs: cpu-fp32/train_gpt
 cd "$(dirname "$0")/../.." || exit 1

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Another axis of the mesh, or another group of ranks, is a few rows, and another sublayer is one struct and its rows. Patches of the
-# program add an axis outside (island), and a group that is a factor of the data ranks (experts), each with a collective on it. Runs on
-# two along each give what runs without them give, and their header, logs and checkpoints know them. One more adds a gated sublayer
-# beside the MLP, whose runs give the same on any layout.
+# A new axis of the mesh, or a new group of ranks, takes a few rows, and a new sublayer takes one struct and its rows. Patches to the
+# program add an outermost axis (island), and a group whose size divides the data ranks (experts), each with a collective on it:
+# runs with size 2 along them give the results of runs without them, and their header, logs and checkpoints include them. A third patch
+# adds a gated sublayer beside the MLP, which gives the same results on any layout.
 #
 #   EVERY=yes    builds the program once for each patch, which takes minutes
 # devices: cpu
@@ -27,7 +27,7 @@ run() {
     # shellcheck disable=SC2086  # the shape is words
     ranks "$3" "$1" train "${common[@]}" ${shapes[gpt2]} --run-dir "$2" --overwrite "${@:4}" >"$2.out" 2>&1 </dev/null || { tail -3 "$2.out"; return 1; }
 }
-# same NAME HOW -- RANKS OPTIONS... -- RANKS OPTIONS...    the patched program on the first, the program on the others
+# same NAME HOW -- RANKS OPTIONS... -- RANKS OPTIONS...    compares the patched program on the first layout with the program on the second
 same() {
     local patched=() plain=() how=$2
     shift 3
@@ -62,7 +62,7 @@ end experts
 check "the program builds with a gated sublayer" begin sublayer
 gated() { run "$work/patched/$build/train_gpt" "$1" "$2" --gate-width 24 --micro-batch 2 "${@:3}"; }
 check "it trains" gated one 1
-# on RANKS OPTIONS...    a run that is the one above
+# on RANKS OPTIONS...    a run with the results of the one above
 on() { gated other "$@" && "$repo/$build/compare_runs" one other $how; }
 how="" check "on 2 tensor ranks of 2 stages, with ZeRO 3" on 8 --tp 2 --pp 2 --zero 3 --save-every 5 --keep 0
 resumed() {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The planner: a program plans the same whatever device it is built for; and how well it predicts published step times, fitted
-# anew: all of them, and each publication from the others.
+# The planner: a program makes the same plans whatever device it is built for; and refitted, the planner predicts published step
+# times, both when fitted on all of them and each publication when fitted on the others.
 #
 #   FIT=yes    fits, which takes minutes
 # needs: cpu-fp32/train_gpt simt-bf16/train_gpt
@@ -30,7 +30,7 @@ llama3-8B --gpus 32 --machine h100 --save-every 100
 L
 
 [ -n "$FIT" ] || { skip "make soak fits the planner, which takes minutes" 1; exit; }
-make -s DEVICE=cpu PRECISION=fp32 build/cpu-fp32/calibrate_planner || exit 1 # here, for others need not wait for it
+make -s DEVICE=cpu PRECISION=fp32 build/cpu-fp32/calibrate_planner || exit 1 # here, so that other scripts need not wait for it
 build/cpu-fp32/calibrate_planner >"$work/fit.out" 2>&1
 fitted=$?
 tail -25 "$work/fit.out"

@@ -3,9 +3,9 @@
 # exist, and commands do what the pages show.
 #
 # Blocks of commands begin with ```sh and are run, page after page, in a folder that has what their reader would have: some
-# text. Long runs are made shorter. What a block of ```text right behind one shows must begin, line for line, with words
-# that the commands begin lines with. Commands that this machine cannot run (many machines, downloads) stand in blocks
-# that begin with ```sh check, and only their options and presets are looked up.
+# text. Long runs are shortened. If a ```text block follows directly, each of its lines must begin with a word that also begins a
+# line of the commands' output. Commands that this machine cannot run (many machines, downloads) are in blocks that begin with
+# ```sh check, and only their options and presets are checked.
 #
 # needs: cpu-fp32/train_gpt
 # seconds: 30
@@ -14,7 +14,7 @@ cd "$(dirname "$0")/../.." || exit 1
 program=$PWD/build/cpu-fp32/train_gpt
 described="README.md data/checkpoint/README.md data/README.md kernels/README.md comm/README.md comm/PLANNING.md data/supervisor/README.md"
 pages="$described test/README.md test/bench/README.md"
-# text FILES    without blocks
+# text FILES    prints the files without their blocks
 text() { awk 'FNR == 1 { code = 0 } /^ *```/ { code = !code } !code' "$@"; }
 
 # ----------------------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ links() {
     return $rc
 }
 
-# Files that are named in the text, and functions: words in backquotes with an underscore or "::" in them, and such words
+# Files and functions that the text names must exist. Functions are words in backquotes with an underscore or "::" in them, and such words
 # in the drawings of kernels/ and comm/.
 names() {
     local word rc=0
@@ -60,7 +60,7 @@ names() {
     return $rc
 }
 
-# make help has all that a user may call
+# make help lists every target that a user may call
 targets() {
     local target rc=0 help
     help=$(make -s help)
@@ -74,7 +74,7 @@ targets() {
 # ----------------------------------------------------------------------------------------------------------
 # commands
 
-# Blocks of the pages into files: 001.run, 002.check, 003.text; .shows names the commands whose output a text is.
+# Writes the blocks of the pages to files: 001.run, 002.check, 003.text; 003.text.shows names the block whose output 003.text is.
 blocks=$work/blocks
 mkdir "$blocks"
 awk -v folder="$blocks" '
@@ -98,7 +98,7 @@ commands() { sed -E ':a; /\\$/ { N; s/ *\\\n */ /; ba }' "$1" | sed -E 's/ +#( |
 for command in $("$program" help | sed -nE 's/^  ([a-z]+) .*/\1/p'); do
     "$program" "$command" --help | grep -oE '^  --[a-z0-9-]+' | tr -d ' ' >"$work/options_$command"
 done
-# each command of train_gpt has the options, and there are the presets, that it is called with
+# the options and presets with which commands of train_gpt are called exist
 options() {
     local line call command option model rc=0
     while read -r line; do
@@ -115,7 +115,7 @@ options() {
     done < <(for block in "$blocks"/*.run "$blocks"/*.check; do commands "$block"; done | sed 's/ -- /\n.\/train_gpt /')
     return $rc
 }
-# those that the text names are of some command, or of another program
+# options that the text names belong to some command, or to another program
 others=" --hostfile --mca --mpi --ntasks-per-node --bind-to --cpu-bind --signal --quick --full --write --record --pack --help --version "
 options_in_text() {
     local option rc=0
@@ -139,7 +139,7 @@ shorter() {
     [[ $1 =~ ^(.*--steps )([0-9]+)(.*)$ ]] && ((BASH_REMATCH[2] >= 50)) &&
         echo "${BASH_REMATCH[1]}$((BASH_REMATCH[2] / 20))${BASH_REMATCH[3]}" || echo "$1"
 }
-# run COMMAND BLOCK    adds what the command prints to the output of its block
+# run COMMAND FILE    appends what the command prints to FILE, the output of its block
 run() {
     (cd "$here" && eval "$(shorter "$1")") >"$work/printed" 2>&1 </dev/null
     local rc=$?

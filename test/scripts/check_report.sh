@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The report of runs as a browser shows it: the page of a healthy run, of a sick one, of two together and of one that goes
-# on, drawn by headless Chromium, with the pointer moved over it and every control used; and event files as TensorBoard
-# reads them. The runs are made here, line by line.
+# The report of runs as a browser shows it: the pages of a healthy run, a sick one, both together, one that is still running and
+# an earlier one, drawn by headless Chromium, with the pointer moved over them and every control used; and event files as
+# TensorBoard reads them. The logs of the runs are written here, line by line.
 # suite: test
 # needs: cpu-fp32/train_gpt
 # seconds: 10
@@ -14,8 +14,8 @@ cd "$work" || exit 1
 # ----------------------------------------------------------------------------------------------------------
 # runs
 
-# make_run FOLDER RANKS SLOW    120 steps on so many ranks, two machines, a pipeline of two stages; SLOW: the rank whose
-# forward passes take 1.31 times as long, or -1
+# make_run FOLDER RANKS SLOW    writes the logs of 120 steps on this number of ranks, two machines and two pipeline
+# stages; SLOW: the rank whose forward passes take 1.31 times as long, or -1
 make_run() {
     mkdir -p "$1"
     cat >"$1/options.json" <<JSON
@@ -131,22 +131,22 @@ if [ -z "$browser" ]; then
     exit
 fi
 
-# dump PAGE NAME [SCRIPT]    the document as it is when drawn into NAME.dom, what the console says into NAME.console. The
-# script goes into the page behind its own.
+# dump PAGE NAME [SCRIPT]    writes the document as drawn to NAME.dom, and the console's messages to NAME.console. The
+# script is added at the end of the page.
 dump() {
     sed '/^<\/html>$/d' "$1" >"$2.html"
-    # A loaded machine may reach the end of the virtual time without a frame: what waits for one waits for a timer instead.
+    # On a busy machine the virtual time may end without a frame, so callbacks for a frame wait for a timer instead.
     { echo "<script>window.requestAnimationFrame = callback => setTimeout(callback, 16);${3-}</script>"; echo '</html>'; } >>"$2.html"
     timeout 120 "$browser" --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir="$work/browser" \
         --window-size=1200,900 --virtual-time-budget=4000 --enable-logging=stderr --log-level=0 --dump-dom \
         "file://$PWD/$2.html" >"$2.dom" 2>"$2.log"
     grep CONSOLE "$2.log" >"$2.console"
-    # without the data, which hold every text too, and tags
+    # .drawn: without the data, which contains every text too; .text: without tags, too
     sed -e 's/<script.*<\/script>//' -e '/<script/,/<\/script>/d' "$2.dom" >"$2.drawn"
     sed -e 's/<[^>]*>//g' "$2.drawn" >"$2.text"
 }
 
-# Uses all there is to use: the pointer over each drawing, a part chosen in one, every button and every choice.
+# Uses every control: moves the pointer over each plot, selects a part of one, and tries every button, choice and input.
 use='
 const send = (on, kind, x, y) => { const box = on.getBoundingClientRect(); on.dispatchEvent(new PointerEvent(kind, { clientX: box.left + x, clientY: box.top + y, bubbles: true, pointerType: "mouse" })); };
 const over = () => document.querySelectorAll(".plot").forEach(plot => { for (let x = 0; x < plot.clientWidth; x += 61) for (let y = 4; y < plot.clientHeight; y += 21) { send(plot, "pointermove", x, y); seen.add(plot.querySelector(".tip").textContent); } });
@@ -162,7 +162,7 @@ setTimeout(() => {
     setTimeout(() => { document.body.append(Object.assign(document.createElement("ul"), { id: "seen", textContent: [...seen].join("\n") })); document.documentElement.dataset.used = "yes"; }, 600);
 }, 300);'
 
-# says NAME WORDS...    the page shows them, one after another in one line
+# says NAME WORDS    the page shows the words, in one line
 says() { grep -qF -- "$2" "$1.text"; }
 draws() { grep -qE -- "$2" "$1.drawn"; }
 quiet() { if grep . "$1.console"; then return 1; fi; }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A checkpoint loads on any layout: each of these is saved, loaded on every other, compared with what it was, saved
-# there, and the tensors of both checkpoints compared byte for byte. Most of the numbers of ranks do not divide one
-# another, and 9 replicas read in turns.
+# A checkpoint loads on any layout: a checkpoint of each of these layouts is loaded on every other, compared with what was saved,
+# and saved again there; then the tensors of both checkpoints are compared byte for byte. Most of the numbers of ranks do not
+# divide one another, and 9 replicas read in turns.
 # needs: cpu-fp32/reshard
 # seconds: 10
 cd "$(dirname "$0")/../.." || exit 1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Whole runs of the program: the same bits for every choice of memory, an end that loses nothing, and the memory that the
-# report promised.
+# Whole runs of the program: memory options do not change a bit, no end of a run loses its training, and memory use stays within
+# the report.
 # suite: test
 # needs: cpu-fp32/train_gpt cpu-fp32/compare_runs
 # seconds: 15
@@ -64,7 +64,7 @@ tenth=$("$cpu" "${tiny[@]/--steps/--keep}" --run-dir tenth --epochs 0.1 --print-
 ranks 2 "$cpu" "${tiny[@]/--steps/--keep}" --run-dir tenth --epochs 0.1 --global-batch 96 --micro-batch 1 --log-every 1000 >tenth.out 2>&1
 check "--epochs 0.1 is a tenth of the data, in the same steps on two ranks" grep -q "^run .* $tenth steps of 96 tokens .* 0.10 epochs" tenth.out
 
-# By the clock, a checkpoint comes while the run goes on.
+# --save-every with a time saves while the run continues.
 "$cpu" "${tiny[@]}" --run-dir timed --steps 1000000 --save-every 1s --log-every 100 >timed.out 2>&1 &
 timed=$!
 for _ in {1..300}; do grep -qs '^checkpoint after step' timed.out && break; sleep 0.1; done
@@ -139,7 +139,7 @@ check "Ctrl-C ends with exit code 0" test $? = 0
 check "Ctrl-C leaves the weights" "$cpu" sample stopped --tokens 1
 check "Ctrl-C leaves a whole log" test "$(grep -c '}$' stopped/log.jsonl)" = "$(wc -l <stopped/log.jsonl)"
 
-# a run whose time is over; on a slow machine that may be after one step
+# a run whose time has elapsed, on a slow machine perhaps after one step
 limited=("${tiny[@]}" --steps 100000000 --max-time 2s --log-every 100000 --micro-batch 1)
 "$cpu" "${limited[@]}" --run-dir limited1 >limited1.out 2>&1 &
 ranks 2 "$cpu" "${limited[@]}" --run-dir limited2 >limited2.out 2>&1
@@ -162,7 +162,7 @@ check "and leaves the weights" "$cpu" sample bad --tokens 1
 "$cpu" "${tiny[@]}" --run-dir diverged --steps 100 --learning-rate 10 --weight-decay 1 --warmup-steps 0 --schedule constant >diverged.out 2>diverged.err
 check "a step that is not finite ends the run with exit code 70" test $? = 70
 check "and says what was seen" grep -qE 'step [0-9]+: loss .* gradient norm .* not finite' diverged.err
-# Their logits may be no numbers already, which sample says.
+# Their logits may not be finite any more, which sample reports.
 check "and leaves whole weights" grep -qE 'tokens/s|logits' <("$cpu" sample diverged --tokens 1 2>&1)
 
 # the memory report
@@ -175,7 +175,7 @@ while kill -0 $pid 2>/dev/null; do
     sleep 0.02
 done
 promised=$(sed -nE 's/^memory .* ([0-9.]+) MiB in all.*/\1/p' memory.out)
-# the program itself, its libraries, their buffers and the product that measures the GEMM rate take 150 MiB
+# the program itself, its libraries, their buffers and the product that measures the GEMM rate need up to 150 MiB
 check "memory stays within the report (peak $((peak / 1024)) MiB, report $promised MiB)" \
     awk -v peak="$peak" -v promised="$promised" 'BEGIN { exit !(promised > 0 && peak > 0 && peak / 1024 < promised + 150) }'
 
@@ -188,7 +188,7 @@ else
     skip "no mpirun here" 2
 fi
 
-# A model that was imported is trained, and goes on, and still has what it was published with.
+# A model that is imported, trained, resumed and exported keeps the config that it was published with.
 published_stays() {
     "$cpu" export plain --output made &&
         sed -i 's/"eos_token_id": 256/"eos_token_id": [\n    256,\n    7\n  ],\n  "nobody_knows": 3/' made/config.json &&
@@ -201,7 +201,7 @@ published_stays() {
 few=(--train-data 'data/made_train_*.bin' --micro-batch 2)
 check "an imported model goes out with the config that it came with" published_stays
 
-# Weights get a longer context, which goes out with them.
+# Weights get a longer context, which is exported with them.
 longer() {
     "$cpu" train --init plain --run-dir longer --train-data 'data/text_train_*.bin' --micro-batch 2 --context 96 --rope-scaling 2 \
         --steps 2 && "$cpu" export longer --output stretched && grep -q '"max_position_embeddings": 96,' stretched/config.json &&

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The program under the address and undefined-behaviour sanitizers and, with EVERY=yes, under the thread sanitizer, for which
+# The program under the address and undefined-behavior sanitizers and, with EVERY=yes, under the thread sanitizer, for which
 # it is built here: it tokenizes, trains on one rank and on several, resumes, inspects, samples and refuses bad input. (Units
-# run under all of them: test/run.sh.) OpenMP is off for the thread sanitizer: its library is not instrumented, and threads
-# of ours are in the streams and the loader.
+# run under all of them: test/run.sh.) OpenMP is off for the thread sanitizer: its library is not instrumented, and the
+# program's own threads are those of the streams and the loader.
 # needs: address/train_gpt
 # seconds: 60
 # soak: EVERY=yes
@@ -14,10 +14,10 @@ checks=8
 [ -z "$EVERY" ] || checks=12
 plan $checks
 export OMP_NUM_THREADS=2
-# launch N COMMAND...    with mpirun if there are several
+# launch N COMMAND...    runs the command on N ranks, with mpirun if N > 1
 launch() { if [ "$1" = 1 ]; then "${@:2}"; else OMP_NUM_THREADS=1 ASAN_OPTIONS=$whole_stacks ranks "$@"; fi; }
 
-# tokens PROGRAM    for the runs to train on
+# tokens PROGRAM    makes the tokens that the runs train on
 tokens() { "$1" tokenize kernels --output "$work/text" --val-fraction 0.2 --overwrite; }
 
 # train PROGRAM N OPTIONS...    a short training run with validation, samples and checkpoints; it is resumed, and its

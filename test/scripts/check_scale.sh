@@ -2,7 +2,7 @@
 # Costs that grow with the number of ranks: messages of the control plane, which Open MPI counts below its collectives, and
 # the start of a run.
 #
-#   RANKS=N    so many ranks (24); EVERY=yes: all calls
+#   RANKS=N    number of ranks (24); EVERY=yes: all calls
 # needs: cpu-fp32/train_gpt cpu-fp32/count_messages
 # seconds: 20
 # soak: RANKS=64 EVERY=yes
@@ -10,9 +10,9 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 n=${RANKS:-24}
 program=$PWD/build/cpu-fp32/train_gpt count=$PWD/build/cpu-fp32/count_messages text=$PWD/test/golden/bpe_training.json
-turns=0 # of a barrier
+turns=0 # rounds of a barrier
 while [ $((1 << turns)) -lt "$n" ]; do turns=$((turns + 1)); done
-# CALL MOST MESSAGES, as comm/control_plane.h says
+# each CALL and the most messages that it may send, from comm/control_plane.h
 calls="gather $((n - 1))
 exchange $((n + n * turns))"
 [ -z "$EVERY" ] || calls+="
@@ -26,7 +26,7 @@ plan $(($(wc -l <<<"$calls") + 2))
 command -v mpirun >/dev/null || { skip "no mpirun here" $(($(wc -l <<<"$calls") + 2)); exit; }
 cd "$work" || exit 1
 
-# sent CALL TIMES    prints how many messages all ranks send in their life, with so many calls
+# sent CALL TIMES    prints how many messages all ranks send in a run with TIMES calls
 sent() {
     rm -f sent.*.prof
     (

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# train_gpt selftest: healthy ranks are not suspect, whatever else the machine does, and what is broken is named: wrong bits
-# of a product, a disk that fails, a disk that is slow. Faults come from outside the program (fault_injection.cc).
+# train_gpt selftest: healthy ranks are not suspected, whatever else the machine does, and faults are named: wrong bits in a
+# product, a disk that fails, a disk that is slow. Faults are injected from outside the program (fault_injection.cc).
 #
 #   HEALTHY=N    how often healthy ranks are tested while other programs load the machine (2)
 # needs: cpu-fp32/train_gpt cpu-fp32/fault_injection.so
@@ -15,7 +15,7 @@ cd "$work" || exit 1
 mkdir checkpoints # the faults strike below a folder of this name
 export OMP_NUM_THREADS=1
 
-# tested RANKS [VAR=VALUE...] -- OPTIONS...    prints in `out` and `err`, and sets `code`
+# tested RANKS [VAR=VALUE...] -- OPTIONS...    runs the self-test with output in `out` and `err`, and sets `code`
 tested() {
     local n=$1 launch=() settings=()
     shift
@@ -27,7 +27,7 @@ tested() {
     code=$?
 }
 is_healthy() { [ "$code" = 0 ] && grep -q "^$1" out || { cat out err; return 1; }; }
-# suspects WORDS    rank 1 alone is named, and why
+# suspects WORDS    only rank 1 is named, with these words
 suspects() {
     [ "$code" = 75 ] && [ "$(grep -c '^train_gpt: suspect:' err)" = 1 ] && grep -q "^train_gpt: suspect: rank 1 .*$1" err && return
     cat out err
@@ -60,7 +60,7 @@ assert found[\"healthy\"] and found[\"suspects\"] == [] and len(found[\"ranks\"]
     done
     check "a slow disk" suspects 'writing to disk'
 
-    # Others want the cores as well: two endless loops for each.
+    # Other processes compete for the cores: two endless loops for each.
     loads=()
     for ((i = 0; i < 2 * $(nproc); i++)); do
         (while :; do :; done) &

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The source as its readers find it: formatted, within 110 columns, in rooms whose arrows point down, and with pages
-# that name targets there are.
+# The source as its readers find it: formatted, within 110 columns, in rooms (folders) whose arrows (includes) point down, and
+# pages that name only existing targets.
 # suite: test
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
@@ -8,11 +8,11 @@ plan 15
 
 sources=$(git ls-files -co --exclude-standard '*.cu' '*.cuh' '*.h' '*.cc')
 formatted() { clang-format --dry-run -Werror $sources 2>&1 | grep -E 'error' | head -5; [ "${PIPESTATUS[0]}" = 0 ]; }
-# the JSON in these two is as others wrote it
+# these two files contain JSON from elsewhere, which is kept as it was written
 narrow() { ! grep -nE '^.{111,}' $(grep -vE 'hf_configs|fuzz_json' <<<"$sources"); }
 
-# The rooms of the program, from the ground up, and the rooms that the files of each may include. An arrow that is added
-# takes a reason in its commit.
+# The rooms of the program, from the ground up, each with the rooms that its files may include. A new arrow needs a reason in
+# its commit.
 rooms='
 kernels
 data/base       kernels
@@ -31,7 +31,7 @@ data/commands   data/base data/checkpoint data/exchange data/launch data/options
 comm            data/base data/checkpoint data/commands data/launch data/options data/run data/tables data/tokenizer data/tokens kernels
 train_gpt.cu    comm data/base data/commands data/run data/tokens kernels
 '
-# Lines of code (no blanks, no comments) of them all. A number that is raised takes a reason in its commit, too.
+# The most lines of code (no blanks, no comments) in all rooms. Raising it needs a reason in the commit, too.
 most=47854
 files=$(git ls-files -co --exclude-standard train_gpt.cu comm data kernels | sort -u | grep -vE '\.(html|png|md)$' | while read -r file; do [ -f "$file" ] && echo "$file"; done)
 # "FILE INCLUDED" for each file of the program that one of them includes
@@ -50,16 +50,16 @@ arrows() {
         from != to && !may[from, to] { print $1 ": includes " $2 ", which " from " may not"; bad = 1 }
         END { exit bad }' <(echo "$rooms") <(echo "$includes")
 }
-# a ladder: each room stands above those that it includes
+# a ladder: each room is listed after those that it includes
 ladder() {
     awk '{ for (i = 2; i <= NF; i++) if (!seen[$i]) { print $1 ": above it stands " $i; bad = 1 } seen[$1] = 1 }
         END { exit bad }' <<<"$rooms"
 }
-# The rest of comm/ asks the planner through one file.
+# The rest of comm/ includes only one file of the planner.
 door() { ! awk '$1 ~ /^comm\// && $1 !~ /^comm\/plan_/ && $2 ~ /^comm\/plan_/ && $2 != "comm/plan_choice.h"' <<<"$includes" | grep .; }
 no_rings() { ! tsort <<<"$includes" 2>&1 >/dev/null | grep .; }
 
-# The page of comm/ has each of its files once, behind all that it includes; and a file is 12 includes from the ground at most.
+# The page of comm/ lists each of its files once, after all files that it includes; no file is more than 12 includes from the ground.
 index() {
     awk 'NR == FNR { if (split($2, part, "/") == 2 && part[1] == "comm" && $1 ~ /^comm\//) includes[$1] = includes[$1] " " part[2]; next }
         FNR == 1 { source++ }
@@ -81,10 +81,10 @@ index() {
         <(echo "$includes") <(ls comm/*.h) comm/README.md
 }
 
-# The page of a report and its script stay as small as one person reads.
+# The page of a report and its script stay short enough for one person to read.
 page() { [ "$(wc -l <data/report/page.html)" -le 700 ]; }
 
-# A comment is a sentence, or a noun phrase: few begin with one of these words, which promise a subject and bring none.
+# A comment is a sentence, or a noun phrase: fewer than 20 begin with one of these words, which promise a subject and give none.
 subjects() {
     awk 'FNR == 1 { in_comment = 0 }
         {
@@ -100,14 +100,14 @@ subjects() {
         $sources $(git ls-files '*.sh' '*.mk' '*.py' Makefile .ci/run)
 }
 
-# One word for one thing: these were given up for the field's own (the glossary in comm/README.md has many of them).
+# One word for one thing: the field's terms (many are in the glossary of comm/README.md) replace these names.
 given_up='largest_element|LargestElement|TapRows|keep_taps|MatrixHomes|HomedMatrix|HeldAlike|GivesWork|Occupied|RecordedTogether'
 given_up+='|RecordedOnHost|NotRecorded|gather_again|gathered_again|spoil_loss|know_stream_gradient|activation_again|take_numbers'
 given_up+='|TextWriter|write_texts|PipelineRoom|MemoryRoom|has_twin|StepParts|PlannedCut|LayoutChoice'
 words() { ! grep -nwE "$given_up" $sources comm/README.md kernels/README.md data/README.md; }
 
-# CUDA's calls for copies, fills and events stand where the model asks for them (streams.cuh), where they are made up for a
-# processor (host_*.h), and where the device is looked at from outside or NCCL is made up.
+# CUDA's calls for copies, fills and events appear only in streams.cuh, through which the model makes them, in host_*.h, which
+# implement them on a CPU, in the recorder, and in the substitute for NCCL over MPI.
 one_place() {
     ! grep -nE 'cudaMem(cpy(2D)?|set)(Async)?\(|cudaEvent[A-Za-z]+\(|cudaStreamWaitEvent\(' $(grep -vE \
         '^kernels/(streams.cuh|host_[a-z]+.h)$|^comm/(recorder|nccl_over_mpi).h$' <<<"$files")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Spikes: one process and eight layouts leave out the same steps, go back to the same checkpoint and pass over the same
-# samples, also where a run goes on in the middle of that on other ranks. The spikes are in the data: random tokens in
-# place of a text that repeats itself.
+# Spikes: one process and eight layouts skip the same steps, go back to the same checkpoint and pass over the same samples, also
+# when a run is resumed on other ranks in the middle of that. The spikes are in the data: random tokens in place of
+# repetitive text.
 # needs: cpu-fp32/train_gpt cpu-fp32/compare_runs cpu-fp32/plant_spikes
 # seconds: 15
 # limit: 3600
@@ -14,8 +14,8 @@ command -v mpirun >/dev/null || { skip "no mpirun here" $checks; exit; }
 cd "$work" || exit 1
 export OMP_NUM_THREADS=1
 
-# Steps of 8 samples of 16 tokens. Step 43 and step 46 are spikes; 52, 53 and 54 are three in a row; in the second file
-# all from 52 on are.
+# Steps of 8 samples of 16 tokens. Step 43 and step 46 are spikes; 52, 53 and 54 are three in a row; in all.bin every
+# step from 52 on is a spike.
 yes 'she sells sea shells by the sea shore; ' | head -c 60000 >text.txt
 "$cpu" tokenize text.txt --output text --val-fraction 0 >tokenize.out || echo "FAILED tokenize"
 cp text_train_000000.bin some.bin
@@ -37,7 +37,7 @@ train() {
     "${launch[@]}" "$cpu" train --run-dir "$name" "$@" >"$name.out" 2>&1
 }
 
-# skipped NAME    the steps that it left out, and where it went back to
+# skipped NAME    prints the steps with spikes, and where the run went back to
 skipped() {
     grep -oE '^spike +step [0-9]+' "$1.out" | grep -oE '[0-9]+$' | tr '\n' ' '
     sed -nE 's/^spikes .* up to step ([0-9]+): back to the checkpoint of step ([0-9]+); samples ([0-9]+) to ([0-9]+) are passed over/\1 > \2: \3-\4/p' "$1.out"
@@ -50,7 +50,7 @@ expect() {
 }
 all_spikes='43 46 52 53 54 54 > 51: 408-431'
 
-# 40 steps that learn the text, and from there one process that takes the step at once
+# A run that learns the text, and from its step 20 one process that runs each step in one micro-batch.
 train clean 1 "${shape[@]}" --train-data text_train_000000.bin --save-every 20 --keep 0 || echo "FAILED to train"
 start=(--resume clean/checkpoints/step_00000020 --train-data some.bin)
 train one 1 "${start[@]}" "${watched[@]}" --micro-batch 8
@@ -84,7 +84,7 @@ done <<'END'
 END
 
 # ----------------------------------------------------------------------------------------------------------
-# a run that goes on in the middle, and one that cannot
+# a run resumed between spikes, one without a checkpoint to go back to, and one with spikes to the end
 
 # after the second of three spikes
 mkdir half && cp -r one/options.json one/checkpoints half && mv half/checkpoints/step_00000053.aside half/53

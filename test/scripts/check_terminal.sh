@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A run on a terminal, in tmux: its last line stays while others scroll above it, fits whatever the width, and
-# leaves nothing behind; and none of that where nobody looks. Then prompts that are typed there.
+# A run on a terminal, in tmux: its status line stays last while others scroll above it, fits any width, and leaves nothing
+# behind; without a terminal there is none. Then prompts that are typed there.
 # suite: test
 # needs: cpu-fp32/train_gpt
 # seconds: 15
@@ -22,19 +22,19 @@ train() {
         "--train-data tokens.bin --warmup-steps 0 --overwrite --steps $steps $*"
 }
 
-# In the terminal, with a prompt that nothing else begins with.
+# Types in the terminal, whose prompt (ready>) begins no other line.
 type_line() { session send-keys -t 0 -l "$1" && session send-keys -t 0 Enter; }
 screen() { session capture-pane -p -t 0; }
-# prints the screen with its colours: dim is 2, yellow 33
+# prints the screen with its colors: dim is 2, yellow 33
 coloured() { session capture-pane -e -p -t 0; }
 shows() { screen | grep -qE -- "$1"; }
 last_line() { screen | grep -v '^$' | tail -1; }
 status='^step [0-9]+/[0-9]+  '
 stays() { last_line | grep -qE "$status(micro-batch|validation)"; }
 prompt_is_back() { last_line | grep -q '^ready>$'; }
-# No line of the screen is left of the status, or of a part of it.
+# Neither the status line nor a part of it is left on the screen.
 clean() { ! screen | grep -E "micro-batch [0-9]+/|validation [0-9]+/|checkpoint in|\[=*>"; }
-# resized COLUMNS WORDS    the status is there again, on one line of the screen, and has the words
+# resized COLUMNS WORDS    resizes the terminal; the status is soon there again, on one line that matches WORDS
 resized() {
     session resize-window -t 0 -x "$1" -y 30
     wait_for 60 fits "$1" "$2"
@@ -110,14 +110,14 @@ prompts() { type_line "clear; $program sample e --tokenizer bytes --interactive 
 asks() { [ "$(last_line)" = ">" ]; }
 writes() { ! last_line | grep -q '^>'; }
 typed() { [ "$(last_line)" = "> $1" ]; }
-# ask LINE    types it at an empty prompt; what is typed earlier would be shown twice
+# ask LINE    types it at an empty prompt; anything typed earlier would be shown twice
 ask() { wait_for 60 asks && session send-keys -t 0 -l "$1" && wait_for 60 typed "$1" && session send-keys -t 0 Enter; }
-# sees WORDS    the screen shows them soon; else it is printed
+# sees WORDS    the screen soon shows the words; otherwise prints the screen
 sees() { wait_for 60 shows "$1" || { screen | grep .; return 1; }; }
 prompts
 check "a session has a seed, and tells it" sees '^seed [0-9]+$'
 ask "some words"
-check "a prompt is answered" sees '^[0-9]+ tokens in ' # a drawn text may end early
+check "a prompt is answered" sees '^[0-9]+ tokens in ' # a sampled text may end early
 wait_for 60 asks
 session send-keys -t 0 Up
 check "an arrow key brings the last line back" wait_for 60 typed "some words"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The README's way from text to text: a tokenizer trained, a folder tokenized, tokenizers and data of others, a blend,
+# The README's way from text to text: training a tokenizer, tokenizing a folder, tokenizers and data of other programs, a blend,
 # samples and evaluations.
 # suite: test
 # needs: cpu-fp32/train_gpt
@@ -11,7 +11,7 @@ plan 43
 cd "$work" || exit 1
 export OMP_NUM_THREADS=2
 
-# run NAME COMMAND...    into NAME.out and NAME.err
+# run NAME COMMAND...    runs the command with output in NAME.out and NAME.err
 run() {
     local name=$1
     shift
@@ -66,7 +66,7 @@ check "an interrupted run leaves nothing" test $? = 1 -a -z "$(ls tokens | grep 
 pkill -P $feeder
 rm long.txt
 
-# little ENDIAN-BYTES NUMBER    a number in so many bytes, lowest first
+# little BYTES NUMBER    prints the number in BYTES bytes, lowest first
 little() {
     local i
     for ((i = 0; i < $1; i++)); do printf "\\x$(printf %02x $(($2 >> (8 * i) & 255)))"; done
@@ -137,7 +137,7 @@ check "zero bytes are text too" test "$(head -c 5 zero.out | od -An -c)" = "$(od
 sed -E 's/"normalizer": ?null/"normalizer":{"type":"Replace","pattern":{"String":"a"},"content":""}/' plain/tokenizer.json >nothing.json
 "${sample[@]}" --tokenizer nothing.json --prompt aaa >nothing.out 2>&1
 check "a prompt of no tokens is refused" grep -q '^train_gpt: --prompt: has no tokens' nothing.out
-# two letters of what was made, which may be anything
+# two letters of the generated text, which may be anything
 made=$(tail -c +12 prompt.out | tr -d '\0')
 stop=$(grep -aoE '[[:alnum:]_]{2}' <<<"$made" | tail -1)
 run stop "${sample[@]}" --prompt 'inline void' --stop "$stop" --stop 'something else'
@@ -147,7 +147,7 @@ check "the sampler's options change the text" test "$(cat sampler.out)" != "$(ca
 printf 'inline void\n\nconst\n' | "$program" sample plain --interactive --tokens 30 --seed 4 >interactive.out 2>/dev/null
 check "prompts line by line" test "$(head -c "$(stat -c %s prompt.out)" interactive.out)" = "$(cat prompt.out)" -a "$(grep -c const interactive.out)" -ge 1
 
-# A model whose logits are no numbers cannot go on, and what was trained before is kept.
+# A run stops when its model's logits are not finite, and keeps the weights.
 "$program" "${train[@]}" --train-data 'tokens/mine_train_*.bin' --run-dir broken --norm rmsnorm --tie-embeddings off --weight-decay 10 \
     --learning-rate 10 --schedule constant --warmup-steps 0 --micro-batch 1 --sequence-length 2 --sample-every 1 >broken.out 2>broken.err
 check "a sample that cannot be made ends the run in one line" test "$(wc -l <broken.err)" = 1
@@ -160,7 +160,7 @@ run eval "$program" eval plain --data 'tokens/mine_val_*.bin' --micro-batch 4
 # gives RUN OUT    the loss that eval printed is the last validation loss of the run
 gives() { awk -v want="$(field val_loss "$1" | tail -1)" '{ d = $2 - want; exit !(d < 2e-4 && d > -2e-4) }' "$2"; }
 check "eval gives the validation loss of the run" gives plain eval.out
-# Its last micro-batch has samples for some of its rows only.
+# A size of micro-batches that leaves rows of the last one without samples.
 samples=$(sed -nE 's/.* in ([0-9]+) samples.*/\1/p' eval.out)
 for micro in 3 5 7 11; do [ $((samples % micro)) = 0 ] || break; done
 run odd "$program" "${train[@]}" --train-data 'tokens/mine_train_*.bin' --val-data 'tokens/mine_val_*.bin' --steps 1 \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A run tells of its own time: phases of every step, all ranks in ranks.jsonl, a timeline, and the flight record.
+# A run reports its own times: phases of every step, all ranks in ranks.jsonl, a timeline, and the flight record.
 # needs: cpu-fp32/train_gpt
 # seconds: 15
 cd "$(dirname "$0")/../.." || exit 1
@@ -16,7 +16,7 @@ tiny=(train --model tiny --layers 4 --channels 32 --heads 2 --kv-heads 1 --mlp-w
 # lines FIELD RUN [FILE]    lines with that field
 lines() { grep -c "\"$1\":" "$2/${3:-log.jsonl}"; }
 losses() { sed -nE 's/.*"loss":([-+.0-9e]+).*/\1/p' "$1/log.jsonl"; }
-records() { grep -lsa "$work/$1" /dev/shm/train_gpt.* | wc -l; } # of runs in this folder
+records() { grep -lsa "$work/$1" /dev/shm/train_gpt.* | wc -l; } # counts the records of this run
 
 ranks 4 "$cpu" "${tiny[@]}" --pp 2 --steps 22 --save-every 10 --keep 3 --trace-steps 4:5 --run-dir "$work/on" >on.out 2>&1 ||
     { echo "FAILED to run"; cat on.out; }
@@ -43,9 +43,9 @@ ranks 4 "$cpu" "${tiny[@]}" --pp 2 --steps 24 --resume on/checkpoints/step_00000
 check "a run that goes on tells of each step once" test "$(lines timings on)" = 24
 check "in ranks.jsonl too" test "$(grep -c '"step":20,.*"pipeline"' on/ranks.jsonl)" = 1
 
-# A rank that stands still for half a second is in the log. Where it stood still between two steps, which no phase
-# counts, it is stopped again.
-frozen_phases() { # of at least half a second
+# A rank that is frozen for half a second is in the log. If it was frozen between two steps, which no phase counts, it is
+# frozen again.
+frozen_phases() { # true if a phase took at least half a second
     awk -F'"timings":' '
         NF > 1 { n = split($2, numbers, /[^0-9.]+/); for (i = 1; i <= n; i++) if (numbers[i] >= 500) found = 1 }
         END { exit !found }' "$1/log.jsonl"

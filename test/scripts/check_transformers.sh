@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Models to Hugging Face transformers and back (test/tools/transformers_round_trip.py). Needs a Python that has PyTorch and
-# transformers, and does nothing without: PYTHON names it.
+# Models to Hugging Face transformers and back (test/tools/transformers_round_trip.py). Needs a Python with PyTorch and
+# transformers, which PYTHON may name; without one all checks are skipped.
 #
 #   test/scripts/check_transformers.sh [FAMILY...]
 # seconds: 60

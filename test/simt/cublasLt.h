@@ -328,7 +328,7 @@ inline void run(const HostMatmulDesc& op, float alpha, const void* A, const Host
             write(D, d, row, column, value);
         }
         if (op.epilogue == CUBLASLT_EPILOGUE_BGRADB) {
-            float sum = 0;  // in each algorithm from a different start
+            float sum = 0;  // each algorithm starts at a different element
             for (int64_t i = 0; i < k; i++) {
                 int64_t at = (i + number) % k;
                 sum += right[tb ? at * n + column : column * k + at];
@@ -465,7 +465,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     bool as_aligned = aligned(A, algo->align_a) && aligned(B, algo->align_b) && aligned(C, algo->align_c) &&
                       aligned(D, algo->align_d);
     bool has_workspace = workspace && aligned(workspace, 256) && workspace_bytes >= checked.workspaceSize;
-    // Scales that are left out would be 1; no caller here means that.
+    // The library takes missing scales as 1. Here they are an error, since no caller means that.
     bool has_scales = !is_fp8(a->type) || (operation->a_scale && operation->b_scale);
     if (!A || !B || !C || !D || !has_scales || !as_aligned || !has_workspace)
         return CUBLAS_STATUS_INVALID_VALUE;

@@ -29,7 +29,7 @@ struct alignas(64) CUtensorMap {
 
 namespace simt {
 
-// The contents of a CUtensorMap here.
+// The contents of a CUtensorMap on the simulated device.
 struct TensorMap {
     uint32_t is_map;  // the constant below, so that memory which holds no map is noticed
     uint16_t rank, element;

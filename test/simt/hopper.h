@@ -18,7 +18,7 @@ struct HopperBarrier {
     unsigned arrivals, missing;  // arrivals that a phase needs, and that the current one lacks
     int64_t bytes = 0;           // announced but not arrived
     unsigned phase = 0;
-    Clock clock = {}, done = {};  // epochs that the arrivals had seen: in all, and up to the last phase
+    Clock clock = {}, done = {};  // epochs seen by the arrivals so far, and by those of completed phases
     std::vector<Thread*> waiting = {};
     std::vector<BulkCopy> copies = {};
 };
@@ -32,7 +32,7 @@ struct NamedBarrier {
 std::map<uintptr_t, HopperBarrier> mbarriers;
 std::array<NamedBarrier, 16> named_barriers;
 std::vector<Thread*> counter_waiters, register_waiters;
-constexpr unsigned all_registers = 512;                        // per thread, in each of four warps
+constexpr unsigned all_registers = 512;                        // 65,536 of a multiprocessor / 128 threads
 std::array<unsigned, Stacks::max_threads / 128> registers_of;  // per thread of a warpgroup
 unsigned registers_left;
 
@@ -160,7 +160,7 @@ void write_results(Thread& thread, BulkGroup& group) {
     }
 }
 
-// At the end of a thread. Its shared memory soon ceases to exist; results may still be in flight.
+// Runs at the end of a thread. Its stores must have read shared memory, but their results may be in flight.
 void end_stores() {
     for (BulkGroup& group : running->stores) {
         if (group.read.empty() && !group.copies.empty())
@@ -170,7 +170,7 @@ void end_stores() {
     }
 }
 
-// At the end of a block.
+// Runs at the end of a block.
 void end_hopper() {
     for (auto& [at, barrier] : mbarriers) {
         if (!barrier.copies.empty())

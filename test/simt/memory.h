@@ -54,7 +54,7 @@ public:
         return result;
     }
 
-    // Returns the number of bytes from `pointer` on that are free for good.
+    // Returns the number of bytes, from `pointer` on, that will never be in use again.
     size_t release(void* pointer) {
         uint16_t* valid = &valid_[((uintptr_t)pointer - region_.begin) / page];
         size_t pages = 0;
@@ -106,8 +106,8 @@ public:
     bool holds(uintptr_t at) const { return at - begin_ < size; }
     void* parameters() const { return (void*)begin_; }
 
-    // The upper ends differ in their lower bits; otherwise all threads would compete for the same cache
-    // lines.
+    // The tops of stacks differ in their low address bits; otherwise all threads would compete for the same
+    // cache lines.
     void* top(size_t thread) {
         for (; ready_ <= thread; ready_++) {
             mprotect((void*)(begin_ + (ready_ + 1) * room + page), room - page, PROT_READ | PROT_WRITE);
@@ -153,7 +153,7 @@ struct Program {
             this);
     }
 
-    uintptr_t base = 0;  // an address minus this is its place in the file
+    uintptr_t base = 0;  // an address minus this is its offset in the file
 };
 
 }  // namespace simt

@@ -15,8 +15,8 @@ enum class Access { read, write, atomic };
 
 enum class Finding { none, unwritten, pending, race_with_write, race_with_use };
 
-// How much is gained by keeping use `a` beside `b`, the last one: an access that races with one may not race
-// with the other.
+// How much is gained by keeping use `a` in addition to `b`, the last use: an access that races with one may
+// not race with the other.
 template <Scope scope>
 [[gnu::always_inline]] inline int apart(Stamp a, Stamp b) {
     if (same_interval(a, b)) return !same_warp(a, b) ? 2 : (a ^ b) & thread_bits ? 1 : 0;

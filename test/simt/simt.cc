@@ -206,7 +206,7 @@ void make_ready(Thread& thread) {
     ready[ready_count++] = &thread;
 }
 
-// In an order that the seed determines.
+// Makes these lanes ready, in an order that the seed determines.
 void make_ready(const Warp& warp, unsigned lanes) {
     Thread* first = &threads[(&warp - &warps[0]) * warp_size];
     unsigned factor = random(warp_size) | 1, offset = random(warp_size);
@@ -324,7 +324,7 @@ void start_block(uint32_t number) {
     make_all_ready();
 }
 
-// No thread can run, and some have not ended.
+// Reports that no thread can run although some have not ended.
 void describe_deadlock() {
     struct Group {
         unsigned count = 0;

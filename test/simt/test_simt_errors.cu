@@ -116,7 +116,7 @@ __global__ void dynamic_store_kernel(int index) {
     dynamic_shared<int>()[index] = 1;
 }
 
-// The vector is stored to the kind of memory that this store() is for, or to the other kind.
+// store() is for global memory; to_shared passes it shared memory instead.
 template <bool to_shared>
 __global__ void store_vector_kernel(float* out) {
     float* shared = dynamic_shared<float>();

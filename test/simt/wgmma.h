@@ -41,7 +41,7 @@ struct WarpgroupProduct {
     const void* where;
 };
 
-// Registers of A of products in flight.
+// The registers that hold A for products in flight.
 struct Fragments {
     std::array<uint32_t*, warpgroup_size> at;
     std::array<uint32_t, warpgroup_size * 4> values;

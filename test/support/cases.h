@@ -1,7 +1,7 @@
 /*
 How a test case ends: passed, failed or skipped. A case that cannot show anything in its environment says so
-with SKIP; a case that ends without a single check and without a reason has failed: otherwise it would go
-unnoticed that it never checks anything.
+with SKIP; a case that ends without a single check and without a reason has failed: otherwise nobody would
+notice that it never checks anything.
 */
 #pragma once
 

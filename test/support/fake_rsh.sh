@@ -3,10 +3,10 @@
 # fake_rsh.sh HOST COMMAND... runs the command here, as ssh would run it there.
 #
 #     $FAKE_HOSTS/HOST.down     the host does not answer
-#     $FAKE_HOSTS/HOST.once     it does not answer this once
-#     $FAKE_HOSTS/HOST.apart    it has a file system of its own: nothing of $FAKE_HOSTS/.. is seen there by `ls`
+#     $FAKE_HOSTS/HOST.once     it does not answer the first time
+#     $FAKE_HOSTS/HOST.apart    it has a file system of its own: `ls` finds nothing there
 #     $FAKE_HOSTS/HOST.tmp      its folder for temporary files: daemons of two hosts spoil each other's files in a common one
-#     $FAKE_HOSTS/HOST.pids     processes that were started there; each leads a session, in which all that it starts is
+#     $FAKE_HOSTS/HOST.pids     processes that were started there; each leads a session, which includes all its descendants
 host=$1
 shift
 [ ! -e "$FAKE_HOSTS/$host.down" ] || exit 255

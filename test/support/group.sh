@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# One source of several, sourced by what compiles units or fuzzers.
+# Makes one source file of several; sourced by the scripts that compile units or fuzzers.
 
-# write_group FILE UNITS...    writes several sources as one: all that they include, then each in a namespace of its
-# own. What they share is compiled once, which takes less than half of the time. One that has a main is a program, which
-# the group is too, by its name.
+# write_group FILE UNITS...    writes several sources as one: everything that they include, then each in its own namespace.
+# The includes that they share are compiled once, so this takes less than half the time. A source with a main is a program;
+# the group acts as this program when it is started under its name.
 write_group() {
     local file=$1 unit name
     shift

@@ -8,8 +8,8 @@ The parts of the heads that context ranks send (head_parts() in comm/stage.h), i
 
 #include "comm/stage.h"  // least_queries_of_part
 
-// While it lives, parts have at least this number of queries. 1: there are as many parts as there can be,
-// though sequences are short.
+// During its lifetime, parts have at least this number of queries. 1: the largest number of parts, although
+// sequences are short.
 struct HeadParts {
     const size_t before;
 

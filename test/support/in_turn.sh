@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs the scripts that wait, one after another, each once the programs that it needs have been built. They are one job of the
-# pool of test/run.sh, and its first: make comes back to a target that could not begin only when it has been through all others.
+# Runs the scripts that wait, one after another, each as soon as the programs that it needs have been built. They are one job
+# of test/run.sh's pool, and its first, because make returns to a target that could not start only after trying all others.
 #
 #   in_turn.sh FILE    lines SECONDS|NAME|PROGRAMS|KIND|ARGUMENTS for job.sh
 cd "$(dirname "$0")/../.." || exit 1
 
-# built PROGRAM    waits until the pool has built it; false if it does not build
+# built PROGRAM    waits until the pool has built it; false if the build fails
 built() {
     local name=${1#build/} result code
     result=$RESULTS/${name//\//.}.built

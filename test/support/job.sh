@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs one job of test/run.sh within its time limit, and writes into $RESULTS how it ended: NAME.result has the line
-# "KIND NAME SECONDS CPU_SECONDS PASSED FAILED", NAME.log what it printed, NAME.skipped what it skipped. Of what was built
+# "KIND NAME SECONDS CPU_SECONDS PASSED FAILED", NAME.log what it printed, NAME.skipped what it skipped. For a build,
 # NAME.built has "build NAME SECONDS CPU_SECONDS EXIT_CODE".
 #
 #   job.sh build NAME COMMAND...                               builds a program
@@ -17,7 +17,7 @@ file=$RESULTS/${name//\//.}
 export OMP_WAIT_POLICY=passive
 TIMEFORMAT='%R %U %S'
 
-# bounded LIMIT COMMAND...    ends it after so many seconds; sets seconds, cpu and code
+# bounded LIMIT COMMAND...    runs it, and ends it after LIMIT seconds; sets seconds, cpu and code
 bounded() {
     local user system
     { time timeout -k 10 "$@" >"$file.log" 2>&1 </dev/null; } 2>"$file.time"
@@ -30,7 +30,7 @@ bounded() {
     fi
 }
 
-# ended PASSED FAILED [LINES]    writes the result, and says it; where something failed, with the end of what was printed
+# ended PASSED FAILED [LINES]    writes the result and prints it; if something failed, prints the end of the log first
 ended() {
     local skips=0
     if [ "$2" != 0 ] && [ -z "$REPEATED" ] && [ "$SUITE" != soak ] && grep -q "^| $name |" test/unsteady.md; then
@@ -48,7 +48,7 @@ ended() {
 
 case $kind in
 build)
-    [ ! -e "$file.built" ] || exit "$(cut -d" " -f5 "$file.built")" # in the pass before
+    [ ! -e "$file.built" ] || exit "$(cut -d" " -f5 "$file.built")" # built in the previous pass
     { time "$@" >"$file.log" 2>&1; } 2>"$file.time"
     code=$?
     read -r seconds user system <"$file.time"
@@ -90,7 +90,7 @@ unit | alone)
     bounded "$limit" "${launch[@]}" "$program" "${options[@]}"
     grep -a '^skipped: ' "$file.log" | sed 's/^skipped: //' >"$file.skipped"
     read -r passed failed < <(sed -nE 's/^([0-9]+) passed, ([0-9]+) failed, [0-9]+ skipped$/\1 \2/p' "$file.log" | tail -n 1)
-    # A program that died, or failed outside its cases, has failed.
+    # A program that died, or whose exit code is not 0 although no case failed, counts as one failure.
     if [ -z "$failed" ] || { [ $code != 0 ] && [ "$failed" = 0 ]; }; then
         echo "$name: exit code $code" >>"$file.log"
         failed=1

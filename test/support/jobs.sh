@@ -2,7 +2,7 @@
 # Jobs of several ranks in the background, for tests that disturb them; for scripts that have sourced checks.sh, and are in
 # $work. The caller has set $cpu, the program; each run NAME has its run directory $work/NAME, its output in NAME.out and NAME.err.
 
-# Processes of a run: its folder is on their command lines, and nobody else's. mpirun's comes with `launcher`.
+# The processes of a run are those with its folder on their command line: its ranks, and mpirun.
 rank_pids() { pgrep -f "^$cpu .*--run-dir $work/$1( |\$)"; }
 launcher_pid() { pgrep -f "^mpirun .*--run-dir $work/$1( |\$)"; }
 kill_job() {
@@ -16,7 +16,7 @@ kill_all() {
 
 has_ranks() { [ "$(rank_pids "$1" | wc -l)" = "$2" ]; }
 
-# start_job NAME RANKS COMMAND...    in the background, with --run-dir; its process is $job
+# start_job NAME RANKS COMMAND...    starts a job in the background, with --run-dir; its process is $job
 start_job() {
     local name=$1 n=$2
     shift 2
@@ -37,9 +37,9 @@ job_is_over() { ! kill -0 "$job" 2>/dev/null; }
 nothing_left() { wait_for 20 has_ranks "$1" 0 && [ -z "$(launcher_pid "$1")" ]; }
 one_line() { [ "$(grep -c '^train_gpt: ' "$1.err")" = 1 ]; }
 
-# start_stopped PHASE RANK NAME RANKS COMMAND...    starts a job, of which this rank stops (SIGSTOP) in the named phase: start
-# (before it joins the job), mesh (while groups of ranks are made), load (of a checkpoint), step, or save. Returns when it has
-# stopped, or 1 if it does not. `faults` names fault_injection.so.
+# start_stopped PHASE RANK NAME RANKS COMMAND...    starts a job in which this rank stops (SIGSTOP) in the named phase: start
+# (before it joins the job), mesh (while groups of ranks are made), load (of a checkpoint), step, or save. Returns once it has
+# stopped, or returns 1 if it does not within 60 s. `faults` names fault_injection.so.
 start_stopped() {
     local phase=$1 rank=$2 at=1 calls
     shift 2
@@ -50,7 +50,7 @@ start_stopped() {
     fi
     case $phase in
     start) calls=init ;;
-    mesh) calls=dup at=3 ;;  # behind those of the watchdogs and of the control plane
+    mesh) calls=dup at=3 ;;  # after the calls for the watchdogs and for the control plane
     load) calls=read ;;
     save) calls=create ;;
     *) echo "FAILED there is no phase $phase"; return 1 ;;

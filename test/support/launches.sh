@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Supervised runs in the background, for tests that disturb them; for scripts that have sourced checks.sh and jobs.sh, and
-# are in $work. Hosts are made up: fake_rsh.sh runs what is theirs here.
+# are in $work. Hosts are imaginary: fake_rsh.sh runs their commands on this machine.
 export FAKE_HOSTS=$work/hosts.d
 mkdir -p "$FAKE_HOSTS/apart"
 printf '#!/bin/sh\nexit 2\n' >"$FAKE_HOSTS/apart/ls"
@@ -10,15 +10,15 @@ on_one_machine="mpirun ${mpirun_options[*]}"
 on_hosts="mpirun --mca plm_rsh_agent $PWD/test/support/fake_rsh.sh --bind-to none --mca mpi_yield_when_idle 1
     --mca pml ob1 --mca btl self,tcp --mca btl_tcp_if_include lo"
 
-# launch NAME OPTIONS... -- JOB...    in the background, with --run-dir; its process is $supervisor
+# launch NAME OPTIONS... -- JOB...    starts a supervisor in the background, with --run-dir; its process is $supervisor
 launch() {
     local name=$1
     shift
     "$cpu" launch "$@" --run-dir "$work/$name" >>"$name.out" 2>>"$name.err" </dev/null &
     supervisor=$!
 }
-# launched NAME SECONDS    true if the supervisor ends by then; its exit code is in $code. A check that fails
-# shows what it said.
+# launched NAME SECONDS    true if the supervisor ends by then; its exit code is in $code. Prints what it
+# said, which a check shows if it fails.
 launched() {
     local late=0
     wait_for "$2" supervisor_is_over || late=1
@@ -33,10 +33,10 @@ launched() {
 supervisor_is_over() { ! kill -0 "$supervisor" 2>/dev/null; }
 # The ranks of a run are those processes whose command is train.
 ranks_of() { pgrep -f "^$cpu train .*--run-dir $work/$1( |\$)"; }
-# its launcher, which for one rank is that itself
+# its launcher; for a single rank, this is the rank itself
 launcher_of() { sed -nE 's/.*"launcher":\{"id":([0-9]+).*/\1/p' "$1/job.json"; }
 last_step() { grep -oE '^\{"step":[0-9]+,"loss"' "$1/log.jsonl" 2>/dev/null | tail -1 | grep -oE '[0-9]+'; }
-# is_past RUN STEP
+# is_past RUN STEP    true if the last logged step is a later one
 is_past() {
     local step
     step=$(last_step "$1")
@@ -44,13 +44,13 @@ is_past() {
 }
 starts_of() { grep -c '^launch  *start [0-9]*: ' "$1.out"; }
 
-# A host that goes down, with all that runs on it; and is there again.
+# host_down HOST    takes the host down, with everything that runs on it; host_up HOST brings it back
 host_down() {
     local pids
     touch "$FAKE_HOSTS/$1.down"
     [ -s "$FAKE_HOSTS/$1.pids" ] || return 0
     pids=$(xargs <"$FAKE_HOSTS/$1.pids" | tr ' ' ,)
-    # Each leads a session, or has a child that does, if it led a group before.
+    # Each leads a session; or its child does, because setsid forks if its caller leads a process group.
     pids=$pids,$(pgrep -d, -P "$pids")
     # shellcheck disable=SC2046
     kill -9 $(pgrep -s "${pids%,}") 2>/dev/null

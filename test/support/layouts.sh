@@ -1,13 +1,13 @@
 # shellcheck shell=bash disable=SC2034
 # Models and layouts that runs are compared on: check_layouts.sh, and same_as.sh beside it in test/tools.
 
-# Steps of 24 sequences: divided by 1, 2, 3, 4 and 8 ranks, and by micro-batches of 1, 2 and 3; in the last rows 3 ranks
-# have 8 micro-batches. Every step is clipped.
-# --adam-eps: some gradients are zero but for rounding (those of key biases: softmax does not see them), and with a
-# small one AdamW would make updates of that noise.
+# Steps of 24 sequences: divisible by 1, 2, 3, 4 and 8 ranks, and by micro-batches of 1, 2 and 3; in some rows 3 data ranks
+# share 8 micro-batches of 3 unevenly. Every step is clipped.
+# --adam-eps: some gradients are zero except for rounding (those of key biases, which cancel in the softmax), and with a
+# small epsilon AdamW would scale that noise up to full updates.
 common=(--context 24 --steps 10 --global-batch 576 --gradient-clip 0.5 --warmup-steps 2 --adam-eps 1e-5
     --val-every 5 --val-batches 2 --sample-every 10 --sample-tokens 4 --train-data 'text_train_*.bin' --val-data 'text_val_*.bin' --model tiny)
-# Sizes that divide by little: what is cut into shards, stages or vocabularies leaves a remainder.
+# Sizes with few divisors: cutting into shards, stages or vocabulary parts leaves remainders.
 declare -A shapes=(
     [gpt2]="--vocab-size 257 --layers 5 --channels 60 --heads 4 --norm layernorm --position learned --mlp gelu
         --bias on --tie-embeddings on"
@@ -27,7 +27,7 @@ shapes[long-filter]="--vocab-size 261 --layers 3 --channels 48 --heads 4 --mlp-w
     --local-filter on --context 512 --global-batch 3072 --micro-batch 6 --document-end 32"
 shapes[parallel-filter]="${shapes[parallel]} --local-filter on"
 
-# SHAPE RANKS OPTIONS; more_layouts: in `make soak` alone
+# SHAPE RANKS OPTIONS; more_layouts run only in `make soak`
 layouts='
 gpt2      1 --micro-batch 2 --recompute block --zero 3 --offload optimizer
 llama     1 --micro-batch 4 --pp-schedule interleaved --pp-chunks 3

@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# The program that nvcc makes, run without a card (test/nocard/): sourced by check_cuda.sh, which has built it. Losses are held
-# to those of the simulated device, which runs the same kernels from their source, and to those of one rank.
+# The program that nvcc makes, run without a card (test/nocard/): sourced by check_cuda.sh, which has built it. Losses are compared
+# with those of the simulated device, which runs the same kernels from their source, and with those of one rank.
 
 nocard=build/nocard/train_gpt
 cpu=build/cpu-fp32/train_gpt
 compare=build/cpu-fp32/compare_runs
 
-# Commands that need no device, which say the same whatever the program was built for, as on a node without a card.
+# Commands that need no device print the same whatever the program was built for, here as on a node without a card.
 same_words() {
     local command a b
     local -x NOCARD_GPUS=0
@@ -35,7 +35,7 @@ data nowhere
 L
 }
 
-# run_on PROGRAM RANKS NAME OPTIONS...    three steps of eight short sequences, whatever the ranks
+# run_on PROGRAM RANKS NAME OPTIONS...    three steps of eight short sequences, on any number of ranks
 usual=(--model tiny --layers 2 --channels 64 --heads 2 --context 64 --steps 3 --global-batch 512 --micro-batch 2
     --learning-rate 1e-3 --adam-eps 1e-5 --log-every 1 --matmul-tuning off)
 run_on() {
@@ -45,7 +45,7 @@ run_on() {
     OMP_NUM_THREADS=1 timeout 1200 "${launch[@]}" "$program" train "${usual[@]}" --train-data "$work/text_train_*.bin" \
         --run-dir "$work/$name" "$@"
 }
-# same_ledger RANKS OPTIONS...    what a step gives to streams is what its ledger says, call by call, on every rank
+# same_ledger RANKS OPTIONS...    the calls that a step puts on streams are those of its ledger, one by one, on every rank
 same_ledger() {
     local ranks=$1 rank capability=90
     shift
@@ -57,13 +57,13 @@ same_ledger() {
     done
 }
 losses_of() { "$compare" "$work/$1" "$work/$2" --losses "$3" --weights "$4" --moments "$4"; }
-# checked_run NAME RANKS OTHER LIMIT OPTIONS...    it trains, with the losses of another run, as near as the limit says
+# checked_run NAME RANKS OTHER LIMIT OPTIONS...    it trains, with the losses of the run OTHER to within LIMIT
 checked_run() {
     check "trains: $1${5:+ (${*:5})}" run_on "$nocard" "$2" "$1" "${@:5}"
     check "$1 has the losses of $3" losses_of "$1" "$3" "$4" 0.2
 }
 
-# Lines of RANKS OPTIONS...
+# Reads lines of RANKS OPTIONS...
 same_ledgers() {
     local line
     while read -r line; do
@@ -72,19 +72,19 @@ same_ledgers() {
     done
 }
 
-# plant FROM TO    makes the program with another instruction in the PTX of all kernels
+# plant FROM TO    makes a program in which TO replaces FROM in the PTX of all kernels
 plant() {
     FROM=$1 TO=$2 perl -pe 's/\Q$ENV{FROM}\E/$ENV{TO} . " " x (length($ENV{FROM}) - length($ENV{TO}))/ge' "$nocard" >"$work/planted_program"
     chmod +x "$work/planted_program"
     ! cmp -s "$nocard" "$work/planted_program"
 }
-# planted FROM TO WORDS    it ends with a line of these words
+# planted FROM TO WORDS    the changed program ends with an error that has these words
 planted() {
     plant "$1" "$2" || return
     ! run_on "$work/planted_program" 1 planted --overwrite --context 512 --global-batch 1024 --steps 1 >"$work/planted.out" 2>&1 || return
     grep "^nocard: .*$3" "$work/planted.out"
 }
-# planted_numbers FROM TO OPTIONS...    it has other losses, or ends with a line
+# planted_numbers FROM TO OPTIONS...    the changed program has other losses, or ends with an error
 planted_numbers() {
     plant "$1" "$2" || return
     if run_on "$work/planted_program" 1 planted --overwrite "${@:3}" >"$work/planted.out" 2>&1; then
@@ -111,7 +111,7 @@ options_unit() {
 }
 
 nocard_checks=26
-# The runs of CI: one on the kernels of Hopper, captured in graphs, and others beside it.
+# The runs of CI: one with Hopper's kernels, captured in graphs, and others that are compared with it.
 nocard_runs() {
     check "the interpreter of PTX, by hand-written kernels and Triton's" interpreter_units
     check "commands that need no device say what they say on a CPU" same_words
@@ -142,8 +142,8 @@ L
 }
 
 nocard_soak_checks=151
-# The others: a card of Ampere, every recomputation and optimizer, shapes of other models, schedules. The program's own test of
-# a card is for cards: its products and its memory are too large here.
+# The runs of `make soak`: an Ampere card too, every recomputation and optimizer, shapes of other models, schedules. The
+# program's own test of a card is left to real cards: its products and its memory are too large here.
 nocard_soak() {
     local card
     for card in h100 a100; do

@@ -5,15 +5,15 @@
 #
 #   devices: cpu simt-bf16   the builds, in place of its folder's
 #   ranks: 3 1 2 4           run it with mpirun, once with each number of ranks; on the simulated device only with the
-#                            first, and under sanitizers with two, for there it is slow
-#   alone: 4                 cases of doctest's suite "alone" look at the time: they run with this many ranks, after all else, and not in `make test`
-#   waits: yes               a script that leaves processors idle, for ranks that are stuck or a clock: it begins as early as
-#                            it can, beside the compilers, and one such after another (in_turn.sh)
+#                            first, and under sanitizers with two, because it is slow there
+#   alone: 4                 cases of doctest's suite "alone" measure time: they run with this many ranks, after all other jobs, not in `make test`
+#   waits: yes               a script that leaves processors idle while it waits for stuck ranks or a clock: such scripts run one
+#                            after another, as early as possible, beside the compilers (in_turn.sh)
 #   seconds: 20              about how long it takes, if that is much: the longest begin first
-#   limit: 600               after so many seconds it is stuck, and is ended
+#   limit: 600               after this many seconds it counts as stuck and is ended
 #   needs: cpu-fp32/train_gpt     programs that a script runs
-#   suite: test              `make test` runs it, as it does all units; or all: it waits for `make test-all`, as scripts do
-#   soak: KILLS=300          with this a script goes on for long: `make soak`
+#   suite: test              `make test` runs it, as it runs units by default; all: only `make test-all` does, the default of scripts
+#   soak: KILLS=300          with this variable a script runs for long: `make soak`
 
 declare -A setting            # [FILE:KEY]
 declare -A builds             # those that are needed
@@ -25,7 +25,7 @@ read_settings() {
         setting[$file:$key]=$value
     done < <(grep -HsE '^(//|#) (devices|ranks|alone|waits|seconds|limit|needs|suite|soak): ' \
         test/*/test_*.cu test/scripts/check_*.sh | sed -E 's@:(//|#) ([a-z]+): @\t\2\t@')
-    # A unit that names no build that there is would run nowhere.
+    # A unit that names only builds that do not exist would run nowhere.
     for key in "${!setting[@]}"; do
         [[ $key == *:devices ]] || continue
         for value in ${setting[$key]}; do
@@ -68,7 +68,7 @@ units_of() { # BUILD    names, the largest first
     done
 }
 
-# How make is told of a build.
+# Prints the options of make for a build.
 build_options() {
     case $1 in
     address | thread) echo "DEVICE=cpu SANITIZE=$1" ;;
@@ -87,8 +87,8 @@ wanted() { # NAME of a unit or script, without test_ or check_
 
 . test/support/group.sh
 
-# A compiler takes about 60 s for 8000 lines. nvcc takes longer, where there are more cores. Where cores are few, groups are
-# larger, for most of what a group takes is for what all share; if there is memory for that.
+# A compiler takes about 60 s for 8000 lines. nvcc takes longer, on machines that have more cores. With few cores, groups are
+# larger if there is memory for that, because most of the time for a group is spent on the includes that all groups share.
 lines_of_group=8000
 lines_of_cuda_group=5000
 [ "$(nproc)" -ge 8 ] || [ "$(awk '/^MemTotal:/ { print int($2 / 1e6) }' /proc/meminfo)" -lt 12 ] || lines_of_group=30000
@@ -96,22 +96,22 @@ lines_of_cuda_group=5000
 # Folders that share most of what they include are compiled together.
 groups_of_folders=(simt kernels "data comm program" nocard)
 
-# Tools and benchmarks include what units do, and are made with them: the first group of the units of programs is those too
-# that a script needs and, in CI, all others, so that each compiles. The program itself is so where nobody trains but tests.
+# Tools and benchmarks include what units do, and are made with them: the first group of program units also acts as the ones that
+# scripts need and, in CI, as all others, so that each is compiled. So is train_gpt, in builds where only tests train.
 made_with_units=(test/program/train_gpt.cu test/bench/*.cu test/tools/*.cu)
-declare -A group_of # [PROGRAM]    the group that it is made with, and that jobs need in its place
+declare -A group_of # [PROGRAM]    the group that it is made with, which jobs need in place of it
 
-# programs_of BUILD    their sources
+# programs_of BUILD    prints their sources
 programs_of() {
     local file name
     for file in "${made_with_units[@]}"; do
         name=$(basename "$file" .cu)
-        [[ $1 != cpu-* || " train_gpt compare_runs " != *" $name "* ]] || continue # scripts begin with these
+        [[ $1 != cpu-* || " train_gpt compare_runs " != *" $name "* ]] || continue # scripts need these first
         [[ $SUITE-$1 == all-cpu-* || " ${jobs[*]} ${waiting[*]} " == *[\ \|]"build/$1/$name"[\ \|]* ]] && echo "$file"
     done
 }
 
-# plan_units SUITE BUILD    the units of some folders are dealt to groups of about the same size
+# plan_units SUITE BUILD    distributes units to groups of about the same size
 plan_units() {
     local build=$2 folders folder file files lines total groups group members most=$lines_of_group
     [[ $build != cuda-* ]] || most=$lines_of_cuda_group
@@ -134,7 +134,7 @@ plan_units() {
             for ((i = 0; i < ${#files[@]}; i++)); do
                 [ $((lines[i] * groups / total)) = $group ] || continue
                 members+=("${files[i]}")
-                # it is in the group anyway, which need not be compiled again for another suite
+                # a unit of another suite is in the group too, so that the group is not compiled again for that suite
                 [ "$1" = test ] && [ "${setting[${files[i]}:suite]}" = all ] ||
                     plan_unit "$build" "${files[i]}" "build/$build/tests/$folder-$((group + 1))"
             done
@@ -189,7 +189,7 @@ plan_scripts() { # SUITE
     done
 }
 
-# plan SUITE    everything there is to do, in no order
+# plan SUITE    collects all jobs, in no order
 plan() {
     local build variant name of_suite variants=''
     case $1 in
@@ -202,7 +202,7 @@ plan() {
     for build in ${BUILDS:-$of_suite}; do
         for variant in ${variants:-''}; do plan_units "$1" "$build"; done
     done
-    # nvcc compiles the kernels, and stand-ins for a card are under them
+    # nvcc compiles the kernels, which run on stand-ins for a card
     if [ "$1" = soak ] && [ -z "$BUILDS" ] && command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
         for variant in NOCARD=h100 NOCARD=a100; do plan_units soak nocard; done
     fi
@@ -215,7 +215,7 @@ plan() {
 # Prints the lines of all jobs.
 all_jobs() { printf '%s\n' "${jobs[@]}" "${waiting[@]}" "${alone[@]}" | grep .; }
 
-# lines_within FILE    of the units that a group holds
+# lines_within FILE    the number of lines of a group's units
 lines_within() { sed -n 's/^#include "\(test.*test_.*\.cu\)"/\1/p' "$1" 2>/dev/null | xargs -r cat | wc -l; }
 
 # seconds_to_compile TARGET
@@ -227,7 +227,7 @@ seconds_to_compile() {
     esac
 }
 
-# Prints the targets that the jobs need, each once: lines SECONDS|TARGET, with the seconds from the begin of its compilation to
+# Prints the targets that the jobs need, each once: lines SECONDS|TARGET, with the seconds from the start of its compilation to
 # the end of the longest job that waits for it.
 needed_targets() {
     local target seconds

@@ -2,8 +2,8 @@
 # Starting programs with several ranks; sourced by the scripts here.
 #
 # ob1 with self and vader: ranks of one machine talk through shared memory, and no other network is looked for, which
-# would take longer than a short test. They copy through it: reading each other's memory is forbidden in many containers.
-# A waiting rank yields, and none is bound to a core, for there are more ranks than cores.
+# would take longer than a short test. They copy through it, because many containers forbid reading another process's memory.
+# A waiting rank yields, and none is bound to a core, because there are more ranks than cores.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 mpirun_options=(--oversubscribe --bind-to none --mca mpi_yield_when_idle 1
     --mca pml ob1 --mca btl self,vader --mca btl_vader_single_copy_mechanism none)

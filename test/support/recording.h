@@ -8,7 +8,7 @@ Runs work under the recorder, for tests and benchmarks.
 
 #include "comm/recorder.h"
 
-// The recorder's account of work(), which is put on the compute stream as one step, once that has completed.
+// The recorder's account of work(), recorded as one step on the compute stream, once that step has completed.
 struct RecordedWork {
     StepTimes times;
     std::vector<FlightEntry> entries;  // in the order in which they ended on their streams

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Random moments and places that can be had again; sourced by the scripts here. SEED=N is what an earlier run printed.
+# Random times and places that can be reproduced; sourced by the scripts here. SEED=N repeats the run that printed N.
 seed=${SEED:-$((RANDOM * 32768 + RANDOM))}
 echo "seed $seed"
 RANDOM=$seed

@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# Text to train on, the same for ever, so that a loss which a script compares with another changes with the program alone.
+# Training text that is always the same, so that losses which a script compares differ only if the program does.
 # Sourced after checks.sh; sets $text, a folder of 40 files of some 11 kB.
 
-# write_text FOLDER SEED    sentences over 600 made-up words: the more common a word, the shorter; each is followed
-# mostly by one of few others, which is what a model can learn of them
+# write_text FOLDER SEED    sentences over 600 made-up words: the more common a word, the shorter; each is mostly
+# followed by one of a few others, which is what a model can learn
 write_text() {
     mkdir -p "$1"
     awk -v folder="$1" -v state="$2" '

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""What the machine code of the kernels must be like, on Hopper (sm_90a), read from an object file or a program:
+"""Checks the machine code of the kernels for Hopper (sm_90a) in an object file or a program:
 
     test/tools/check_sass.py build/cuda-bf16/train_gpt.o
 
-  - no kernel has local memory, for registers that were spilled or arrays that are indexed;
-  - no kernel calls a division of 64-bit integers, which takes some hundred instructions;
+  - no kernel uses local memory, for spilled registers or for indexed arrays;
+  - no kernel calls a division of 64-bit integers, which takes about a hundred instructions;
   - kernels load and store vectors whole, 8 or 16 bytes at a time;
-  - the loops of attention have the products that they are written with, in these shapes;
-  - nothing touches the registers of a product of a warpgroup (wgmma) before it was waited for;
+  - the loops of attention have the products of their source, in the same shapes;
+  - nothing touches the registers of a warpgroup's product (wgmma) before a wait for it;
   - the kernel that rounds to fp8 moves whole words of shared memory;
-  - the kernels that most of a step's time goes to, besides products, take no more issue slots, and move no more bytes
-    of shared memory, in a round of their loops and in all their code, than sass_loops.json says. These are counts of one
-    version of ptxas, and others are not held to them. After a change that is meant they are written anew, by
+  - the kernels that most of a step's time is spent in, besides products, use no more issue slots, and move no more bytes
+    of shared memory, per iteration of their loops and in all their code, than sass_loops.json records. These counts hold
+    for one version of ptxas; with another version this is not checked. After an intended change, record them again with
 
     test/tools/check_sass.py --record build/cuda-bf16/train_gpt.o
 
@@ -29,20 +29,20 @@ from pathlib import Path
 # ----------------------------------------------------------------------------
 # invariants
 
-# Instances for vectors: a number among their template's arguments is that of the elements of 8 or 16 bytes.
+# Vectorized instances: a number among their template arguments is the count of elements in 8 or 16 bytes.
 vectorised = r'[<,] ?(4|8)[,>]'
 
-# Loads and stores of less than 8 bytes in instances for vectors: at most so many, and in all others none.
+# Vectorized instances: the most loads and stores of less than 8 bytes; those that are not listed may have none.
 scalars = {
     r'attention_stats_kernel': 3,         # lse, where a document begins; the first key that is seen
     r'classifier_part_kernel': 6,         # the target, its logit, the last logits; three results
     r'embedding_forward_kernel': 2,       # the token, the position
-    r'elementwise_kernel': 1,             # the largest element so far, as in all others that look for it
+    r'elementwise_kernel': 1,             # the largest element so far, as in all others that compute it
     r'fetch_rows_kernel': 1,              # the sum of squares of a row
     r'ngram_gate_(for|back)ward_kernel': 2,  # score and rstd
     r'fp8_quantize_kernel': 2,            # the largest element; the scale
-    r'kv_cache_append_kernel': 1,         # what came before in the text
-    r'amax_kernel': 1,         # that so far
+    r'kv_cache_append_kernel': 1,         # the number of earlier tokens
+    r'amax_kernel': 1,         # the largest element so far
     r'norm_backward_kernel': 9,           # mean, rstd; at the end, partial sums and the largest element
     r'norm_forward_kernel': 3,            # mean, rstd; the largest element
     r'qk_norm_backward_kernel': 8,        # the position, rstd; partial sums, at the end
@@ -54,8 +54,8 @@ scalars = {
     r'causal_conv_(for|back)ward_kernel': 1,  # where a document begins
 }
 
-# Kernels whose scalars are beyond counting, since compilers unroll loops over them: ends of parts of arrays, lists, odd
-# sizes. Vectors of 8 or 16 bytes that they load and store, at least.
+# Kernels whose scalars cannot be counted, because compilers unroll loops over them: ends of parts of arrays, lists, odd
+# sizes. The least numbers of loads and of stores of 8 or 16 bytes.
 vectors = {
     r'accumulate_kernel<4>': (2, 1),
     r'attention_backward_kernel': (0, 4),
@@ -75,7 +75,7 @@ vectors = {
     r'sum_rows_kernel<4,': (2, 2),
 }
 
-# The products in the innermost loop that has some: how many, of which shape, and where their left side is.
+# The products in the innermost loop that has any: how many, their shape, and where the left operand is.
 products = {
     r'attention_hopper_forward_kernel<64>': [(4, '64x128x16', 'shared'), (8, '64x64x16', 'registers')],
     r'attention_hopper_forward_kernel<96>': [(6, '64x128x16', 'shared'), (8, '64x96x16', 'registers')],
@@ -96,7 +96,7 @@ records = Path(__file__).parent / 'sass_loops.json'
 # machine code
 
 class Instruction:
-    """As nvdisasm prints it: `@P0 OPCODE.WITH.MODIFIERS operands`; .target is the label that it may go on at."""
+    """As nvdisasm prints it: `@P0 OPCODE.WITH.MODIFIERS operands`; .target is the label that it may jump to."""
 
     def __init__(self, text):
         self.text = text
@@ -107,7 +107,7 @@ class Instruction:
         self.target = label and label[1]
 
     def bytes(self):
-        """Of a load or store, by each thread."""
+        """Bytes that a load or store moves per thread."""
         for modifier in self.modifiers:
             if modifier in ('64', '128'):
                 return int(modifier) // 8
@@ -116,7 +116,7 @@ class Instruction:
         return 4
 
     def registers(self):
-        """Those that it may read or write. An address takes two where it says so, data as many as they are wide."""
+        """The registers that it may read or write. An address is two registers if so marked; data are as many as their width."""
         address = ' '.join(re.findall(r'\[([^]]*)\]', self.operands))
         data = re.sub(r'\[[^]]*\]', '', self.operands)
         wide = self.bytes() // 4 if self.name != 'SYNCS' else 1
@@ -134,10 +134,10 @@ class Kernel:
     def __init__(self, symbol):
         self.symbol = self.name = symbol
         self.code = []    # instructions
-        self.labels = {}  # where in the code they stand
+        self.labels = {}  # their positions in the code
 
     def successors(self, at):
-        """Where the code may go on behind an instruction. A function that it calls comes back."""
+        """The instructions that may run next. A function that is called returns."""
         instruction = self.code[at]
         after = [at + 1] if at + 1 < len(self.code) else []
         if instruction.name in ('EXIT', 'RET'):
@@ -148,8 +148,8 @@ class Kernel:
         return [there] if instruction.name == 'BRA' and not instruction.conditional else after + [there]
 
     def loops(self):
-        """The loops, each the set of its instructions. A branch closes one if it goes back to where every path to it
-        has come by; branches that come back from code which was moved to the end do not."""
+        """The loops, each as the set of its instructions. A branch closes a loop if it jumps back to an instruction that
+        every path to the branch has passed; jumps back from code that the compiler moved to the end do not."""
         before = [[] for _ in self.code]
         for at in range(len(self.code)):
             for there in self.successors(at):
@@ -208,7 +208,7 @@ def kernels_of(path):
 # checks: each yields what is wrong with a kernel
 
 def row_of(table, kernel):
-    """What a table says of a kernel, and notes that it was asked."""
+    """The entry of a table for a kernel. Adds the entry's name to `used`."""
     for name in table:
         if re.match(name, kernel.name):
             used.add(name)
@@ -276,13 +276,13 @@ def products_in_loops(kernel):
         yield f'has loops with the products {found}; there must be one, with {sorted(want)}'
 
 
-most_groups = 8  # of products under way; of more, which nobody waits for, the oldest are taken together
+most_groups = 8  # of products in flight; if more pile up because nothing waits for them, the oldest are merged
 
 
 def registers_in_flight(kernel):
-    """Follows all paths. A state is the groups of products under way, the oldest first and the one that is not
-    committed last, each the set of its registers: (number, whether it is of a left side). Where paths meet, groups of
-    the same age are taken together."""
+    """Follows all paths. A state lists the groups of products in flight, the oldest first and the uncommitted one last,
+    each as the set of its registers: (number, whether it belongs to a left side). Where paths meet, groups of the same
+    age are merged."""
     if not any(i.name == 'HGMMA' for i in kernel.code):
         return
 
@@ -324,7 +324,7 @@ def registers_in_flight(kernel):
 # counts, which are compared with what was recorded
 
 def ptxas_version():
-    """Of the ptxas on the PATH, or None."""
+    """The version of the ptxas on the PATH, or None."""
     if not shutil.which('ptxas'):
         return None
     text = subprocess.run(['ptxas', '--version'], capture_output=True, check=True, text=True).stdout
@@ -332,7 +332,7 @@ def ptxas_version():
 
 
 def shared_bytes(instruction):
-    """Of shared memory, that a warp moves: a quarter of a warpgroup's operands, or what its threads load and store."""
+    """Bytes of shared memory that a warp moves: a quarter of a warpgroup's operands, or its threads' loads and stores."""
     if instruction.name == 'HGMMA':
         rows, columns, sums = map(int, instruction.modifiers[0].split('x'))
         _, left, _, _ = product(instruction)
@@ -343,8 +343,8 @@ def shared_bytes(instruction):
 
 
 def working_loops(kernel):
-    """(issue slots, bytes of shared memory) of each innermost loop that multiplies or else, where none does, that moves
-    vectors from or to global memory, in the order of the code; and last of the whole code."""
+    """(issue slots, bytes of shared memory) of each innermost loop that multiplies (or, if none does, that moves vectors
+    from or to global memory), in the order of the code; the last pair is for the whole code."""
     def with_any(wanted):
         loops = [loop for loop in kernel.loops() if any(wanted(kernel.code[at]) for at in loop)]
         return [loop for loop in loops if not any(other < loop for other in loops)]
@@ -355,7 +355,7 @@ def working_loops(kernel):
 
 
 def more_than_recorded(loops):
-    """What is worse than in sass_loops.json, if that is of this ptxas. A few slots come and go with small changes."""
+    """Yields each count above sass_loops.json, if that is for this ptxas. A few slots more or less are tolerated."""
     recorded = json.loads(records.read_text())
     if ptxas_version() != recorded['ptxas']:
         return

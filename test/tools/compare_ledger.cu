@@ -1,9 +1,9 @@
 /*
-Compares a rank's step as its ledger (kernels/ledger.h) has it with the work that the program, compiled by
-nvcc, put on streams (NOCARD_RECORD, test/nocard/record.h): the same kernels, products with their shapes,
-fills, copies and NCCL calls with their bytes, on each stream in the same order, and the same waits between
-streams; and for each launcher the bytes of memory that its kernels read and write, within 2%, as the PTX
-interpreter counted them. Single numbers and transfers to and from the host are left out.
+Compares a rank's step according to its ledger (kernels/ledger.h) with the work that the program, compiled by
+nvcc, put on streams (NOCARD_RECORD, test/nocard/record.h). Each stream must have the same kernels, products
+(their shapes too), fills, copies and NCCL calls (their bytes too) in the same order, and the same waits for
+other streams. For each launcher, the bytes of memory that its kernels read and write must be within 2% of
+those that the PTX interpreter counted. Single numbers and transfers to and from the host are left out.
 
     compare_ledger RECORD CAPABILITY RANK RANKS OPTIONS...
 
@@ -52,7 +52,7 @@ public:
         if (steps_ == 1 && lines > before_[other])
             at(stream).push_back(text("wait %d %zu", number(other), lines - before_[other]));
     }
-    // Counts the bytes of the kernel that is that line of a stream, or its last line if `line` is 0.
+    // Counts the bytes of the kernel on this line of a stream, or on its last line if `line` is 0.
     void touch(int stream, size_t line, double read, double written) {
         auto kernel = kernels_.find({stream, line ? line : lines_[stream]});
         if (kernel == kernels_.end()) return;

@@ -1,6 +1,7 @@
 /*
 Makes a call of the control plane (comm/control_plane.h) `TIMES` times on all ranks, for
-test/scripts/check_scale.sh, which has Open MPI count the messages sent meanwhile, below its collectives.
+test/scripts/check_scale.sh, which has Open MPI count the messages sent meanwhile, including those of its
+collectives.
 
     count_messages CALL TIMES
 */

@@ -75,7 +75,7 @@ public:
         return concerned_ && calls_.find("," + std::string(call) + ",") != calls_.npos;
     }
 
-    // Strikes calls on any file, or on none.
+    // Also strikes calls on files elsewhere, and calls on no file.
     template <typename Half>
     bool strike_any(const char* call, const std::string& path, Half&& half) {
         if (!counts(call) || (!when_.empty() && access(when_.c_str(), F_OK) != 0)) return false;
@@ -102,8 +102,8 @@ public:
         return true;
     }
 
-    // Keeps a file that is about to be written open until it is synchronized, since it may be renamed
-    // meanwhile.
+    // Called before a file is written. Holds a descriptor of it until it is synchronized, since it may be
+    // renamed meanwhile.
     void writes(int file) {
         std::lock_guard lock(mutex_);
         struct stat status;

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """
-Training that llm.c began goes on here. PyTorch stands in for llm.c: it trains a small GPT-2 for some steps,
-and its weights and moments are written as llm.c's ranks write them, whole or cut by ZeRO 1. Then:
+Continues training that llm.c began. PyTorch stands in for llm.c: it trains a small GPT-2 for some steps, and
+its weights and moments are written as llm.c's ranks write them, whole or sharded by ZeRO 1. Then:
 
-    export    what is imported and exported again is the model file, to the bit
+    export    importing and exporting reproduces the model file to the bit
     resume    further steps of AdamW on the same tokens, here and in PyTorch, give the same weights
 
     llmc_round_trip.py TRAIN_GPT
@@ -27,7 +27,7 @@ BEFORE, AFTER = 5, 7  # steps
 RATE, BETAS, EPS, DECAY, CLIP = 1e-3, (0.9, 0.95), 1e-8, 0.1, 1.0
 CLOSE = 1e-6  # largest difference of weights
 
-# llm.c's tensors: the name in transformers, of all layers or not, and transposed or not
+# llm.c's tensors: the name in transformers, whether each layer has one, and whether it is transposed
 TENSORS = [("wte.weight", False, False), ("wpe.weight", False, False), ("ln_1.weight", True, False),
            ("ln_1.bias", True, False), ("attn.c_attn.weight", True, True), ("attn.c_attn.bias", True, False),
            ("attn.c_proj.weight", True, True), ("attn.c_proj.bias", True, False),

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The picture of a report that the README shows: the page of some runs, drawn by headless Chromium, in 64 colours.
+# Makes the picture of a report that the README shows: the page of some runs, rendered by headless Chromium, in 64 colors.
 #
 #   test/tools/report_picture.sh PROGRAM [RUN...]    PROGRAM: train_gpt; without runs, two small ones are trained on the source
-#   OUTPUT=data/report/report.png                    where it goes
-#   WIDTH=1280 HEIGHT=1000                           how much of the page
+#   OUTPUT=data/report/report.png                    the output file
+#   WIDTH=1280 HEIGHT=1000                           the size of the visible part of the page, in pixels
 #
-# Needs chromium, and Python with Pillow (PYTHON=path) for the colours.
+# Needs chromium, and Python with Pillow (PYTHON=path) for reducing the colors.
 set -e
 cd "$(dirname "$0")/../.."
 program=$(realpath "${1:?the program is missing}")
@@ -20,7 +20,7 @@ trap 'rm -rf "$work"' EXIT
 output=$(realpath "${OUTPUT:-data/report/report.png}")
 if [ $# = 0 ]; then
     "$program" tokenize kernels comm data --output "$work/source" --train-tokenizer 1024 --val-fraction 0.05 >/dev/null
-    cd "$work" # where the runs have short names
+    cd "$work" # so that the runs have short names
     for rate in 2e-3 6e-4; do
         "$program" train --model tiny --tokenizer source_tokenizer.json --train-data 'source_train_*.bin' \
             --val-data 'source_val_*.bin' --run-dir "rate-$rate" --steps 400 --learning-rate "$rate" \

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A change of the source that should change no bit: another commit is built beside this tree, both programs make the same runs and
-# the same plans, and what they give is compared, bit for bit and byte for byte.
+# Checks that a change of the source changes no bit: builds another commit beside this tree, makes the same runs and plans with both
+# programs, and compares the runs bit for bit and the plans byte for byte.
 #
-#   test/tools/same_as.sh COMMIT [WORD]    only runs and plans that hold the word
+#   test/tools/same_as.sh COMMIT [WORD]    WORD: only runs and plans that contain it
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/layouts.sh
@@ -30,7 +30,7 @@ run() {
     [ "$3" = 1 ] || launch=(ranks "$3")
     "${launch[@]}" "$program" train "${common[@]}" --run-dir "$name" --overwrite "${@:4}" >"$name.out" 2>&1 </dev/null
 }
-# both BUILD RANKS OPTIONS...    a run by each program, and whether the two are the same
+# both BUILD RANKS OPTIONS...    makes a run with each program; fails unless the two are the same
 both() {
     local source
     for source in here there; do

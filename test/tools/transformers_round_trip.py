@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """
-Models to Hugging Face transformers and back. For a small random model of each family that train_gpt has (of
-yuan, which transformers has not, the model of test/golden/make_golden.py in a folder as it is published):
+Converts models to Hugging Face transformers and back. For a small random model of each family that train_gpt
+has (for yuan, which transformers lacks, the model of test/golden/make_golden.py in a folder like the published):
 
     import    a model that transformers saved gives the same log-likelihoods here
-    export    and comes back with the same weights, to the bit
+    export    the exported model has the same weights, to the bit
     train     one step of AdamW on the same tokens, here and in PyTorch, gives the same weights, and the model
               that was trained here has the same log-likelihoods in transformers
 
-and of configs as people edit them, a line for import and export.
+and for configs as people edit them, a line for import and export.
 
     transformers_round_trip.py TRAIN_GPT TOKEN_LIKELIHOODS TOKENIZER.json [FAMILY ...]
 
@@ -46,7 +46,7 @@ OPENAI = dict(n_layer=2, n_embd=32, n_head=4, n_positions=64)
 OTHERS = dict(num_hidden_layers=2, hidden_size=32, num_attention_heads=4, intermediate_size=44,
               max_position_embeddings=64)
 LLAMA = OTHERS | dict(num_key_value_heads=2, head_dim=12)
-UNEVEN = LLAMA | dict(hidden_size=34, pad_token_id=None)  # transformers does not train the embedding of that token
+UNEVEN = LLAMA | dict(hidden_size=34, pad_token_id=None)  # transformers does not train a pad token's embedding
 NO_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 LLAMA3_ROPE = dict(rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0,
                    high_freq_factor=4.0, original_max_position_embeddings=16)
@@ -91,12 +91,12 @@ def run(*command):
 
 
 def norms_are_one(config):
-    """A parallel block has one norm here, where transformers' GPT-NeoX has two."""
+    """A parallel block has one norm here; transformers' GPT-NeoX has two."""
     return config.model_type == "gpt_neox" and config.use_parallel_residual
 
 
 def random_model(config):
-    """Weights that no layer could ignore unnoticed; what is not in ours is zero, or the same as another."""
+    """Weights that no layer could ignore unnoticed. Parameters that our model lacks are zero, or equal to another."""
     model = AutoModelForCausalLM.from_config(config).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -112,7 +112,7 @@ def random_model(config):
 
 
 def difference_of_likelihoods(run_dir, model, tokens):
-    """Of log-likelihoods here and there, relative to the largest logit."""
+    """The largest difference of log-likelihoods, relative to the largest logit."""
     lines = run(LIKELIHOODS, run_dir, *tokens.tolist()).strip().split("\n")
     ours = torch.tensor([[float(word) for word in line.split()] for line in lines], dtype=torch.float64)
     with torch.no_grad():
@@ -215,7 +215,7 @@ def check(name, work):
     say(difference < LOGITS, f"{name}: export of what was trained", f"({difference:.1e})")
 
 
-# Configs as people have them: a family's, with keys added, changed or left out.
+# Variants of configs found in practice: a family's, with keys added, changed or left out.
 LLAMA3_SCALING = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
 LEFT_OUT = object()
 EDITED = {

@@ -27,7 +27,7 @@ def is_prose(text):
 
 
 def comments(lines):
-    """(line number, text) of each comment that has a line of its own, and of those behind code."""
+    """(line number, text) of each comment that has a line of its own, and of each that follows code."""
     block, start, in_block = [], 0, False
     for number, line in enumerate([*lines, ""], 1):
         bare = line.strip()
