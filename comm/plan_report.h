@@ -108,8 +108,7 @@ inline std::vector<std::string> plan_warnings(const Planner& planner, const Mach
         warnings.push_back(
             text("memory is within 3%% of the %s available; other programs may not fit on the device",
                  size_text(planner.available()).c_str()));
-    const Options shown = planner.options_of(cut);
-    const MeshShape shape = mesh_shape(shown);
+    const MeshShape shape = mesh_shape(planner.options_of(cut));
     auto crosses_nodes = [&](MeshGroup group) {
         return cut.ranks() > machine.node && in_nodes(machine, line_of((size_t)group, {}, shape)).nodes > 1;
     };
@@ -119,8 +118,6 @@ inline std::vector<std::string> plan_warnings(const Planner& planner, const Mach
         warnings.push_back(text("shard groups of %d span nodes, and --zero %d sends between nodes for every "
                                 "micro-batch",
                                 cut.shard_group, cut.zero));
-    if (cut.pp > 1 && kind_of<PipelineLayers>(shown.pp_layers) == PipelineLayers::memory)
-        warnings.push_back("--pp-layers memory: planned like time; a run evens out memory instead");
     if (cut.ranks() < devices)
         warnings.push_back(text("%lld of %d devices stay idle: no layout that uses more is faster",
                                 devices - cut.ranks(), devices));

@@ -906,16 +906,23 @@ TEST_CASE("absurd sizes are planned or refused, soon" * doctest::test_suite("lon
     }
 }
 
-TEST_CASE("layers are listed for one number of parts, and by memory as by time") {
-    const std::string model = "--model gpt2-350M --global-batch 512k --gpus 16 --machine h100 ";
-    for (auto& layout : planned(model + "--pp-layers 5,7,7,5")["layouts"])
-        CHECK(layout["pp"].get<int>() * layout["pp_chunks"].get<int>() == 4);
-    check_refusal(error_of([&] { planned(model + "--pp 2 --pp-schedule 1f1b --pp-layers 5,7,7,5"); }), "",
-                  __LINE__);
-    CHECK(planned(model + "--pp 4 --pp-layers memory")["layouts"][0]["seconds"] ==
-          planned(model + "--pp 4 --pp-layers time")["layouts"][0]["seconds"]);
-    CHECK(planned_text(model + "--pp 4 --pp-layers memory").find("--pp-layers memory: planned like time") !=
-          std::string::npos);
+TEST_CASE("--tp auto has the parts that --pp-layers lists, and evens out time where memory is unknown") {
+    auto chosen = [](const char* layers) {
+        PlanLine line = plan_line("--model gpt2-124M --global-batch 64k --gpus 4 --machine h100");
+        Options o = line.options;
+        o.tp = o.pp = 0;
+        o.pp_layers = layers;
+        choose_cut(o, line.given, find_machine("h100"), 4);
+        return o;
+    };
+    Options listed = chosen("3,4,3,2"), time = chosen("time"), memory = chosen("memory");
+    CHECK(listed.pp * listed.pp_chunks == 4);
+    CHECK((const Cut&)memory == (const Cut&)time);
+    for (int pp : {2, 3}) {
+        time.pp = memory.pp = pp, time.pp_chunks = memory.pp_chunks = 1;
+        CHECK(pipeline_split(memory) == pipeline_split(time));
+        CHECK(pipeline_split(memory).front() > 1);
+    }
 }
 
 TEST_CASE("--tp auto keeps what the command line gives, be it the default") {
