@@ -174,18 +174,11 @@ inline double simulate_run(const FailureModel& m, double training, uint64_t numb
     return HUGE_VAL;
 }
 
-// Returns the share of a run's time that makes lasting progress; 0 if a run would not end. It is the average
-// of 10 to 100 runs: runs are added until its standard error is below 0.03%.
+// Returns the share of a run's time that makes lasting progress, averaged over many runs; 0 if any would not
+// end.
 inline double effective_training_time(const FailureModel& m, double training) {
-    constexpr int fewest = 10, most = 100;
-    constexpr double accuracy = 3e-4;
-    double sum = 0, squares = 0;
-    for (int runs = 1;; runs++) {
-        double time = simulate_run(m, training, runs - 1) / training;
-        if (time == HUGE_VAL) return 0;
-        sum += time, squares += time * time;
-        double mean = sum / runs, variance = squares / runs - mean * mean;
-        bool is_known = runs >= fewest && std::sqrt(std::max(variance, 0.0) / runs) < accuracy * mean;
-        if (is_known || runs == most) return 1 / mean;
-    }
+    constexpr int runs = 100;
+    double all = 0;
+    for (int run = 0; run < runs && all < HUGE_VAL; run++) all += simulate_run(m, training, run);
+    return runs * training / all;
 }
