@@ -211,11 +211,11 @@ public:
                               .c_str());
     }
 
-    // Fails if the remaining classes do not fit into the `left` bytes after class `taken` was allocated.
-    void check_left(std::string_view taken, size_t left) const {
+    // Fails if the other classes do not fit into the `left` bytes that the communicators leave.
+    void check_left(size_t left) const {
         size_t needs = 0;
         for (const MemoryClass& one : classes_)
-            if (one.name != taken) needs += memory_total({one});
+            if (std::string_view(one.name) != memory_of_groups) needs += memory_total({one});
         if (needs <= left) return;
         fail("--micro-batch %d: needs %s more memory, but only %s are left after the communicators; choose a "
              "smaller one, or --recompute block",
@@ -301,8 +301,7 @@ struct TrainingMemory {
     // beside them.
     void check_groups(const World& world) const {
         world.on_all_ranks([&] {
-            if (has_own_memory)
-                plan.check_left(memory_of_groups, available_memory(ranks_sharing_device(world)));
+            if (has_own_memory) plan.check_left(available_memory(ranks_sharing_device(world)));
         });
     }
 

@@ -572,7 +572,8 @@ private:
         long long all = micro_batches(cut);
         if (cut.pp_schedule == PipelineSchedule::gpipe && cut.pp > 1) {
             if (all > most)
-                fail("--pp-schedule gpipe: keeps all %lld micro-batches of a step, more than %lld; give 1f1b",
+                fail("--pp-schedule gpipe: keeps all %lld micro-batches of a step, but at most %lld can be "
+                     "simulated; give 1f1b",
                      all, most);
             return (int)all;
         }

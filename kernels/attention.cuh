@@ -123,11 +123,15 @@ inline int first_key_of_one_document(AttentionShape s, int i) {
     return s.first_key(0, i);
 }
 
+// The first key of the first tile of keys that queries see.
+inline int first_tile_begin(const AttentionShape& s) {
+    return first_key_of_one_document(s, 0) / keys_of_tile(s) * keys_of_tile(s);
+}
+
 inline LaunchCost attention_forward_cost(const floatX* out, const float* lse, const floatX* qkv,
                                          const AttentionShape& s) {
-    int first = first_key_of_one_document(s, 0) / keys_of_tile(s) * keys_of_tile(s);
     return {.read = array_bytes(qkv, s.B, s.Tq, s.A()) +
-                    array_bytes(qkv, s.B, s.keys_end() - first, 2 * s.NKV * s.HS),
+                    array_bytes(qkv, s.B, s.keys_end() - first_tile_begin(s), 2 * s.NKV * s.HS),
             .written = array_bytes(out, s.B, s.Tq, s.A()) + array_bytes(lse, s.B, s.NH, s.Tq),
             .attention = attention_work(s, 2, true)};
 }
@@ -143,7 +147,7 @@ inline std::vector<LaunchCost> attention_backward_costs(const floatX* dqkv, cons
     const bool wgmma = ledger->card.has_wgmma() && hopper_attention_fits(s),
                mma = !wgmma && ledger->card.capability > 0;
     // Hopper's kernel writes gradients of all keys. Others visit the tiles that queries see, after a memset.
-    const int first = mma ? first_key_of_one_document(s, 0) / keys * keys : 0,
+    const int first = mma ? first_tile_begin(s) : 0,
               end = mma ? std::min(round_up(s.keys_end(), keys), s.Tk) : s.Tk;
     int width = 0;
     auto take = [&](int of_tiles) { width = of_tiles; };

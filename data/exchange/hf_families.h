@@ -106,7 +106,7 @@ constexpr Activation activations[] = {{"gelu_new", MlpKind::gelu},
                                       {"silu", MlpKind::swiglu},
                                       {"swish", MlpKind::swiglu}};
 
-// `usual` is the activation that a missing key stands for; it also determines whether the family has a gate.
+// usual: the activation if the key is missing. It also determines whether the family has a gate.
 inline void activation(HfConfig& config, const char* key, const char* usual) {
     auto find = [](auto&& is_it) {
         return std::find_if(std::begin(activations), std::end(activations), is_it);

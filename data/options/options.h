@@ -136,7 +136,7 @@ struct Cut {
     long long ngram_cache = 8LL << 30;  // bytes
 
     auto operator<=>(const Cut&) const = default;
-    // Processes of one data rank, and of the whole layout; dp 0, which stands for any number, counts as 1.
+    // Processes per data rank, and in the whole layout. dp 0 means any number, and counts as 1.
     long long ranks_of_data() const { return (long long)std::max(tp, 1) * cp * std::max(pp, 1); }
     long long ranks() const { return ranks_of_data() * std::max(dp, 1); }
     int own_tokens() const { return sequence_length / cp; }  // per sequence, on each rank

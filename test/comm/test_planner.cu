@@ -497,7 +497,7 @@ TEST_CASE("what a rank pins must fit into its host, and what is left behind the 
     constexpr size_t MiB = 1 << 20;
     auto classes = [&](int B, int) {
         return std::vector<MemoryClass>{
-            {"activations", B * 10 * MiB}, {"optimizer", 30 * MiB, true}, {"groups", 5 * MiB}};
+            {"activations", B * 10 * MiB}, {"optimizer", 30 * MiB, true}, {memory_of_groups, 5 * MiB}};
     };
     Workload w = {.B = 4, .T = 16, .training = true, .loss_chunk = 64};
     PipelineShape alone = {PipelineSchedule::one_f_one_b, 1, 1};
@@ -511,8 +511,8 @@ TEST_CASE("what a rank pins must fit into its host, and what is left behind the 
     CHECK_REFUSED(pins_too_much.check(), "--async-save and --offload: need 30.0 MiB of the host's memory");
     MemoryPlan too_large(w, alone, {needs - 1, 30 * MiB}, classes);
     CHECK_REFUSED(too_large.check(), "--micro-batch 3 fits");
-    CHECK_NOTHROW(plan.check_left("groups", needs - 5 * MiB));
-    CHECK_REFUSED(plan.check_left("groups", needs - 5 * MiB - 1), "more memory, but");
+    CHECK_NOTHROW(plan.check_left(needs - 5 * MiB));
+    CHECK_REFUSED(plan.check_left(needs - 5 * MiB - 1), "more memory, but");
 }
 
 TEST_CASE("the largest micro-batch is any that divides the step, and fits, interleaved too") {
