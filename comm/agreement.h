@@ -104,18 +104,16 @@ inline void check_same_program(const World& world, const char* source, const cha
         "start the same program on all hosts, for the same command");
 }
 
-// For all ranks, each with its own options: checks that they are the same. is_complete: the search for a
-// layout has already set the options that it chooses. They are not compared here, because each node may
-// describe its machine in its own file; check_same_cut() compares the results.
+// For all ranks, each with its own options: checks that they are the same. remedy: ends the message.
 template <typename O>
-void check_same_options(const World& world, const O& options, bool is_complete) {
+void check_same_options(const World& world, const O& options,
+                        const std::string& remedy = "give all ranks the same options") {
     RankFacts facts;
     for (const OptionRow& row : option_table()) {
-        if (!row.belongs_to(O::command) || row.ranks == Ranks::own) continue;
-        if (!is_complete || !is_searched(row, command_plan))
+        if (row.belongs_to(O::command) && row.ranks != Ranks::own)
             facts.emplace_back(option_name(row), value_text(row, options));
     }
-    check_same(world, facts, "give all ranks the same options");
+    check_same(world, facts, remedy);
 }
 
 // ----------------------------------------------------------------------------

@@ -267,14 +267,25 @@ private:
         }
     }
 
+    // Answers a process, and all others that ask for the same samples, as ranks of one data rank do.
     void answer(int process) {
-        Mailbox& box = memory_.mailbox(process);
+        const BatchRequest request = memory_.mailbox(process).request;
+        const int* batch = nullptr;
         NotedError error;
-        try_read_batch(loader_, shape_, box.request, memory_.block(process, box.block), error);
-        snprintf(box.error, sizeof box.error, "%s", error.message.c_str());
-        box.exit_code = error.exit_code;
-        box.state = Mailbox::answered;
-        wake_all(box.state);
+        for (int i = process; i < memory_.processes(); i++) {
+            Mailbox& box = memory_.mailbox(i);
+            if (box.state != Mailbox::asked || box.request != request) continue;
+            int* block = memory_.block(i, box.block);
+            if (batch)
+                std::copy_n(batch, shape_.ints(), block);
+            else
+                try_read_batch(loader_, shape_, request, block, error);
+            batch = block;
+            snprintf(box.error, sizeof box.error, "%s", error.message.c_str());
+            box.exit_code = error.exit_code;
+            box.state = Mailbox::answered;
+            wake_all(box.state);
+        }
     }
 
     const NodeMemory& memory_;

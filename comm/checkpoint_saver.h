@@ -80,28 +80,6 @@ WorkOutcome do_shared_work(const World& world, Work&& work) {
     return nlohmann::json::parse(outcome);
 }
 
-// Sums of a number that each rank has, as one rank sees them.
-struct RankNumbers {
-    uint64_t before = 0, all = 0;   // sums over the ranks before this one, and over all
-    int some_before = 0, some = 0;  // likewise, counts of the ranks whose number is above 0
-};
-
-// For all ranks: returns the sums of each of these numbers over the ranks.
-inline std::vector<RankNumbers> sum_over_ranks(const World& world, const std::vector<uint64_t>& mine) {
-    std::vector<RankNumbers> sums(mine.size());
-    std::vector<std::string> of_all =
-        world.all_gather({(const char*)mine.data(), mine.size() * sizeof mine[0]});
-    for (int rank = 0; rank < world.size(); rank++) {
-        for (size_t i = 0; i < mine.size(); i++) {
-            uint64_t number;
-            memcpy(&number, &of_all[(size_t)rank][i * sizeof number], sizeof number);
-            sums[i].all += number, sums[i].some += number > 0;
-            if (rank < world.rank()) sums[i].before += number, sums[i].some_before += number > 0;
-        }
-    }
-    return sums;
-}
-
 // ----------------------------------------------------------------------------
 // saving
 

@@ -94,8 +94,10 @@ inline InferencePlan plan_inference(const Options& model, const InferenceCut& as
         auto [options, workload] = options_of(tp, pp);
         if (!cut_refusal(options, tp, cp, pp).empty()) return false;
         int micro_batches = workload.cache_length ? 1 : inference_micro_batches(pp);
-        Layout layout = {
-            mesh_shape(options), 1, {PipelineSchedule::gpipe, pp, micro_batches, 1}, pipeline_split(options)};
+        Layout layout = {mesh_shape(options),
+                         1,
+                         {PipelineSchedule::gpipe, pp, micro_batches, 1},
+                         pipeline_split(options, {})};
         ZeroSettings settings = {.level = asked.zero, .training = false, .table_place = options.ngram_place};
         auto groups = [classes = memory_of_mesh(layout.mesh, world)](const Workload&) { return classes; };
         plan.emplace(options, workload, layout, settings,

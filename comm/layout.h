@@ -5,7 +5,6 @@ How the options cut a model over ranks, and a step into micro-batches.
 
 #include <algorithm>
 #include <limits>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -154,13 +153,11 @@ struct LayerBytes {
 };
 
 // Returns the number of layers of each part of the pipeline: as even as possible in time or in memory, or as
-// listed. If the bytes are unknown, as in a search for a layout, `memory` is treated like `time`.
-inline std::vector<int> pipeline_split(const Options& o, const std::optional<LayerBytes>& bytes = {}) {
+// listed. bytes: for `memory` only
+inline std::vector<int> pipeline_split(const Options& o, const LayerBytes& bytes) {
     PipelineShape shape = pipeline_shape(o);
     int parts = shape.stages * shape.chunks;
-    PipelineLayers kind = kind_of<PipelineLayers>(o.pp_layers);
-    if (kind == PipelineLayers::memory && !bytes) kind = PipelineLayers::time;
-    switch (kind) {
+    switch (kind_of<PipelineLayers>(o.pp_layers)) {
     case PipelineLayers::time: {
         // multiplications per token; the embedding has none, but copies a row of `channels` elements
         double block = (double)block_parameters(o) + 2.0 * o.sequence_length * o.heads * o.head_size;
@@ -175,22 +172,17 @@ inline std::vector<int> pipeline_split(const Options& o, const std::optional<Lay
         for (int stage = 0; stage < shape.stages; stage++) {
             PipelineCapacity capacity = pipeline_capacity(pipeline_actions(shape, stage), shape.chunks);
             for (int chunk = 0; chunk < shape.chunks; chunk++)
-                layer[chunk * shape.stages + stage] =
-                    bytes->state + capacity.kept[chunk] * bytes->activations;
+                layer[chunk * shape.stages + stage] = bytes.state + capacity.kept[chunk] * bytes.activations;
         }
         return even_split(o.layers, parts, [&](int part, int begin, int end) {
             bool has_table = part == 0 || part == parts - 1;
-            return (end - begin) * layer[part] + has_table * bytes->table;
+            return (end - begin) * layer[part] + has_table * bytes.table;
         });
     }
     case PipelineLayers::list:
         return parse_split(o.pp_layers, o.layers, parts);
     }
     __builtin_unreachable();
-}
-
-inline Layout make_layout(const Options& o, const LayerBytes& bytes) {
-    return {mesh_shape(o), o.tp_overlap, pipeline_shape(o), pipeline_split(o, bytes)};
 }
 
 // "3 4 4 3 layers", or "4 layers each".

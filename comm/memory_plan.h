@@ -292,10 +292,9 @@ struct TrainingMemory {
 
     TrainingMemory(const Options& o, Recompute recompute, const World& world)
         : workload(training_workload(o, recompute)),
-          layout(
-              training_layout(o, layer_bytes(activation_table(
-                                     o, workload, Stage(o, {.mesh = {.tp = o.tp, .cp = o.cp}}, {}, true))))),
-          plan(memory_plan(o, workload, zero_settings(o), layout, capacity(world), beside(o, world))) {}
+          layout(training_layout(o, workload)),
+          plan(memory_plan(o, workload, zero_settings(o), layout, capacity(world),
+                           beside(o, layout.mesh, world))) {}
 
     // For all ranks, after their groups are made: fails if the memory that the run still needs does not fit
     // beside them.
@@ -311,9 +310,9 @@ private:
                 has_own_memory ? available_host_memory(world.local_size()) : SIZE_MAX};
     }
     // Batches, of training and of each validation set, and what NCCL and CUDA graphs need.
-    static std::function<std::vector<MemoryClass>(const Workload&)> beside(const Options& o,
-                                                                           const World& world) {
-        std::vector<MemoryClass> classes = memory_of_mesh(mesh_shape(o), world);
+    static std::function<std::vector<MemoryClass>(const Workload&)>
+    beside(const Options& o, const MeshShape& mesh, const World& world) {
+        std::vector<MemoryClass> classes = memory_of_mesh(mesh, world);
         classes.push_back({"graphs up to", graph_memory(o)});
         std::erase_if(classes, [](const MemoryClass& one) { return one.bytes == 0; });
         size_t sources = 1 + named_lists("--val-data", o.val_data).size();

@@ -43,6 +43,10 @@ struct TableSizes {
 
     size_t tables() const { return layers.size(); }
     size_t own_rows() const { return (size_t)ceil_div(rows, (uint64_t)owners); }
+    // The owner of a row, the row's number among those of its owner, and back.
+    size_t owner_of(uint64_t row) const { return (size_t)(row % owners); }
+    uint64_t own_number(uint64_t row) const { return row / owners; }
+    uint64_t row_of(size_t owner, uint64_t own_number) const { return own_number * owners + owner; }
     // Bytes of a row in all tables of the stage together, with its sums of squares.
     size_t record_bytes(size_t element_bytes = sizeof(floatX)) const {
         return tables() * ((size_t)W * element_bytes + sizeof(float));

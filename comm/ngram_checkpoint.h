@@ -33,13 +33,11 @@ return to the checkpoint (data/tables/page_file.h), only the checkpoint's last c
 #include <utility>
 #include <vector>
 
-#include "comm/checkpoint_saver.h"  // sum_over_ranks
 #include "comm/memory.h"            // size_text
 #include "comm/ngram_tables.h"      // NgramTables
-#include "comm/stateful.h"          // Stateful
-#include "data/base/dtype.h"
+#include "comm/stateful.h"          // Stateful, sum_over_ranks
+#include "data/base/dtype.h"        // to_floats
 #include "data/checkpoint/files.h"  // CheckpointReader
-#include "kernels/bf16_bits.h"
 
 class NgramCheckpoint final : public Stateful {
 public:
@@ -47,11 +45,11 @@ public:
     NgramCheckpoint(NgramTables& tables, const Layout& layout)
         : tables_(tables),
           own_(tables.own()),
+          sizes_(tables.sizes()),
           config_(tables.config()),
           shape_(tables.mesh().shape),
-          W_((size_t)config_.ngram_width),
+          W_((size_t)sizes_.W),
           rows_at_once(std::min(most_rows, (size_t)largest_piece / W_)),
-          rows_(rows_of_table(config_)),
           since_base_(own_.set(2)),
           saving_(own_.set(3)) {
         std::vector<Stage> stages;
@@ -68,10 +66,9 @@ public:
     // ---- saving
 
     uint64_t bytes_to_write(bool) const override {
-        const TableSizes& sizes = tables_.sizes();
         // Most rows of a table on disk may never be touched.
-        uint64_t rows = own_.file() ? own_.touched().size() + own_.changed().size() : sizes.own_rows();
-        return sizes.checkpoint_bytes(rows) + hash_bytes();
+        uint64_t rows = own_.file() ? own_.touched().size() + own_.changed().size() : sizes_.own_rows();
+        return sizes_.checkpoint_bytes(rows) + hash_bytes();
     }
 
     void begin_save(const SaveScope& scope) override {
@@ -82,7 +79,7 @@ public:
         if (RowCache* cache = own_.cache()) cache->each_changed([&](uint64_t row) { changed.insert(row); });
         touched.insert(changed);
         since_base_.insert(changed);
-        const uint64_t tables = tables_.sizes().tables();
+        const uint64_t tables = sizes_.tables();
         const std::vector<RankNumbers> all = sum_over_ranks(
             *scope.world, {changed.size() * tables, touched.size() * tables, since_base_.size() * tables});
         const bool base = !scope.has_last || parts_.empty() || written_since_base_ + all[0].all > all[1].all,
@@ -126,7 +123,7 @@ public:
         CheckpointTensor hash = {hash_name, {1 + config_.vocab_size}, {}};
         hash.slots[(size_t)Slot::data] = Dtype::uint64;
         plan.tensors.push_back({std::move(hash), 0, !writes_base()});
-        plan.bytes = tables_.sizes().checkpoint_bytes(saving_.size()) + (writes_base() ? hash_bytes() : 0);
+        plan.bytes = sizes_.checkpoint_bytes(saving_.size()) + (writes_base() ? hash_bytes() : 0);
         return plan;
     }
 
@@ -162,7 +159,7 @@ public:
         tables_.synchronize();
         PageFile* file = own_.file();
         const uint64_t id = reader.index().save_id;
-        bool found = !layers_.empty() && tables_.sizes().tables() == 0;
+        bool found = !layers_.empty() && sizes_.tables() == 0;
         if (file && !weights_only && file->can_return_to(id)) {
             own_.cache()->forget();
             found = read_sets(file->companion(id), {&own_.touched(), &since_base_}) && file->return_to(id);
@@ -189,7 +186,7 @@ public:
         for (const CheckpointPiece& piece : index.pieces) {
             const CheckpointTensor& tensor = index.tensors[piece.tensor];
             if (tensor.name == hash_name) batches.push_back({{&piece}, piece.count, index.bytes_of(piece)});
-            Place place = place_of(tensor.name);
+            const Place& place = places_[piece.tensor];
             bool wanted = !has_rows_ || (place.number > 0 && place.number == parts_.back());
             if (place.layer >= 0 && wanted)
                 parts[place.number][{place.layer, piece.begin / tensor.width()}][place.which] = &piece;
@@ -224,20 +221,22 @@ public:
             memcpy(&hash_[piece.begin], values, piece.count * sizeof(uint64_t));
             return {};
         }
-        const CheckpointTensor& rows_tensor = reader_->index().tensors[batch.pieces[1]->tensor];
-        const auto [layer, number, which] = place_of(rows_tensor.name);
-        const Dtype stored = *rows_tensor.dtype(Slot::weight);
-        const size_t count = batch.pieces[0]->count;
+        const uint32_t rows_tensor = batch.pieces[1]->tensor;
+        const auto [layer, number, which] = places_[rows_tensor];
+        const Dtype stored = *reader_->index().tensors[rows_tensor].dtype(Slot::weight);
+        const size_t count = batch.pieces[0]->count, row_bytes = W_ * dtype_size(stored);
         const char* rows = values + count * sizeof(uint64_t);
-        const char* squares = rows + count * W_ * dtype_size(stored);
+        const char* squares = rows + count * row_bytes;
         std::map<int, std::vector<size_t>> of_rank;
         for (size_t i = 0; i < count; i++) {
             uint64_t id = at<uint64_t>(values, i);
-            if (id >= rows_)
+            if (id >= sizes_.rows)
                 fail("%s: row %llu is outside the table of %llu rows; use another checkpoint",
-                     reader_->folder().c_str(), (unsigned long long)id, (unsigned long long)rows_);
+                     reader_->folder().c_str(), (unsigned long long)id, (unsigned long long)sizes_.rows);
             of_rank[owner(layer, id)].push_back(i);
         }
+        std::vector<float> floats(W_);
+        std::vector<floatX> row(W_);
         Messages messages;
         for (auto& [rank, numbers] : of_rank) {
             std::string& message = messages[rank];
@@ -245,10 +244,13 @@ public:
             add((uint64_t)layer);
             add((uint64_t)number);
             add((uint64_t)numbers.size());
-            for (size_t i : numbers) add(at<uint64_t>(values, i) / owners());
+            for (size_t i : numbers) add(sizes_.own_number(at<uint64_t>(values, i)));
             for (size_t i : numbers) add(weights_only_ ? FLT_MIN : at<float>(squares, i));
-            for (size_t i : numbers)
-                for (size_t w = 0; w < W_; w++) add(number_at(rows, stored, i * W_ + w));
+            for (size_t i : numbers) {
+                to_floats(stored, rows + i * row_bytes, W_, floats.data());
+                for (size_t w = 0; w < W_; w++) row[w] = floatX(floats[w]);
+                message.append((const char*)row.data(), W_ * sizeof(floatX));
+            }
         }
         if (auto own = messages.find(me()); own != messages.end()) {
             receive(own->second);
@@ -283,9 +285,9 @@ public:
         Dtype stored = *index.tensors[index.find(name_of(layers_[0], 0, "rows"))].dtype(Slot::weight);
         bool same = stored == dtype_of(Slot::weight);
         written_since_base_ = 0;
-        for (const CheckpointTensor& tensor : index.tensors)
-            if (Place place = place_of(tensor.name); place.number > 0 && place.which == 0)
-                written_since_base_ += tensor.size();
+        for (size_t i = 0; i < places_.size(); i++)
+            if (places_[i].number > 0 && places_[i].which == 0)
+                written_since_base_ += index.tensors[i].size();
         if (!same || weights_only_) parts_.clear();  // the next save writes all rows
         if (PageFile* file = own_.file(); file && same && !weights_only_ && !has_rows_) {
             own_.cache()->flush();
@@ -320,12 +322,8 @@ private:
         memcpy(&value, bytes + i * sizeof value, sizeof value);
         return value;
     }
-    static floatX number_at(const char* numbers, Dtype stored, size_t i) {
-        return floatX(stored == Dtype::fp32 ? at<float>(numbers, i)
-                                            : bf16_to_float(at<uint16_t>(numbers, i)));
-    }
 
-    bool is_here(int layer) const { return std::ranges::count(tables_.sizes().layers, layer) > 0; }
+    bool is_here(int layer) const { return std::ranges::count(sizes_.layers, layer) > 0; }
     // Makes the sets record only changes made after this save.
     void note_saved() {
         own_.changed().clear();
@@ -333,12 +331,11 @@ private:
     }
     bool writes_base() const { return saved_parts_.size() == 1; }
     int me() const { return rank_of(tables_.mesh().position, shape_); }
-    uint64_t owners() const { return (uint64_t)shape_.along(stage_axes); }
     // The rank that owns a row of a layer's table.
     int owner(int layer, uint64_t row) const {
         size_t number = (size_t)(std::ranges::find(layers_, layer) - layers_.begin());
         MeshPosition place = first_of_stage(stage_of_[number]);
-        return rank_of(moved_along(stage_axes, (int)(row % owners()), place, shape_), shape_);
+        return rank_of(moved_along(stage_axes, (int)sizes_.owner_of(row), place, shape_), shape_);
     }
 
     static std::string name_of(int layer, int number, const char* what) {
@@ -356,11 +353,12 @@ private:
         }
         return {};
     }
-    // Fills parts_. All tables must have the same parts.
+    // Fills places_ and parts_. All tables must have the same parts.
     void find_parts(const CheckpointIndex& index) {
         std::set<int> numbers = {0};
+        places_.clear();
         for (const CheckpointTensor& tensor : index.tensors)
-            if (Place place = place_of(tensor.name); place.layer >= 0) numbers.insert(place.number);
+            numbers.insert(places_.emplace_back(place_of(tensor.name)).number);
         parts_.assign(numbers.begin(), numbers.end());
         for (int number : parts_)
             for (int layer : layers_)
@@ -403,8 +401,8 @@ private:
 
     // Writes the rows of this save, at most rows_at_once at a time.
     void write_rows(const WritePiece& write) {
-        const std::vector<int>& here = tables_.sizes().layers;
-        const size_t record = tables_.sizes().record_bytes(), values_bytes = own_.values_bytes();
+        const std::vector<int>& here = sizes_.layers;
+        const size_t record = sizes_.record_bytes();
         std::vector<uint64_t> rows, ids;
         std::vector<char> records(rows_at_once * record);
         auto read = [&](auto& some, auto& to) { own_.copy(some, to); };
@@ -412,18 +410,12 @@ private:
         while (!here.empty() && own_.snapshot().next(rows_at_once, rows, records.data(), read) > 0) {
             const uint64_t n = rows.size();
             ids.clear();
-            for (uint64_t row : rows) ids.push_back(row * owners() + (uint64_t)own_.me());
+            for (uint64_t row : rows) ids.push_back(sizes_.row_of((size_t)own_.me(), row));
             std::vector<floatX> values(n * W_);
             std::vector<float> squares(n);
             for (size_t table = 0; table < here.size(); table++) {
-                const TableRows all = own_.by_number(table);
-                for (size_t i = 0; i < n; i++) {
-                    const char* from = &records[i * record + table * own_.table_bytes()];
-                    memcpy(&values[i * W_], from, values_bytes);
-                    memcpy(&squares[i], from + values_bytes, sizeof(float));
-                    for (size_t w = 0; w < W_ && squares[i] == 0; w++)
-                        values[i * W_ + w] = all.value(rows[i], (int)w, true);
-                }
+                for (size_t i = 0; i < n; i++)
+                    squares[i] = own_.take_apart(&records[i * record], table, rows[i], &values[i * W_]);
                 size_t layer = (size_t)(std::ranges::find(layers_, here[table]) - layers_.begin());
                 auto tensor = (uint32_t)(3 * ((saved_parts_.size() - 1) * layers_.size() + layer));
                 write({tensor, Slot::data, 0, 0, 0, 1, written, n, 0, 0}, ids.data());
@@ -436,10 +428,10 @@ private:
 
     NgramTables& tables_;
     OwnRows& own_;
+    const TableSizes& sizes_;
     const ModelConfig& config_;
     const MeshShape shape_;
     const size_t W_, rows_at_once;
-    const uint64_t rows_;                 // in each table
     std::vector<int> layers_, stage_of_;  // those with a table, and the stage that has each
 
     RowSet &since_base_, &saving_;     // rows that have changed since the base; those to be saved
@@ -455,5 +447,6 @@ private:
     // the current load
     const CheckpointReader* reader_ = nullptr;
     bool weights_only_ = false, has_rows_ = false;  // has_rows_: only the last changes are read
+    std::vector<Place> places_;                     // of each tensor
     std::vector<uint64_t> hash_;
 };

@@ -49,7 +49,7 @@ public:
           keys_(sizes.tables()),
           snapshot_(arrays.copies, arrays.copied_rows, sizes.record_bytes()) {
         if (sizes.tables() == 0) return;
-        for (const OwnTable& table : arrays_.tables) {
+        for (const OwnTable& table : on_host() ? arrays_.tables : arrays_.staged) {
             fields_.push_back({(char*)table.values, values_bytes()});
             fields_.push_back({(char*)table.squares, sizeof(float)});
         }
@@ -143,10 +143,6 @@ public:
 
     // ---- checkpoints
 
-    size_t values_bytes() const { return (size_t)sizes_.W * sizeof(floatX); }
-    // Bytes of a record that belong to one table: the values, then the sum of squares.
-    size_t table_bytes() const { return values_bytes() + sizeof(float); }
-
     // Sets of own rows, if the tables are trained: rows that have changed since the last save began, rows
     // that have ever changed, and two sets for NgramCheckpoint.
     RowSet& set(size_t number) { return sets_[number]; }
@@ -158,34 +154,32 @@ public:
     PageFile* file() { return file_ ? &*file_ : nullptr; }
     RowCache* cache() { return cache_ ? &*cache_ : nullptr; }
 
-    // Call before copy(), for each save. Copies what copy() reads of tables on the device, because no
-    // snapshot protects them: sums of squares and, if steps may change them during the save, values.
+    // Call before copy(), for each save. If steps may change tables on the device during the save, copies
+    // them, because no snapshot protects them.
     void begin_copies(bool in_background) {
-        if (on_host()) return;
-        const size_t rows = sizes_.own_rows();
-        staged_ = in_background, squares_.resize(sizes_.tables());
-        for (size_t i = 0; i < sizes_.tables(); i++) {
-            const OwnTable& own = arrays_.tables[i];
-            squares_[i].resize(rows);
-            copy_async(squares_[i].data(), own.squares, rows, compute_);
-            if (staged_) copy_async(arrays_.staged[i].values, own.values, rows * (size_t)sizes_.W, compute_);
+        staged_ = in_background && !on_host();
+        for (size_t i = 0; i < sizes_.tables() && staged_; i++) {
+            const OwnTable &own = arrays_.tables[i], &to = arrays_.staged[i];
+            copy_async(to.values, own.values, sizes_.own_rows() * (size_t)sizes_.W, compute_);
+            copy_async(to.squares, own.squares, sizes_.own_rows(), compute_);
         }
-        synchronize(compute_);
+        if (staged_) synchronize(compute_);
     }
     // Copies the records of rows (ascending).
     void copy(const std::vector<uint64_t>& rows, const std::vector<char*>& records) const {
         if (cache_) return cache_->copy(rows, records);
-        for (size_t i = 0; i < rows.size() && on_host(); i++) copy_record(fields_, rows[i], records[i]);
-        for (size_t i = 0; i < sizes_.tables() && !on_host(); i++) {
-            const std::vector<floatX> gathered = staged_ ? std::vector<floatX>() : values_of(rows, i);
-            for (size_t j = 0; j < rows.size(); j++) {
-                const floatX* from = staged_ ? arrays_.staged[i].values + rows[j] * (size_t)sizes_.W
-                                             : &gathered[j * (size_t)sizes_.W];
-                char* to = records[j] + i * table_bytes();
-                memcpy(to, from, values_bytes());
-                memcpy(to + values_bytes(), &squares_[i][rows[j]], sizeof(float));
-            }
-        }
+        if (!on_host() && !staged_) return copy_from_device(rows, records);
+        for (size_t i = 0; i < rows.size(); i++) copy_record(fields_, rows[i], records[i]);
+    }
+    // Copies the values of a row in a table from its record, and returns its sum of squares. If the row has
+    // had no gradient, these are its initial values.
+    float take_apart(const char* record, size_t number, uint64_t row, floatX* values) const {
+        const char* from = record + number * table_bytes();
+        float squares;
+        memcpy(values, from, values_bytes());
+        memcpy(&squares, from + values_bytes(), sizeof squares);
+        for (int w = 0; w < sizes_.W && squares == 0; w++) values[w] = by_number(number).value(row, w, true);
+        return squares;
     }
     // Sets rows of a table.
     void put(size_t number, const uint64_t* rows, const floatX* values, const float* squares, int count) {
@@ -224,6 +218,9 @@ private:
     static constexpr float deviation = 0.02f * 1.7320508f;
 
     bool on_disk() const { return settings_.table_place == TablePlace::disk; }
+    size_t values_bytes() const { return (size_t)sizes_.W * sizeof(floatX); }
+    // Bytes of a record that belong to one table: the values, then the sum of squares.
+    size_t table_bytes() const { return values_bytes() + sizeof(float); }
 
     void open_file() {
         const size_t record = sizes_.record_bytes(), rows = arrays_.notes.slots, needed = 2 * sizes_.asked();
@@ -292,16 +289,26 @@ private:
         }
     }
 
-    // Returns the values of rows of a table on the device.
-    std::vector<floatX> values_of(const std::vector<uint64_t>& rows, size_t number) const {
-        std::vector<floatX> values(rows.size() * (size_t)sizes_.W);
-        DeviceArray<uint64_t> rows_there(rows.size());
-        DeviceArray<floatX> values_there(values.size());
-        copy_async(rows_there.data, rows.data(), rows.size(), compute_);
-        fetch_rows(values_there.data, by_number(number), rows_there.data, (int)rows.size(), compute_);
-        copy_async(values.data(), values_there.data, values.size(), compute_);
-        synchronize(compute_);
-        return values;
+    // Copies the records of rows (ascending) of tables on the device.
+    void copy_from_device(const std::vector<uint64_t>& rows, const std::vector<char*>& records) const {
+        if (rows.empty()) return;
+        const size_t W = (size_t)sizes_.W, count = rows.size();
+        std::vector<floatX> values(count * W);
+        std::vector<float> squares(rows.back() + 1 - rows.front());
+        DeviceArray<uint64_t> rows_there(count);
+        DeviceArray<floatX> values_there(count * W);
+        copy_async(rows_there.data, rows.data(), count, compute_);
+        for (size_t i = 0; i < sizes_.tables(); i++) {
+            fetch_rows(values_there.data, by_number(i), rows_there.data, (int)count, compute_);
+            copy_async(values.data(), values_there.data, values.size(), compute_);
+            copy_async(squares.data(), by_number(i).squares + rows.front(), squares.size(), compute_);
+            synchronize(compute_);
+            for (size_t j = 0; j < count; j++) {
+                char* to = records[j] + i * table_bytes();
+                memcpy(to, &values[j * W], values_bytes());
+                memcpy(to + values_bytes(), &squares[rows[j] - rows.front()], sizeof(float));
+            }
+        }
     }
 
     const TableSizes& sizes_;
@@ -311,7 +318,7 @@ private:
     const int me_;
     cudaStream_t compute_, host_;
     std::vector<uint64_t> keys_;    // for each table
-    std::vector<RowField> fields_;  // of a record in host memory
+    std::vector<RowField> fields_;  // of a record in host memory, of a table there or a staged copy
     std::array<RowSet, TableArrays::row_sets> sets_;
     RowSnapshot snapshot_;
     uint32_t turns_ = 0;
@@ -319,8 +326,5 @@ private:
     std::optional<RowCache> cache_;
     NotedError disk_error_;  // set if disk_failed_
     std::atomic<bool> disk_failed_ = false;
-
-    // tables on the device, for the current save
-    bool staged_ = false;
-    std::vector<std::vector<float>> squares_;
+    bool staged_ = false;  // the current save reads copies of tables on the device
 };

@@ -254,7 +254,6 @@ inline void NgramTables::list_rows(TableLists& list, const Lookups& lookups) {
         fail("n-gram tables: %d micro-batches are looked up at once, but there is only room for %d; see "
              "most_at_once",
              lookups.count, sizes_.micro_batches);
-    const size_t owners = sizes_.owners;
     size_t count = 0;
     std::vector<size_t> lookups_of(lookups.count);  // a batch may have fewer lookups than the largest
     forget_places();
@@ -268,15 +267,15 @@ inline void NgramTables::list_rows(TableLists& list, const Lookups& lookups) {
         for (size_t i = 0; i < found; i++) slots[i] = place_of(found_[i], count, list.wanted);
         std::fill(slots + found, slots + sizes_.lookups, 0);
     }
-    list.to.assign(owners, 0);
-    for (size_t i = 0; i < count; i++) list.to[list.wanted[i] % owners]++;
+    list.to.assign(sizes_.owners, 0);
+    for (size_t i = 0; i < count; i++) list.to[sizes_.owner_of(list.wanted[i])]++;
     const size_t all = (size_t)lookups.count * sizes_.lookups;
     if (several()) {
-        std::vector<size_t> next(owners);
+        std::vector<size_t> next(sizes_.owners);
         std::exclusive_scan(list.to.begin(), list.to.end(), next.begin(), (size_t)0);
         std::vector<uint64_t> by_owner(count);
         for (size_t i = 0; i < count; i++) {
-            size_t place = next[list.wanted[i] % owners]++;
+            size_t place = next[sizes_.owner_of(list.wanted[i])]++;
             by_owner[place] = list.wanted[i];
             moved_[i] = (int)place;
         }
@@ -311,7 +310,7 @@ inline void NgramTables::ask_owners(TableLists& list) {
     exchange(mesh_.asks(), arrays_.wanted, list.to, arrays_.asks, list.from, 1, Traffic::statistics, asks_);
     copy_async(list.asked, arrays_.asks, list.asks(), asks_);
     wait_for(asks_, mesh_);
-    for (size_t i = 0; i < list.asks(); i++) list.asked[i] /= sizes_.owners;
+    for (size_t i = 0; i < list.asks(); i++) list.asked[i] = sizes_.own_number(list.asked[i]);
 }
 
 // Fills own, rows and order.

@@ -6,7 +6,6 @@ only the plan command includes its other files.
 #pragma once
 
 #include <algorithm>
-#include <functional>
 #include <string>
 
 #include "comm/machine.h"           // find_machine
@@ -115,22 +114,9 @@ inline LayoutChoices layout_choices(const World& world, const GivenOptions& give
             [&world](const Options& o) { return chosen_shard_group(o, expected_machine(o, world)); }};
 }
 
-// For all ranks: fails if they have chosen different layouts: each reads the machine file on its own node.
-inline void check_same_cut(const Options& o, const World& world) {
-    std::string cut;
-    for (const OptionRow& row : option_table())
-        if (row.belongs_to(command_train) && is_searched(row, command_plan)) cut += value_text(row, o) + " ";
-    int number = (int)(std::hash<std::string>{}(cut)&INT32_MAX);
-    if (world.largest(number) != -world.largest(-number))
-        fail("--machine %s: ranks of different nodes have chosen different layouts; give all nodes the same "
-             "file",
-             printable(o.machine).c_str());
-}
-
 // For all ranks: on the first rank, returns the expected seconds of a step, or 0 if too little is known.
 // recompute: what the run recomputes.
 inline double expected_step(const Options& o, Recompute recompute, const World& world) {
-    check_same_cut(o, world);
     double seconds = 0;
     world.on_all_ranks([&] {
         if (!world.is_root()) return;

@@ -269,8 +269,9 @@ public:
         return o;
     }
     const std::vector<int>& split(const Cut& cut) {
-        std::vector<int>& split = splits_[cut.pp * cut.pp_chunks];
-        if (split.empty()) split = pipeline_split(options_of(cut));
+        bool by_memory = kind_of<PipelineLayers>(task_.options.pp_layers) == PipelineLayers::memory;
+        std::vector<int>& split = splits_[by_memory ? cut : Cut{.pp = cut.pp * cut.pp_chunks}];
+        if (split.empty()) split = training_layout(options_of(cut), workload(cut)).split;
         return split;
     }
     // The layout of the parameters of a tensor rank that has all layers.
@@ -641,8 +642,8 @@ private:
         return most_of_stages(stages, element_bytes_ == 2);
     }
     const Stage& stage(const Cut& cut, const Layout& layout, int number) {
-        auto key =
-            std::tuple(cut.tp, cut.cp, cut.pp, cut.pp_schedule, cut.pp_chunks, layout.pipeline.micro_batches);
+        auto key = std::tuple(cut.tp, cut.cp, cut.pp, cut.pp_schedule, cut.pp_chunks,
+                              layout.pipeline.micro_batches, layout.split);
         auto& stages = stages_[key];
         stages.resize((size_t)cut.pp);
         if (!stages[number])
@@ -662,7 +663,8 @@ private:
     std::map<std::pair<int, int>, std::unique_ptr<ParameterLayout>> parameters_;
     std::optional<double> largest_transform_;
     std::map<Cut, int> too_large_;            // smallest too-large micro-batch, by the rest of the cut
-    std::map<int, std::vector<int>> splits_;  // by the number of parts
-    std::map<std::tuple<int, int, int, PipelineSchedule, int, int>, std::vector<std::unique_ptr<Stage>>>
+    std::map<Cut, std::vector<int>> splits_;  // by the number of parts alone, unless they even out memory
+    std::map<std::tuple<int, int, int, PipelineSchedule, int, int, std::vector<int>>,
+             std::vector<std::unique_ptr<Stage>>>
         stages_;
 };

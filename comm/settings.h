@@ -164,14 +164,20 @@ inline std::vector<float> rope_angles(const ModelConfig& config, const Workload&
     return table;
 }
 
-// layer_bytes: activations that a layer keeps for one micro-batch
-inline Layout training_layout(const Options& o, size_t layer_bytes) {
-    ParameterLayout whole = parameter_layout(o);
-    double state =
-        (double)memory_total(memory_of<ZeroArrays>(whole, 1, zero_settings(o))) / whole.parameter_count();
-    return make_layout(o, {.state = state * block_parameters(o),
-                           .activations = (double)layer_bytes,
-                           .table = state * padded_vocab(o) * o.channels});
+// Returns how a run divides the model and its largest step.
+inline Layout training_layout(const Options& o, const Workload& w) {
+    LayerBytes bytes = {};
+    if (kind_of<PipelineLayers>(o.pp_layers) == PipelineLayers::memory) {
+        const Stage whole(o, {.mesh = {.tp = o.tp, .cp = o.cp}}, {}, true);
+        const ParameterLayout parameters = parameter_layout(o);
+        Arena state(Arena::counts, w.element_bytes);
+        ZeroArrays(state, parameters, 1, zero_settings(o, w.element_bytes));
+        double of_parameter = (double)memory_total(state.classes()) / parameters.parameter_count();
+        bytes = {.state = of_parameter * block_parameters(o),
+                 .activations = (double)layer_bytes(activation_table(o, w, whole)),
+                 .table = of_parameter * padded_vocab(o) * o.channels};
+    }
+    return {mesh_shape(o), o.tp_overlap, pipeline_shape(o), pipeline_split(o, bytes)};
 }
 
 // Returns the sizes of fp8 memory for the products of this rank's blocks.

@@ -29,6 +29,7 @@ A load, on all ranks:
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <string>
@@ -70,6 +71,27 @@ struct SavePlan {
 // Writes a piece, given by the number of its tensor in the plan, its slot and its elements. If the tensor
 // counts_rows(), elements are numbered from the beginning of this rank's rows.
 using WritePiece = std::function<void(const CheckpointPiece& piece, const void* values)>;
+
+// Sums of a number that each rank has, as one rank sees them.
+struct RankNumbers {
+    uint64_t before = 0, all = 0;   // sums over the ranks before this one, and over all
+    int some_before = 0, some = 0;  // likewise, counts of the ranks whose number is above 0
+};
+
+// For all ranks: returns the sums of each of these numbers over the ranks.
+inline std::vector<RankNumbers> sum_over_ranks(const World& world, const std::vector<uint64_t>& mine) {
+    std::vector<RankNumbers> sums(mine.size());
+    const auto of_all = world.all_gather({(const char*)mine.data(), mine.size() * sizeof mine[0]});
+    for (int rank = 0; rank < world.size(); rank++) {
+        for (size_t i = 0; i < mine.size(); i++) {
+            uint64_t number;
+            memcpy(&number, &of_all[(size_t)rank][i * sizeof number], sizeof number);
+            sums[i].all += number, sums[i].some += number > 0;
+            if (rank < world.rank()) sums[i].before += number, sums[i].some_before += number > 0;
+        }
+    }
+    return sums;
+}
 
 // ----------------------------------------------------------------------------
 // a load

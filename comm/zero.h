@@ -674,10 +674,11 @@ inline void ZeroState::run_pass(int unit, const OptimizerPass& pass, const float
         pass.on_device(own, steps_[unit], settings_.offload ? host_ : compute_);
 }
 
-// Copies the updates of this rank's parts of some units between device and host: with offload, updates are
-// copied to the device to be transformed.
+// Copies updates of block matrices between device and host, for all units that have some: with offload, they
+// are copied to the device to be transformed.
 inline void ZeroState::copy_updates(const std::vector<int>& units, bool to_host) {
     for (int unit : units) {
+        if (std::ranges::none_of(steps_[unit], &OptimizerPart::of_block_matrix)) continue;
         float *here = owned_grads(unit), *there = arrays_.host_grads + shard_offset(unit);
         copy_async(to_host ? there : here, to_host ? here : there, part_size(unit), host_);
     }

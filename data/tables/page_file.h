@@ -117,19 +117,18 @@ public:
         bytes_read_ += numbers.size() * page_bytes_;
     }
 
-    // Writes these pages, in ascending order, and sets their checksums. earlier: the pages' current content
-    // in the file, in the same order
-    void write(const std::vector<uint64_t>& numbers, char* pages, const char* earlier) {
-        if (log_) {
-            std::vector<uint64_t> first_time;
-            std::vector<const char*> contents;
-            for (size_t i = 0; i < numbers.size(); i++) {
-                if (is_logged(numbers[i])) continue;
-                first_time.push_back(numbers[i]), contents.push_back(earlier + i * page_bytes_);
-            }
-            if (!first_time.empty()) log_->append(first_time, contents);
-            for (uint64_t page : first_time) logged_[page / 64] |= (uint64_t)1 << page % 64;
-        }
+    // Call before write(), with the current content of the same pages: logs those not logged since the mark.
+    void log_pages(const std::vector<uint64_t>& numbers, const char* pages) {
+        std::vector<uint64_t> first_time;
+        std::vector<const char*> contents;
+        for (size_t i = 0; log_ && i < numbers.size(); i++)
+            if (!is_logged(numbers[i]))
+                first_time.push_back(numbers[i]), contents.push_back(pages + i * page_bytes_);
+        if (!first_time.empty()) log_->append(first_time, contents);
+        for (uint64_t page : first_time) logged_[page / 64] |= (uint64_t)1 << page % 64;
+    }
+    // Writes these pages, in ascending order, and sets their checksums.
+    void write(const std::vector<uint64_t>& numbers, char* pages) {
         each_run(numbers, pages, [&](uint64_t first, char* of_run, size_t count) {
             for (size_t i = 0; i < count; i++) {
                 char* page = of_run + i * page_bytes_;

@@ -78,17 +78,19 @@ public:
         turn_ = turn;
         std::vector<uint64_t> missing;
         for (size_t i = 0; i < count; i++) {
-            if (size_t slot = slot_of(rows[i]); slot == none)
+            slots[i] = slot_of(rows[i]);
+            if (slots[i] == none)
                 missing.push_back(rows[i]);
             else
-                use(slot);
+                use(slots[i]);
         }
         std::ranges::sort(missing);
         missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
         missed_ += missing.size();
         for (size_t begin = 0; begin < missing.size(); begin += most_at_once)
             read_missing(&missing[begin], std::min(most_at_once, missing.size() - begin));
-        for (size_t i = 0; i < count; i++) slots[i] = slot_of(rows[i]);
+        for (size_t i = 0; i < count; i++)
+            if (slots[i] == none) slots[i] = slot_of(rows[i]);
     }
     // Finds the slots of rows that are held, and marks them as changed. Call before they change.
     void change(const uint64_t* rows, size_t count, uint64_t* slots) {
@@ -229,12 +231,10 @@ private:
             rows.clear();
             for (size_t i = begin; i < end; i++) rows.push_back(notes_.rows[slots[i]] - 1);
             Pages pages(*this, rows.data(), rows.size());
-            const size_t bytes = pages.numbers.size() * pages.page_bytes();
-            PageBuffer earlier(bytes);
-            memcpy(earlier.data(), pages.buffer.data(), bytes);
+            file_.log_pages(pages.numbers, pages.buffer.data());
             for (size_t i = begin; i < end; i++)
                 copy_record(fields_, slots[i], pages.record(rows[i - begin]));
-            file_.write(pages.numbers, pages.buffer.data(), earlier.data());
+            file_.write(pages.numbers, pages.buffer.data());
             for (size_t i = begin; i < end; i++) notes_.changed[slots[i]] = false;
         }
     }

@@ -78,7 +78,7 @@ TEST_CASE("every option that ranks must have alike is compared, and no other") {
             },
             value);
         if (is_last()) row.set(o, value);
-        std::string message = refusal([&] { check_same_options(world(), o, false); });
+        std::string message = refusal([&] { check_same_options(world(), o); });
         own += row.ranks == Ranks::own;
         CHECK(message.substr(0, message.find(": ranks differ: ")) ==
               (row.ranks == Ranks::own ? "" : option_name(row)));

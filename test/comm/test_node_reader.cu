@@ -72,6 +72,8 @@ TEST_CASE("node reader: the batches of a reader for each rank, however ranks lie
                 compare(step * stride + rank * B, shape.B);
                 if (step % 7 == rank) std::this_thread::sleep_for(std::chrono::milliseconds(3));
             }
+            // all the same samples, as tensor ranks do
+            for (uint64_t step = 0; step < 20; step++) compare(step * B, shape.B);
             compare(rank * B, shape.B - 1);
             compare(rank * B + stride, 0);
             compare(rank, shape.B);

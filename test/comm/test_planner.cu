@@ -398,8 +398,7 @@ TEST_CASE("planned memory is that of a run") {
         if (number++ % 97) return;
         Options o = p.planner.options_of(cut);
         Workload w = training_workload(o, cut.recompute);
-        Layout layout = training_layout(
-            o, layer_bytes(activation_table(o, w, Stage(o, {.mesh = {.tp = o.tp}}, {}, true))));
+        Layout layout = training_layout(o, w);
         auto of_run = memory_classes(o, w, zero_settings(o), layout);
         PlannedStep step = p.planner.planned(cut);
         CHECK(p.planner.total(step.memory) == memory_total(of_run));
@@ -906,7 +905,7 @@ TEST_CASE("absurd sizes are planned or refused, soon" * doctest::test_suite("lon
     }
 }
 
-TEST_CASE("--tp auto has the parts that --pp-layers lists, and evens out time where memory is unknown") {
+TEST_CASE("--tp auto has the parts that --pp-layers lists, and evens out the memory of a run") {
     auto chosen = [](const char* layers) {
         PlanLine line = plan_line("--model gpt2-124M --global-batch 64k --gpus 4 --machine h100");
         Options o = line.options;
@@ -915,14 +914,20 @@ TEST_CASE("--tp auto has the parts that --pp-layers lists, and evens out time wh
         choose_cut(o, line.given, find_machine("h100"), 4);
         return o;
     };
-    Options listed = chosen("3,4,3,2"), time = chosen("time"), memory = chosen("memory");
+    Options listed = chosen("3,4,3,2");
     CHECK(listed.pp * listed.pp_chunks == 4);
-    CHECK((const Cut&)memory == (const Cut&)time);
-    for (int pp : {2, 3}) {
-        time.pp = memory.pp = pp, time.pp_chunks = memory.pp_chunks = 1;
-        CHECK(pipeline_split(memory) == pipeline_split(time));
-        CHECK(pipeline_split(memory).front() > 1);
+    Planned p("--model gpt2-124M --global-batch 64k --gpus 4 --machine h100");
+    PlanTask task = p.task;
+    task.options.pp_layers = "memory";
+    Planner planner(task);
+    for (int pp : {2, 3, 4}) {
+        Cut cut = p.cut(1, pp, 1);
+        const Options o = planner.options_of(cut);
+        const std::vector<int>& split = planner.split(cut);
+        CHECK(split == training_layout(o, training_workload(o, cut.recompute, 2)).split);
+        CHECK(split != p.planner.split(cut));
     }
+    CHECK(chosen("memory").pp > 0);
 }
 
 TEST_CASE("--tp auto keeps what the command line gives, be it the default") {

@@ -95,6 +95,7 @@ struct Tables {
         std::vector<char> records(numbers.size() * sizes.record_bytes());
         std::vector<char*> to;
         for (uint64_t row : numbers) to.push_back(&records[row * sizes.record_bytes()]);
+        tables->own().begin_copies(false);
         tables->own().copy(numbers, to);
         Rows all(sizes.tables());
         for (size_t table = 0; table < all.size(); table++) {
@@ -150,11 +151,14 @@ bool same(const Rows& a, const Rows& b) {
 }
 
 TEST_CASE("each save comes back in any place, and so does what a step changed meanwhile") {
-    for (bool in_background : {true, false}) {
+    for (auto [from, in_background] : {std::pair{TablePlace::host, true},
+                                       {TablePlace::host, false},
+                                       {TablePlace::device, true},
+                                       {TablePlace::device, false}}) {
         Folder folder;
         std::map<int, Rows> saved;
         {
-            Tables run(folder.path, TablePlace::host, in_background);
+            Tables run(folder.path, from, in_background);
             for (int number = 1; number <= 12; number++) {
                 run.step(number);
                 if (number % 3) continue;
@@ -164,7 +168,7 @@ TEST_CASE("each save comes back in any place, and so does what a step changed me
             }
         }
         CHECK(saved.size() >= 3);
-        for (TablePlace place : {TablePlace::disk, TablePlace::host, TablePlace::disk}) {
+        for (TablePlace place : {TablePlace::disk, TablePlace::device, TablePlace::host, TablePlace::disk}) {
             Tables run(folder.path, place);
             for (auto& [number, rows] : saved) {
                 CAPTURE(number);

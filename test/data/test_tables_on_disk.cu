@@ -207,10 +207,11 @@ constexpr size_t page_bytes = 4096;
 using Fills = std::vector<int>;  // the byte that fills each page
 
 static void fill_pages(PageFile& file, const Rows& numbers, int fill) {
-    PageBuffer earlier(numbers.size() * page_bytes), pages(numbers.size() * page_bytes);
-    file.read(numbers, earlier.data());
+    PageBuffer pages(numbers.size() * page_bytes);
+    file.read(numbers, pages.data());
+    file.log_pages(numbers, pages.data());
     memset(pages.data(), fill, numbers.size() * page_bytes);
-    file.write(numbers, pages.data(), earlier.data());
+    file.write(numbers, pages.data());
 }
 static Fills fills_of(PageFile& file, uint64_t pages = page_count) {
     Rows numbers(pages);

@@ -129,7 +129,7 @@ void add_call(StepOfLines& lines, int stream, const GroupCall& call, int ranks) 
 
 Step ledger_step(const Options& o, int capability, int rank) {
     Workload w = training_workload(o, o.recompute, 2);
-    Layout layout = training_layout(o, 0);
+    Layout layout = training_layout(o, w);
     Ledger book({2, capability}, w.T, o.vocab_size);
     const MeshPosition position = position_of(rank, layout.mesh);
     record_steps(o, w, zero_settings(o, 2), make_optimizer(o, 0), layout, position,
