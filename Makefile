@@ -127,7 +127,7 @@ warnings := -Wall -Wextra -Wno-restrict -Werror=switch $(if $(STRICT),-Werror)
 # -g1: as much as a stack trace needs; more makes compiling take a third longer
 # GCC collects garbage whenever its heap has doubled, which takes a tenth of its time and frees a quarter of the memory.
 # ggc-min-heapsize delays that until all compilers together use a third of this machine's memory.
-garbage  := $(if $(findstring clang,$(CXX)),,$(addprefix --param ggc-min-heapsize=,$(shell \
+garbage  := $(if $(findstring clang,$(CXX)),,$(addprefix --param=ggc-min-heapsize=,$(shell \
                 awk -v cores="$$(nproc)" '/^MemTotal:/ { print int($$2 / 3 / cores) }' /proc/meminfo 2>/dev/null)))
 host     := -std=c++20 -g1 $(garbage) -fno-math-errno -fno-trapping-math -march=$(CPU_ARCH) -fopenmp $(warnings) $(CXXFLAGS)
 
@@ -178,7 +178,7 @@ compile := $(NVCC) -x cu -std=c++20 -lineinfo --expt-relaxed-constexpr --extende
            $(foreach arch,$(portable),-gencode arch=compute_$(arch)$(comma)code=compute_$(arch)) \
            $(foreach arch,$(newer),-gencode arch=compute_$(portable)$(comma)code=sm_$(arch)) \
            $(if $(STRICT),-Werror all-warnings -Xptxas -v) \
-           -Xcompiler $(call list,-O3 -march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra -Wno-restrict -Werror=switch $(CXXFLAGS)) $(defines) $(includes)
+           -Xcompiler $(call list,-O3 $(garbage) -march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra -Wno-restrict -Werror=switch $(CXXFLAGS)) $(defines) $(includes)
 link    := $(NVCC) -Xcompiler -fopenmp
 libs    := -lcublasLt $(if $(staged),,$(NCCL))
 endif
@@ -245,6 +245,17 @@ vpath commands.cu data/commands
 # Runs on the simulated device are short, so the program is compiled at -O1, which is quicker.
 $(BUILD)/%.o: %.cu $(BUILD)/command | $(BUILD)/found-build
 	$(call compile_at,$(if $(filter simt,$(DEVICE)),-O1)) -MMD -MP -c $< -o $@
+
+ifeq ($(DEVICE),cuda)
+# nvcc reads a program once for the host, and once for each architecture of cards. There the code of the host would take most of
+# the time, so it reads only the kernels. Those of attention are included as the precision needs them.
+$(shared)/program.cu: FORCE
+	@mkdir -p $(shared)
+	@{ echo '$(hash)ifdef __CUDA_ARCH__'; printf '$(hash)include "%s"\n' $(filter-out kernels/attention_%,$(wildcard kernels/*.cuh)); printf '$(hash)else\n$(hash)include "train_gpt.cu"\n$(hash)endif\n'; } >$@.new
+	@cmp -s $@.new $@ || cp $@.new $@
+$(BUILD)/train_gpt.o: $(shared)/program.cu $(BUILD)/command | $(BUILD)/found-build
+	$(compile) -MMD -MP -c $< -o $@
+endif
 
 # The page of `train_gpt report`, as a string in the program.
 $(shared)/report_page.h: data/report/page.html

@@ -613,10 +613,11 @@ private:
         for (int stage = 0; stage < cut.pp; stage++)
             numbers.push_back(rank_of(first_of_stage(stage), cut_layout.mesh));
         auto player = std::make_unique<StepPlayer>(machine_, numbers);
+        Ledger book(machine_.ledger_card(), w.sequence(), o.vocab_size);
         for (int stage = 0; stage < cut.pp; stage++) {
-            const MeshPosition position = first_of_stage(stage);
-            Ledger book(machine_.ledger_card(), w.sequence(), o.vocab_size);
-            record_steps(o, w, settings, make_optimizer(o, 0), cut_layout, position, micro_batches);
+            book.forget();
+            record_steps(o, w, settings, make_optimizer(o, 0), cut_layout, first_of_stage(stage),
+                         micro_batches);
             player->add(book);
         }
         return player;

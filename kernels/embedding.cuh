@@ -26,6 +26,7 @@ Other tokens give zeros, so that the sum over the devices, one of which adds the
 
 #include <algorithm>
 #include <climits>
+#include <tuple>
 
 #include "kernels/common.cuh"
 #include "kernels/row_order.h"
@@ -345,3 +346,8 @@ void sum_rows(float* table /* (rows, C) += */,
                   launch_sum_rows<width()>(first, second, scratch, C, stream);
               }));
 }
+
+#ifdef __CUDA_ARCH__
+// nvcc compiles kernels without the code that calls these.
+inline const std::tuple sums_of_rows(sum_rows<float>, sum_rows<floatX>);
+#endif

@@ -135,9 +135,9 @@ public:
     std::vector<LedgerEntry> entries;
     std::vector<Section> sections = {beside_passes};
 
-    void add(LedgerEntry entry) {
-        entry.section = (int)sections.size() - 1;
+    void add(const LedgerEntry& entry) {
         entries.push_back(entry);
+        entries.back().section = (int)sections.size() - 1;
     }
     void launched(const char* launcher, const void* stream, const LaunchCost& cost) {
         add({.kind = LedgerEntry::launch,

@@ -13,6 +13,7 @@ optimizer is separate.
 
 #include <cmath>
 #include <cstddef>
+#include <tuple>
 
 #include "kernels/common.cuh"
 
@@ -111,3 +112,9 @@ void convert(To* out, const From* inp, size_t n, cudaStream_t stream, const floa
         convert_cpu(out, inp, n, scale),
         launch(convert_kernel<To, From>, ceil_div(n, part_block), part_block, 0, stream, out, inp, n, scale));
 }
+
+#ifdef __CUDA_ARCH__
+// nvcc compiles kernels without the code that calls these.
+inline const std::tuple copies_of_parts(copy_part<PartCopy::into_matrix>, copy_part<PartCopy::out_of_matrix>);
+inline const std::tuple conversions(convert<float, floatX>, convert<floatX, float>);
+#endif

@@ -12,7 +12,7 @@ nocard_cards   ?= 90a 80# PTX of these is run; their machine code has the regist
 nocard_objects := $(patsubst test/nocard/%.cc,$(nocard)/objects/%.o,$(wildcard test/nocard/*.cc))
 
 # The PTX is not compressed, so that it can be read. Host code is tested elsewhere, so it is not optimized.
-nocard_host    := -O0 -g1 -march=x86-64-v3 -fno-math-errno -fno-trapping-math -fopenmp $(warnings)
+nocard_host    := -O0 -g1 $(garbage) -march=x86-64-v3 -fno-math-errno -fno-trapping-math -fopenmp $(warnings)
 nocard_compile := $(NVCC) -x cu -std=c++20 -lineinfo --expt-relaxed-constexpr --extended-lambda --threads 0 \
                   --no-compress $(foreach arch,$(nocard_cards), \
                       -gencode arch=compute_$(arch)$(comma)code=[compute_$(arch)$(comma)sm_$(arch)]) \
@@ -30,6 +30,10 @@ $(nocard)/%.o: %.cu test/nocard/nocard.mk | $(BUILD)/found-build
 	@mkdir -p $(@D)
 	$(nocard_compile) -MMD -MP -c $< -o $@
 $(nocard)/tests/%.o: $(nocard)/tests/%.cu test/nocard/nocard.mk | $(BUILD)/found-build
+	$(nocard_compile) -MMD -MP -c $< -o $@
+
+$(nocard)/train_gpt.o: $(shared)/program.cu test/nocard/nocard.mk | $(BUILD)/found-build
+	@mkdir -p $(@D)
 	$(nocard_compile) -MMD -MP -c $< -o $@
 
 # A unit that launches no kernels is compiled without them, because they take longest to compile.

@@ -12,7 +12,7 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/nocard.sh
-checks=$((7 + nocard_checks))
+checks=$((8 + nocard_checks))
 [ -z "$EVERY" ] || checks=$((checks + 6 + nocard_soak_checks))
 plan $checks
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
@@ -54,6 +54,17 @@ build() {
     fi
 }
 
+# Code for cards is compiled without the code that launches it (Makefile), so each kernel that is launched must be in it.
+launched_kernels() {
+    local object=build/nocard/train_gpt.o
+    strings -a "$object" | sed -n 's/.*\.entry \(_Z[A-Za-z0-9_]*\).*/\1/p' | sort -u >"$work/entries"
+    nm "$object" | sed -n 's/.* [tT] _ZL*[0-9]*__device_stub_\(_Z.*\)/\1/p' >"$work/stubs" # with the types of the stub appended
+    [ -s "$work/stubs" ] && awk '
+        NR == FNR { compiled[$1]; next }
+        { for (kernel in compiled) if (index($1, kernel) == 1) next; print "not compiled for cards:", $1; missing = 1 }
+        END { exit missing }' "$work/entries" "$work/stubs"
+}
+
 # The object that is the same for all devices was already built for the CPU.
 strict=(make --no-print-directory DEVICE=cuda CPU_ARCH=native STRICT=1 CXXFLAGS=-O0 -o build/shared/commands.o)
 # kernels NAME OPTIONS...    compiles the kernels that kernels.cu includes, without the rest of the program, in a fifth of the time
@@ -62,6 +73,7 @@ kernels() { build "$1" "$nvcc" -std=c++20 -O3 -Xcompiler -O0 --expt-relaxed-cons
 printf '#include "%s"\n' kernels/*.cuh >"$work/kernels.cu"
 rm -f build/nocard/train_gpt.o # to be compiled again, for ptxas's notes
 build "the program for sm_90a in bf16" "${strict[@]}" nocard_cards="${EVERY:+80 }90a" build/nocard/train_gpt
+check "each kernel that the program launches is compiled for cards" launched_kernels
 # On sm_100 one kernel of attention's backward pass spills 64 bytes.
 may_spill_on=attention_backward_kernel.*sm_100 kernels "kernels for sm_80 in bf16, and for sm_100 from their PTX" -DPRECISION_BF16 \
     -gencode "arch=compute_80,code=[sm_80,sm_100]"

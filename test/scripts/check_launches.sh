@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Kernel launches and products that fail in the middle of training: the run ends with one line and exit code 75, its steps so
 # far are saved, and resuming gives the bits of an undisturbed run.
-# needs: cpu-fp32/train_gpt cpu-fp32/fault_injection.so cpu-fp32/compare_runs simt-fp32/train_gpt
+# needs: cpu-fp32/train_gpt cpu-fp32/fault_injection.so cpu-fp32/compare_runs simt-bf16/train_gpt
 # seconds: 60
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/text.sh
-cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
+cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-bf16/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
 faults=$PWD/build/cpu-fp32/fault_injection.so
 plan 27
 command -v mpirun >/dev/null || { skip "no mpirun here" 27; exit; }
@@ -14,7 +14,8 @@ cd "$work" || exit 1
 export OMP_NUM_THREADS=1
 "$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"
 tiny=(train --model tiny --layers 2 --channels 16 --heads 2 --mlp-width 16 --vocab-size 257 --context 16 --global-batch 64
-    --micro-batch 2 --steps 6 --learning-rate 1e-2 --warmup-steps 0 --cuda-graphs off --train-data 'text_train_*.bin')
+    --micro-batch 2 --steps 6 --learning-rate 1e-2 --warmup-steps 0 --cuda-graphs off
+    --matmul-tuning off --train-data 'text_train_*.bin')
 
 # train NAME RANKS PROGRAM OPTIONS...
 train() {

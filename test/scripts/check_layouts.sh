@@ -4,7 +4,7 @@
 # do not change a bit.
 #
 #   test/scripts/check_layouts.sh [WORD]    only rows that contain the word; EVERY=yes adds more rows like the others
-# needs: cpu-fp32/train_gpt cpu-fp32/compare_runs simt-fp32/train_gpt
+# needs: cpu-fp32/train_gpt cpu-fp32/compare_runs simt-bf16/train_gpt
 # seconds: 120
 # soak: EVERY=yes
 # limit: 7200
@@ -12,10 +12,10 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/layouts.sh
 . test/support/text.sh
-checks=81
-[ -z "$EVERY" ] || checks=141
+checks=79
+[ -z "$EVERY" ] || checks=149
 plan $checks
-cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
+cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-bf16/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
 # a fixed text: with some texts differences grow tenfold within these steps
 text=$PWD/test/golden/bpe_training.json
 only=$1
@@ -172,38 +172,60 @@ done <<<"$neutral${EVERY:+$more_neutral}"
 # ----------------------------------------------------------------------------------------------------------
 # the CUDA kernels, run by the shim
 
+small=(--layers 2 --channels 20 --heads 2 --kv-heads 1 --mlp-width 24 --vocab-size 257 --context 16 --steps 4 --global-batch 64
+    --val-batches 1 --micro-batch 2 --matmul-tuning off)
+long=("${small[@]}" --context 256 --global-batch 512 --steps 2 --micro-batch 1 --local-filter on)
+# Two ranks, beside one in micro-batches of the same size. split: ranks sum activations, or gradients of keys, in other parts.
+simt_rows='
+small  --zero 1
+small  --zero 3
+small  --zero 3 --micro-batch 1 --recompute block --offload optimizer
+small  --pp 2
+small  --pp 2 --micro-batch 1 --pp-schedule zero-bubble
+split  --tp 2
+filter --tp 2
+long   --cp 2 --zero 3
+'
+# simulated PROGRAM NAME LIMITS...    the limits of rows whose sums are split
+simulated() {
+    local program=$1 name=$2 kind options of_row limits
+    shift 2
+    train "$name-small" 1 "$program" "${small[@]}" &&
+        train "$name-filter" 1 "$program" "${small[@]}" --local-filter on &&
+        train "$name-long" 1 "$program" "${long[@]}" || echo "FAILED to run the references of $name"
+    ln -s "$name-small" "$name-split"
+    while read -r kind options; do
+        [ -n "$kind" ] || continue
+        read -ra of_row <<<"$options"
+        limits=("$@")
+        case $kind in
+        small) of_row=("${small[@]}" "${of_row[@]}") limits=(--losses 1e-6 --weights 1e-5) ;;
+        split) of_row=("${small[@]}" "${of_row[@]}") ;;
+        filter) of_row=("${small[@]}" --local-filter on "${of_row[@]}") ;;
+        long) of_row=("${long[@]}" "${of_row[@]}") ;;
+        esac
+        number=$((number + 1))
+        if train "$name$number" 2 "$program" "${of_row[@]}" </dev/null; then
+            agree "$name on 2, $kind $options" "$name$number" "$name-$kind" "${limits[@]}"
+        else
+            echo "FAILED to run $name on 2, $kind $options"
+        fi
+    done <<<"$simt_rows"
+}
 if wanted simt; then
+    simulated "$simt" simt-bf16 --losses 1e-3 --weights 0.02 --moments 0.01
+fi
+if [ -n "$EVERY" ] && wanted simt; then
+    simt=${simt/bf16/fp32}
+    make -s -C "${simt%/build/*}" DEVICE=simt PRECISION=fp32 "${simt#"${simt%/build/*}"/}" || echo "FAILED to build it in fp32"
     for shape in gpt2 llama; do
         read -ra of_shape <<<"${shapes[$shape]//$'\n'/ } --layers 2 --steps 4 --global-batch 96 --val-batches 1"
-        number=$((number + 1))
-        train "on_cpu$number" 1 "$cpu" "${of_shape[@]}" --micro-batch 4 || echo "FAILED to run simt's reference"
-        if train "simt$number" 1 "$simt" "${of_shape[@]}" --micro-batch 4; then
-            agree "simt on 1, $shape" "simt$number" "on_cpu$number" --losses 1e-5 --weights 1e-4
+        train "on_cpu-$shape" 1 "$cpu" "${of_shape[@]}" --micro-batch 4 || echo "FAILED to run simt's reference"
+        if train "simt-$shape" 1 "$simt" "${of_shape[@]}" --micro-batch 4; then
+            agree "simt-fp32 on 1, $shape" "simt-$shape" "on_cpu-$shape" --losses 1e-5 --weights 1e-4
         else
-            echo "FAILED to run simt on 1, $shape"
+            echo "FAILED to run simt-fp32 on 1, $shape"
         fi
     done
-    small=(--layers 2 --channels 20 --heads 2 --kv-heads 1 --mlp-width 24 --vocab-size 257 --context 16 --steps 4
-        --global-batch 64 --val-batches 1)
-    train on_cpu 1 "$cpu" "${small[@]}" --micro-batch 4 || echo "FAILED to run simt's reference"
-    train on_cpu_filter 1 "$cpu" "${small[@]}" --micro-batch 4 --local-filter on || echo "FAILED to run simt's reference"
-    for options in "--zero 1" "--zero 3" "--zero 3 --micro-batch 1 --recompute block --offload optimizer" \
-        "--tp 2" "--tp 2 --local-filter on" "--pp 2" "--pp 2 --micro-batch 1 --pp-schedule zero-bubble"; do
-        read -ra of_row <<<"$options"
-        reference=on_cpu
-        [[ $options != *local-filter* ]] || reference=on_cpu_filter
-        number=$((number + 1))
-        if train "simt$number" 2 "$simt" "${small[@]}" --micro-batch 2 "${of_row[@]}"; then
-            agree "simt on 2 $options" "simt$number" $reference --losses 1e-6 --weights 1e-5
-        else
-            echo "FAILED to run simt on 2 $options"
-        fi
-    done
-    small+=(--context 256 --global-batch 512 --steps 2 --micro-batch 1 --local-filter on)
-    train on_cpu_long 1 "$cpu" "${small[@]}" || echo "FAILED to run simt's reference"
-    if train simt_contexts 2 "$simt" "${small[@]}" --cp 2 --zero 3; then
-        agree "simt on 2 --cp 2 --zero 3" simt_contexts on_cpu_long --losses 1e-6 --weights 1e-5
-    else
-        echo "FAILED to run simt on 2 --cp 2"
-    fi
+    simulated "$simt" simt-fp32 --losses 1e-6 --weights 1e-5
 fi
