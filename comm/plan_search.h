@@ -4,9 +4,10 @@ the batch: tensor, context and data ranks, pipeline stages, micro-batch, schedul
 
 Each layout that divides the model and the batch evenly has a lower bound: a step takes at least a stage's
 work on all micro-batches, plus the work of the previous stages before its first micro-batch and after its
-last. In the order of their bounds, layouts that fit into memory are simulated (comm/plan_player.h), until a
-bound exceeds the best results so far: the remaining layouts cannot be faster. Some are not tried, because
-another is never slower:
+last; and at least as long as data ranks take to sum their gradients. Layouts are taken in the order of their
+bounds: first completed with what fits into memory, which raises the bound, then simulated
+(comm/plan_player.h), until a bound exceeds the best results so far: the remaining layouts cannot be faster.
+Some are not tried, because another is never slower:
 
     gpipe              1f1b waits as long, and keeps fewer micro-batches
     zero 0             zero 1 sends as much, and updates only a part of the parameters
@@ -19,6 +20,7 @@ another is never slower:
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <climits>
 #include <map>
 #include <memory>
@@ -172,7 +174,9 @@ public:
         }
         double longest = 0;
         for (auto [work, more, before] : stages) longest = std::max(longest, before + all * work + more);
-        return longest + largest_transform();
+        // A stage sums the gradients of its blocks one after another.
+        double sums = cut.zero > 0 ? ceil_div(task_.options.layers, cut.pp) * sums_of_block(cut) : 0;
+        return std::max(longest + largest_transform(), sums);
     }
 
     // Returns one layout with its time and memory, whether it fits or not.
@@ -291,11 +295,8 @@ public:
     }
 
 private:
-    struct Point {
-        double bound;
-        Cut cut;
-        auto operator<=>(const Point&) const = default;
-    };
+    // Layouts to consider, by their bounds: complete ones have their memory.
+    using Open = std::map<std::pair<double, Cut>, std::vector<MemoryClass>>;
     using Division = std::tuple<int, int, int, int>;  // tp, cp, pp, dp
 
     // If there are fewer devices than a node has, all are in one node.
@@ -404,9 +405,9 @@ private:
         return numbers;
     }
 
-    std::vector<Point> points(bool across_nodes) {
+    Open points(bool across_nodes) {
         constexpr long long most_tokens = 1 << 20;  // in a micro-batch: more make no product faster
-        std::vector<Point> points;
+        Open points;
         std::vector<int> sizes;
         for (long long size : divisors(sequences_))
             if (size == 1 || size * task_.options.sequence_length <= most_tokens) sizes.push_back((int)size);
@@ -437,12 +438,11 @@ private:
                     if (is_other) continue;
                     for (long long dp : all) {
                         cut.dp = (int)dp;
-                        if (is_possible(cut)) points.push_back({bound(cut), cut});
+                        if (is_possible(cut)) points[{bound(cut), cut}];
                     }
                 }
             });
         }
-        std::sort(points.begin(), points.end());
         return points;
     }
 
@@ -451,14 +451,22 @@ private:
     std::vector<PlannedStep> best_of(int count, bool across_nodes) {
         std::map<Division, PlannedStep> best;
         double worst = HUGE_VAL;  // slower layouts are of no interest
-        for (const Point& point : points(across_nodes)) {
-            if (point.bound >= worst) break;
-            Division division = {point.cut.tp, point.cut.cp, point.cut.pp, point.cut.dp};
+        Open open = points(across_nodes);
+        while (!open.empty() && open.begin()->first.first < worst) {
+            auto [bound, cut] = open.begin()->first;
+            std::vector<MemoryClass> memory = std::move(open.begin()->second);
+            open.erase(open.begin());
+            Division division = {cut.tp, cut.cp, cut.pp, cut.dp};
             auto known = best.find(division);
             double to_beat = known == best.end() ? worst : std::min(worst, known->second.seconds);
-            auto step = best_state(point.cut, to_beat);
-            if (!step) continue;
-            best[division] = *step;
+            if (bound >= to_beat) continue;
+            if (memory.empty()) {
+                complete(cut, to_beat, open);
+                continue;
+            }
+            double step = simulated(cut, {}).seconds;
+            if (step >= to_beat) continue;
+            best[division] = {cut, step, std::move(memory)};
             std::vector<double> seconds;
             for (auto& [other, its] : best) seconds.push_back(its.seconds);
             std::sort(seconds.begin(), seconds.end());
@@ -471,11 +479,10 @@ private:
         return steps;
     }
 
-    // Returns the cut with the fastest ZeRO level, shard group and recomputation that fit; empty if its step
-    // is not shorter than `worst`.
-    std::optional<PlannedStep> best_state(Cut cut, double worst) {
-        if (takes_too_much(cut)) return {};
-        std::optional<PlannedStep> best;
+    // Adds the cut with each ZeRO level, shard group and recomputation that fit and may take less than
+    // `worst`.
+    void complete(Cut cut, double worst, Open& open) {
+        if (takes_too_much(cut)) return;
         std::vector<int> levels = {1, 2, 3};
         if (cut.dp * cut.cp == 1) levels = {0};
         if (task_.keeps_zero) levels = {task_.options.zero};
@@ -490,17 +497,16 @@ private:
                 for (Recompute kind = first; kind <= last; kind = Recompute((int)kind + 1)) {
                     cut.recompute = kind;
                     if (least.contains(shard) && kind >= least[shard]) break;
-                    if (bound(cut) >= worst) break;
+                    double bound = this->bound(cut);
+                    if (bound >= worst) break;
                     auto memory = this->memory(cut, available());
                     if (memory.empty()) continue;
                     least[shard] = kind;
-                    double seconds = simulated(cut, {}).seconds;
-                    if (seconds < worst) worst = seconds, best = {cut, seconds, memory};
+                    open.emplace(std::pair(bound, cut), std::move(memory));
                     break;
                 }
             }
         }
-        return best;
     }
 
     // Returns whether the layout does not fit even with everything that saves memory. If so, larger
@@ -520,45 +526,66 @@ private:
         return true;
     }
 
-    std::vector<int> shard_groups(const Cut& cut) {
+    std::vector<int> shard_groups(Cut cut) {
         bool alone = cut.zero == 0 || cut.dp == 1;
         int kept = task_.keeps_shard ? task_.options.shard_group : 0;
         if (alone) return kept > 1 ? std::vector<int>() : std::vector<int>{1};
         if (kept > 0) return {kept};  // it divides dp, else nothing is tried
-        Cut whole = cut;
-        whole.shard_group = 1;
-        const ParameterLayout& layout = parameters(whole);
         const ZeroSettings settings = zero_settings(task_.options, element_bytes_);
-        const size_t size = layout.unit_size(1);
         double least = HUGE_VAL;
         // A step reads and writes everything that is kept of an element, and reads its gradient twice.
         double state = (double)element_bytes_ + 4.0 * (settings.slots.size() + settings.keep_master),
                step = (2 * state + 8) / machine_.memory_bandwidth;
-        double micro = (double)micro_batches(cut), gathered = cut.zero >= 3 ? 2 * micro : 1,
-               reduced = cut.zero >= 2 ? micro : 1;  // times in a step
+        double gathered = cut.zero >= 3 ? 2 * (double)micro_batches(cut) : 1;  // times in a step
         std::vector<int> groups;
         std::vector<long long> sizes = divisors(cut.dp);
         for (auto shard = sizes.rbegin(); shard != sizes.rend() && *shard > 1; ++shard) {
-            MeshShape shape = {.tp = cut.tp, .cp = cut.cp, .pp = cut.pp, .dp = cut.dp, .shard = (int)*shard};
-            const size_t part = ceil_div(size, (size_t)shape.shards());
-            double seconds = step * (double)part;
-            Ledger book(machine_.ledger_card());
-            const Mesh mesh(shape, {});
-            Arena memory;
-            const GradientSums sums(GradientSumArrays(memory, layout, shape, settings));
-            auto add = [&](double times, auto&& calls) {
-                book.forget();
-                calls();
-                seconds += times * seconds_of(machine_, book);
-            };
-            floatX* params = book.imagine<floatX*>(1, true);
-            float* grads = book.imagine<float*>();
-            add(gathered, [&] { mesh.shard().all_gather(params, part, Traffic::parameters, nullptr); });
-            add(reduced, [&] { sums.reduce_scatter(mesh.shard(), grads, part, nullptr); });
-            add(1, [&] { sums.all_reduce(mesh.replica(), grads, part, nullptr); });
-            if (seconds < least) least = seconds, groups.push_back((int)*shard);
+            cut.shard_group = (int)*shard;
+            const BlockMessages& messages = messages_of_block(cut);
+            double seconds = step * (double)messages.part + gathered * messages.gather + sums_of_block(cut);
+            if (seconds < least) least = seconds, groups.push_back(cut.shard_group);
         }
         return groups;
+    }
+
+    // Messages between data ranks for the parameters of one block, of which a rank has a part of this size.
+    struct BlockMessages {
+        size_t part = 0;
+        double gather = 0, scatter = 0, reduce = 0;  // seconds
+    };
+    const BlockMessages& messages_of_block(const Cut& cut) {
+        auto [known, is_new] = block_messages_.try_emplace({cut.tp, cut.cp, cut.pp, cut.dp, cut.shard_group});
+        BlockMessages& messages = known->second;
+        if (!is_new) return messages;
+        Cut whole = cut;
+        whole.shard_group = 1;
+        const ParameterLayout& layout = parameters(whole);
+        MeshShape shape = {.tp = cut.tp, .cp = cut.cp, .pp = cut.pp, .dp = cut.dp, .shard = cut.shard_group};
+        messages.part = ceil_div(layout.unit_size(1), (size_t)shape.shards());
+        Ledger book(machine_.ledger_card());
+        const Mesh mesh(shape, {});
+        Arena memory;
+        const GradientSums sums(
+            GradientSumArrays(memory, layout, shape, zero_settings(task_.options, element_bytes_)));
+        auto seconds = [&](auto&& calls) {
+            book.forget();
+            calls();
+            return seconds_of(machine_, book);
+        };
+        floatX* params = book.imagine<floatX*>(1, true);
+        float* grads = book.imagine<float*>();
+        const size_t part = messages.part;
+        messages.gather =
+            seconds([&] { mesh.shard().all_gather(params, part, Traffic::parameters, nullptr); });
+        messages.scatter = seconds([&] { sums.reduce_scatter(mesh.shard(), grads, part, nullptr); });
+        messages.reduce = seconds([&] { sums.all_reduce(mesh.replica(), grads, part, nullptr); });
+        return messages;
+    }
+    // Seconds of a step in which data ranks sum the gradients of one block: in every micro-batch if they are
+    // cut.
+    double sums_of_block(const Cut& cut) {
+        const BlockMessages& messages = messages_of_block(cut);
+        return (cut.zero >= 2 ? (double)micro_batches(cut) : 1) * messages.scatter + messages.reduce;
     }
 
     // the costs of a layout
@@ -662,6 +689,7 @@ private:
     // by tensor and context ranks, micro-batch and whether stages send
     std::map<std::tuple<int, int, int, bool>, int> row_chunks_;
     std::map<std::pair<int, int>, std::unique_ptr<ParameterLayout>> parameters_;
+    std::map<std::array<int, 5>, BlockMessages> block_messages_;  // by tp, cp, pp, dp and shard group
     std::optional<double> largest_transform_;
     std::map<Cut, int> too_large_;            // smallest too-large micro-batch, by the rest of the cut
     std::map<Cut, std::vector<int>> splits_;  // by the number of parts alone, unless they even out memory

@@ -109,7 +109,7 @@ TEST_CASE("the search finds the fastest of all layouts that fit") {
             fastest = std::min(fastest, step.seconds);
         });
         CHECK(possible > 1000);
-        CHECK(fit > 5);
+        CHECK(fit >= 3);
         CHECK(found[0].seconds == doctest::Approx(fastest).epsilon(1e-9));
         for (const PlannedStep& step : found) {
             CHECK(p.planner.fits(step.cut));
