@@ -247,12 +247,13 @@ $(BUILD)/%.o: %.cu $(BUILD)/command | $(BUILD)/found-build
 	$(call compile_at,$(if $(filter simt,$(DEVICE)),-O1)) -MMD -MP -c $< -o $@
 
 ifeq ($(DEVICE),cuda)
-# nvcc reads a program once for the host, and once for each architecture of cards. There the code of the host would take most of
-# the time, so it reads only the kernels. Those of attention are included as the precision needs them.
+# nvcc reads a program once for the host, and once for each architecture of cards, for which the code of the host would take most
+# of the time. So only the kernels are included there; attention.cuh includes those of attention that the precision needs.
 $(shared)/program.cu: FORCE
 	@mkdir -p $(shared)
-	@{ echo '$(hash)ifdef __CUDA_ARCH__'; printf '$(hash)include "%s"\n' $(filter-out kernels/attention_%,$(wildcard kernels/*.cuh)); printf '$(hash)else\n$(hash)include "train_gpt.cu"\n$(hash)endif\n'; } >$@.new
-	@cmp -s $@.new $@ || cp $@.new $@
+	@{ echo '$(hash)ifdef __CUDA_ARCH__'; printf '$(hash)include "%s"\n' $(filter-out kernels/attention_%,$(wildcard kernels/*.cuh)); \
+	    printf '$(hash)else\n$(hash)include "train_gpt.cu"\n$(hash)endif\n'; } >$@.$$$$; \
+	    if cmp -s $@.$$$$ $@; then rm $@.$$$$; else mv $@.$$$$ $@; fi
 $(BUILD)/train_gpt.o: $(shared)/program.cu $(BUILD)/command | $(BUILD)/found-build
 	$(compile) -MMD -MP -c $< -o $@
 endif

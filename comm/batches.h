@@ -267,7 +267,8 @@ private:
         }
     }
 
-    // Answers a process, and all others that ask for the same samples, as ranks of one data rank do.
+    // Answers a process, and all later ones with an equal request, such as the tensor ranks and stages of a
+    // data rank. Only this thread writes blocks, so `batch` stays as it is.
     void answer(int process) {
         const BatchRequest request = memory_.mailbox(process).request;
         const int* batch = nullptr;

@@ -273,8 +273,7 @@ public:
         return o;
     }
     const std::vector<int>& split(const Cut& cut) {
-        bool by_memory = kind_of<PipelineLayers>(task_.options.pp_layers) == PipelineLayers::memory;
-        std::vector<int>& split = splits_[by_memory ? cut : Cut{.pp = cut.pp * cut.pp_chunks}];
+        std::vector<int>& split = splits_[splits_memory() ? cut : Cut{.pp = cut.pp * cut.pp_chunks}];
         if (split.empty()) split = training_layout(options_of(cut), workload(cut)).split;
         return split;
     }
@@ -295,10 +294,13 @@ public:
     }
 
 private:
-    // Layouts to consider, by their bounds: complete ones have their memory.
+    // Layouts to consider, by their bounds. Complete ones have their memory, the others nothing.
     using Open = std::map<std::pair<double, Cut>, std::vector<MemoryClass>>;
     using Division = std::tuple<int, int, int, int>;  // tp, cp, pp, dp
 
+    bool splits_memory() const {
+        return kind_of<PipelineLayers>(task_.options.pp_layers) == PipelineLayers::memory;
+    }
     // If there are fewer devices than a node has, all are in one node.
     static Machine in_world(Machine machine, int devices) {
         machine.node = std::min(machine.node, devices);
@@ -438,7 +440,8 @@ private:
                     if (is_other) continue;
                     for (long long dp : all) {
                         cut.dp = (int)dp;
-                        if (is_possible(cut)) points[{bound(cut), cut}];
+                        // what completes a cut may change its split, and so lower the bound
+                        if (is_possible(cut)) points[{splits_memory() ? 0 : bound(cut), cut}];
                     }
                 }
             });
@@ -548,7 +551,8 @@ private:
         return groups;
     }
 
-    // Messages between data ranks for the parameters of one block, of which a rank has a part of this size.
+    // Messages between data ranks for the parameters of the smallest block, of which a rank has a part of
+    // this size.
     struct BlockMessages {
         size_t part = 0;
         double gather = 0, scatter = 0, reduce = 0;  // seconds
@@ -561,7 +565,10 @@ private:
         whole.shard_group = 1;
         const ParameterLayout& layout = parameters(whole);
         MeshShape shape = {.tp = cut.tp, .cp = cut.cp, .pp = cut.pp, .dp = cut.dp, .shard = cut.shard_group};
-        messages.part = ceil_div(layout.unit_size(1), (size_t)shape.shards());
+        size_t least = SIZE_MAX;
+        for (int layer = 0; layer < task_.options.layers; layer++)
+            least = std::min(least, layout.unit_size(layer + 1));
+        messages.part = ceil_div(least, (size_t)shape.shards());
         Ledger book(machine_.ledger_card());
         const Mesh mesh(shape, {});
         Arena memory;

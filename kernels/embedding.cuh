@@ -348,6 +348,6 @@ void sum_rows(float* table /* (rows, C) += */,
 }
 
 #ifdef __CUDA_ARCH__
-// nvcc compiles kernels without the code that calls these.
+// Instances for cards: nvcc compiles the kernels without the callers (Makefile).
 inline const std::tuple sums_of_rows(sum_rows<float>, sum_rows<floatX>);
 #endif

@@ -114,7 +114,7 @@ void convert(To* out, const From* inp, size_t n, cudaStream_t stream, const floa
 }
 
 #ifdef __CUDA_ARCH__
-// nvcc compiles kernels without the code that calls these.
+// Instances for cards: nvcc compiles the kernels without the callers (Makefile).
 inline const std::tuple copies_of_parts(copy_part<PartCopy::into_matrix>, copy_part<PartCopy::out_of_matrix>);
 inline const std::tuple conversions(convert<float, floatX>, convert<floatX, float>);
 #endif

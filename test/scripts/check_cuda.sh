@@ -57,12 +57,16 @@ build() {
 # Code for cards is compiled without the code that launches it (Makefile), so each kernel that is launched must be in it.
 launched_kernels() {
     local object=build/nocard/train_gpt.o
-    strings -a "$object" | sed -n 's/.*\.entry \(_Z[A-Za-z0-9_]*\).*/\1/p' | sort -u >"$work/entries"
-    nm "$object" | sed -n 's/.* [tT] _ZL*[0-9]*__device_stub_\(_Z.*\)/\1/p' >"$work/stubs" # with the types of the stub appended
-    [ -s "$work/stubs" ] && awk '
-        NR == FNR { compiled[$1]; next }
-        { for (kernel in compiled) if (index($1, kernel) == 1) next; print "not compiled for cards:", $1; missing = 1 }
-        END { exit missing }' "$work/entries" "$work/stubs"
+    strings -a "$object" | sed -n 's/.*\.entry \(_Z[A-Za-z0-9_]*\).*/\1/p' | sort -u >"$work/compiled"
+    # _Z33__device_stub__Z11fill_kernelPffm... is the stub of _Z11fill_kernelPffm: 33 is the length of both together
+    nm "$object" | awk '$2 ~ /^[tT]$/ && sub(/^_ZL?/, "", $3) && $3 ~ /^[0-9]+__device_stub__Z/ {
+        length_of_both = $3 + 0
+        sub(/^[0-9]+__device_stub_/, "", $3)
+        print substr($3, 1, length_of_both - 14)
+    }' | sort -u >"$work/launched"
+    comm -23 "$work/launched" "$work/compiled" | sed 's/^/not compiled for cards: /' | c++filt >"$work/missing"
+    cat "$work/missing"
+    [ -s "$work/launched" ] && [ -s "$work/compiled" ] && [ ! -s "$work/missing" ]
 }
 
 # The object that is the same for all devices was already built for the CPU.

@@ -175,7 +175,8 @@ done <<<"$neutral${EVERY:+$more_neutral}"
 small=(--layers 2 --channels 20 --heads 2 --kv-heads 1 --mlp-width 24 --vocab-size 257 --context 16 --steps 4 --global-batch 64
     --val-batches 1 --micro-batch 2 --matmul-tuning off)
 long=("${small[@]}" --context 256 --global-batch 512 --steps 2 --micro-batch 1 --local-filter on)
-# Two ranks, beside one in micro-batches of the same size. split: ranks sum activations, or gradients of keys, in other parts.
+# Two ranks, compared with one rank of the same program. small: sums are the same, so the limits are strict in bf16 too. split,
+# filter, long: sums are divided over the ranks, and so rounded differently.
 simt_rows='
 small  --zero 1
 small  --zero 3
@@ -186,7 +187,7 @@ split  --tp 2
 filter --tp 2
 long   --cp 2 --zero 3
 '
-# simulated PROGRAM NAME LIMITS...    the limits of rows whose sums are split
+# simulated PROGRAM NAME LIMITS...    the limits of all kinds but small
 simulated() {
     local program=$1 name=$2 kind options of_row limits
     shift 2
@@ -216,7 +217,7 @@ if wanted simt; then
     simulated "$simt" simt-bf16 --losses 1e-3 --weights 0.02 --moments 0.01
 fi
 if [ -n "$EVERY" ] && wanted simt; then
-    simt=${simt/bf16/fp32}
+    simt=${simt/simt-bf16/simt-fp32}
     make -s -C "${simt%/build/*}" DEVICE=simt PRECISION=fp32 "${simt#"${simt%/build/*}"/}" || echo "FAILED to build it in fp32"
     for shape in gpt2 llama; do
         read -ra of_shape <<<"${shapes[$shape]//$'\n'/ } --layers 2 --steps 4 --global-batch 96 --val-batches 1"
