@@ -226,10 +226,10 @@ private:
     std::vector<void*> pages_;
 };
 
-// The memory of Arrays(arena, args...), by class.
+// The memory of Arrays(arena, args...), by class. element_bytes: of a floatX
 template <typename Arrays, typename... Args>
-std::vector<MemoryClass> memory_of(const Args&... args) {
-    Arena counted(Arena::counts);
+std::vector<MemoryClass> memory_of(size_t element_bytes, const Args&... args) {
+    Arena counted(Arena::counts, element_bytes);
     Arrays(counted, args...);
     return counted.classes();
 }

@@ -568,7 +568,6 @@ private:
         size_t least = SIZE_MAX;
         for (int layer = 0; layer < task_.options.layers; layer++)
             least = std::min(least, layout.unit_size(layer + 1));
-        messages.part = ceil_div(least, (size_t)shape.shards());
         Ledger book(machine_.ledger_card());
         const Mesh mesh(shape, {});
         Arena memory;
@@ -581,7 +580,7 @@ private:
         };
         floatX* params = book.imagine<floatX*>(1, true);
         float* grads = book.imagine<float*>();
-        const size_t part = messages.part;
+        const size_t part = messages.part = ceil_div(least, (size_t)shape.shards());
         messages.gather =
             seconds([&] { mesh.shard().all_gather(params, part, Traffic::parameters, nullptr); });
         messages.scatter = seconds([&] { sums.reduce_scatter(mesh.shard(), grads, part, nullptr); });

@@ -170,9 +170,8 @@ inline Layout training_layout(const Options& o, const Workload& w) {
     if (kind_of<PipelineLayers>(o.pp_layers) == PipelineLayers::memory) {
         const Stage whole(o, {.mesh = {.tp = o.tp, .cp = o.cp}}, {}, true);
         const ParameterLayout parameters = parameter_layout(o);
-        Arena state(Arena::counts, w.element_bytes);
-        ZeroArrays(state, parameters, 1, zero_settings(o, w.element_bytes));
-        double of_parameter = (double)memory_total(state.classes()) / parameters.parameter_count();
+        auto state = memory_of<ZeroArrays>(w.element_bytes, parameters, 1, zero_settings(o, w.element_bytes));
+        double of_parameter = (double)memory_total(state) / parameters.parameter_count();
         bytes = {.state = of_parameter * block_parameters(o),
                  .activations = (double)layer_bytes(activation_table(o, w, whole)),
                  .table = of_parameter * padded_vocab(o) * o.channels};

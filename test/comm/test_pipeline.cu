@@ -258,7 +258,8 @@ void check_runs(const Mesh& mesh, const PipelineShape& shape, bool overlap, bool
     PipelineCapacity capacity = pipeline_capacity(step, shape.chunks);
     Arena memory;
     Pipeline pipeline(memory, mesh, shape, capacity, n, test_stream(), overlap);
-    CHECK(memory.bytes() == memory_total(memory_of<PipelineArrays>(shape, capacity, stage, n)));
+    CHECK(memory.bytes() ==
+          memory_total(memory_of<PipelineArrays>(sizeof(floatX), shape, capacity, stage, n)));
     ToyStage toy(shape, capacity, n, pauses);
     struct Run {
         bool trains;

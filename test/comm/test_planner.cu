@@ -570,7 +570,7 @@ TEST_CASE("tensor ranks hold of a layer what sequence parallelism leaves") {
                 Workload w = {.B = b, .T = s, .training = true, .loss_chunk = s, .element_bytes = 2};
                 Stage stage(o, {.mesh = {.tp = t}}, {}, true);
                 return (double)memory_total(
-                    memory_of<ActivationArrays>(activation_table(o, w, stage), stage));
+                    memory_of<ActivationArrays>(sizeof(floatX), activation_table(o, w, stage), stage));
             };
             double of_layer = held(4) - held(3), sbh = (double)s * b * h;
             CHECK(of_layer / (sbh / t) == doctest::Approx(34 - 2).epsilon(0.05));

@@ -470,7 +470,7 @@ TEST_CASE("recomputation keeps less") {
     auto bytes = [&](bool training, Recompute recompute) {
         Stage stage(config, {}, {}, training);
         auto table = activation_table(config, {8, 16, training, recompute, 8}, stage);
-        return memory_total(memory_of<ActivationArrays>(table, stage));
+        return memory_total(memory_of<ActivationArrays>(sizeof(floatX), table, stage));
     };
     CHECK(bytes(true, Recompute::elementwise) < bytes(true, Recompute::none));
     CHECK(bytes(true, Recompute::mlp) < bytes(true, Recompute::elementwise));

@@ -709,7 +709,8 @@ TEST_CASE("memory held is what the formulas say") {
                 Gpt g(config, workload_of(1), settings, mesh, {mesh.shape});
 
                 size_t held = 0;
-                for (auto& part : memory_of<ZeroArrays>(g.layout, mesh.shape.shard, settings)) {
+                for (auto& part :
+                     memory_of<ZeroArrays>(sizeof(floatX), g.layout, mesh.shape.shard, settings)) {
                     CAPTURE(part.name);
                     CHECK(bytes_of(g.memory, part.name) == part.bytes);
                     held += part.bytes;

@@ -71,10 +71,9 @@ launched_kernels() {
 
 # The object that is the same for all devices was already built for the CPU.
 strict=(make --no-print-directory DEVICE=cuda CPU_ARCH=native STRICT=1 CXXFLAGS=-O0 -o build/shared/commands.o)
-# kernels NAME OPTIONS...    compiles the kernels that kernels.cu includes, without the rest of the program, in a fifth of the time
+# kernels NAME OPTIONS...    compiles the program for cards only, without the host's code, in a fifth of the time
 kernels() { build "$1" "$nvcc" -std=c++20 -O3 -Xcompiler -O0 --expt-relaxed-constexpr --extended-lambda -I. "${@:2}" \
-    -Xptxas -v -fatbin "$work/kernels.cu" -o "$work/kernels.fatbin"; }
-printf '#include "%s"\n' kernels/*.cuh >"$work/kernels.cu"
+    -Xptxas -v -fatbin build/shared/program.cu -o "$work/kernels.fatbin"; }
 rm -f build/nocard/train_gpt.o # to be compiled again, for ptxas's notes
 build "the program for sm_90a in bf16" "${strict[@]}" nocard_cards="${EVERY:+80 }90a" build/nocard/train_gpt
 check "each kernel that the program launches is compiled for cards" launched_kernels
@@ -91,7 +90,7 @@ fi
 # Other versions of ptxas, each of which orders products of warpgroups differently, compile the PTX of the kernels that use such
 # products, with the PTX's version lowered to theirs. PTXAS_TOOLS has a folder for each version; .ci/run downloads them from
 # PyPI. 12.6 is not supported: it keeps the products in flight, but spills 40 bytes in one kernel.
-printf '#include "kernels/attention_hopper%s.cuh"\n' '' _backward >"$work/kernels.cu"
+printf '#include "kernels/attention_hopper%s.cuh"\n' '' _backward >"$work/hopper.cu"
 of_version() {
     local ptxas=$PTXAS_TOOLS/$1/ptxas
     sed "s/^\.version .*/.version $2/" "$work/hopper.ptx" >"$work/lowered.ptx"
@@ -99,7 +98,7 @@ of_version() {
 }
 if [ -d "$PTXAS_TOOLS" ]; then
     "$nvcc" -std=c++20 -O3 -Xcompiler -O0 --expt-relaxed-constexpr --extended-lambda -I. -DPRECISION_BF16 \
-        -gencode arch=compute_90a,code=compute_90a -ptx "$work/kernels.cu" -o "$work/hopper.ptx"
+        -gencode arch=compute_90a,code=compute_90a -ptx "$work/hopper.cu" -o "$work/hopper.ptx"
     may_spill=yes of_version 12.6 8.5
     of_version 12.8 8.7
     of_version 12.9 8.8
@@ -110,12 +109,10 @@ fi
 nocard_runs
 if [ -n "$EVERY" ]; then
     nocard_soak
-    printf '#include "%s"\n' kernels/*.cuh >"$work/kernels.cu"
     # These cards run short of registers elsewhere. The program's code for them comes from the PTX of sm_80, which spills less.
     for arch in 89 100a 120; do
         may_spill=yes kernels "kernels for sm_$arch in bf16" -DPRECISION_BF16 -gencode "arch=compute_$arch,code=sm_$arch"
     done
-    printf '#include "%s"\n' $(ls kernels/*.cuh | grep -vE 'attention_(mma|hopper)') >"$work/kernels.cu" # those are for bf16
     kernels "kernels for sm_80 in fp32" -gencode arch=compute_80,code=sm_80
     build "the program for sm_80 and sm_90a in bf16" "${strict[@]}" PRECISION=bf16 build/cuda-bf16/train_gpt
     build "the program for sm_80 in fp32, ranks that talk over MPI" "${strict[@]}" PRECISION=fp32 COMM=mpi GPU_ARCH=80 \

@@ -172,44 +172,40 @@ done <<<"$neutral${EVERY:+$more_neutral}"
 # ----------------------------------------------------------------------------------------------------------
 # the CUDA kernels, run by the shim
 
-small=(--layers 2 --channels 20 --heads 2 --kv-heads 1 --mlp-width 24 --vocab-size 257 --context 16 --steps 4 --global-batch 64
-    --val-batches 1 --micro-batch 2 --matmul-tuning off)
-long=("${small[@]}" --context 256 --global-batch 512 --steps 2 --micro-batch 1 --local-filter on)
-# Two ranks, compared with one rank of the same program. small: sums are the same, so the limits are strict in bf16 too. split,
-# filter, long: sums are divided over the ranks, and so rounded differently.
+small="--layers 2 --channels 20 --heads 2 --kv-heads 1 --mlp-width 24 --vocab-size 257 --context 16 --steps 4 --global-batch 64
+    --val-batches 1 --micro-batch 2 --matmul-tuning off"
+declare -A small_shapes=([small]=$small [filter]="$small --local-filter on"
+    [long]="$small --local-filter on --context 256 --global-batch 512 --steps 2 --micro-batch 1")
+# Two ranks, compared with one rank of the same program. same: sums are the same, so the limits are strict in bf16 too. split: sums
+# are divided over the ranks, and so rounded differently.
 simt_rows='
-small  --zero 1
-small  --zero 3
-small  --zero 3 --micro-batch 1 --recompute block --offload optimizer
-small  --pp 2
-small  --pp 2 --micro-batch 1 --pp-schedule zero-bubble
-split  --tp 2
-filter --tp 2
-long   --cp 2 --zero 3
+small  same  --zero 1
+small  same  --zero 3
+small  same  --zero 3 --micro-batch 1 --recompute block --offload optimizer
+small  same  --pp 2
+small  same  --pp 2 --micro-batch 1 --pp-schedule zero-bubble
+small  split --tp 2
+filter split --tp 2
+long   split --cp 2 --zero 3
 '
-# simulated PROGRAM NAME LIMITS...    the limits of all kinds but small
+# simulated PROGRAM NAME LIMITS...    the limits of rows whose sums are split
 simulated() {
-    local program=$1 name=$2 kind options of_row limits
+    local program=$1 name=$2 shape sums options of_row limits
     shift 2
-    train "$name-small" 1 "$program" "${small[@]}" &&
-        train "$name-filter" 1 "$program" "${small[@]}" --local-filter on &&
-        train "$name-long" 1 "$program" "${long[@]}" || echo "FAILED to run the references of $name"
-    ln -s "$name-small" "$name-split"
-    while read -r kind options; do
-        [ -n "$kind" ] || continue
-        read -ra of_row <<<"$options"
+    for shape in "${!small_shapes[@]}"; do
+        read -ra of_row <<<"${small_shapes[$shape]//$'\n'/ }"
+        train "$name-$shape" 1 "$program" "${of_row[@]}" || echo "FAILED to run $name-$shape"
+    done
+    while read -r shape sums options; do
+        [ -n "$shape" ] || continue
+        read -ra of_row <<<"${small_shapes[$shape]//$'\n'/ } $options"
         limits=("$@")
-        case $kind in
-        small) of_row=("${small[@]}" "${of_row[@]}") limits=(--losses 1e-6 --weights 1e-5) ;;
-        split) of_row=("${small[@]}" "${of_row[@]}") ;;
-        filter) of_row=("${small[@]}" --local-filter on "${of_row[@]}") ;;
-        long) of_row=("${long[@]}" "${of_row[@]}") ;;
-        esac
+        [ "$sums" = split ] || limits=(--losses 1e-6 --weights 1e-5)
         number=$((number + 1))
         if train "$name$number" 2 "$program" "${of_row[@]}" </dev/null; then
-            agree "$name on 2, $kind $options" "$name$number" "$name-$kind" "${limits[@]}"
+            agree "$name on 2, $shape $options" "$name$number" "$name-$shape" "${limits[@]}"
         else
-            echo "FAILED to run $name on 2, $kind $options"
+            echo "FAILED to run $name on 2, $shape $options"
         fi
     done <<<"$simt_rows"
 }
