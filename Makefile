@@ -381,7 +381,7 @@ info:
 	$(call show,precision,$(PRECISION),PRECISION=bf16|fp32)
 	$(call show,compiler,$(or $(shell $(CXX) --version 2>/dev/null | head -1),$(CXX) not found: package g++),CXX=clang++)
 	$(call show,CPU,$(shell sed -n 's/model name.*: //p;T;q' /proc/cpuinfo)$(comma) $(cores) cores$(comma) code for $(CPU_ARCH),CPU_ARCH=x86-64-v3)
-	$(call show,bf16 on CPU,$(or $(cpu_bf16),no products in bf16 here),--matmul-dtype bf16|auto)
+	$(call show,bf16 on CPU,$(or $(cpu_bf16),no products in bf16 here),--matmul-dtype bf16|fp32|auto)
 	$(call show,huge pages,$(or $(huge_pages),none in this kernel),(the system: madvise or always are fine))
 	$(call show,nvcc,$(or $(NVCC),not found)$(if $(NVCC), $(nvcc_release)$(comma) code for sm_$(subst $(empty) $(empty), sm_,$(strip $(GPU_ARCH) $(newer)))),NVCC=path GPU_ARCH="80 90a")
 	$(call show,GPU,$(or $(shell nvidia-smi --query-gpu=name,driver_version --format=csv$(comma)noheader 2>/dev/null | head -1),none),)

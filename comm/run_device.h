@@ -90,6 +90,22 @@ constexpr bool has_products_in_bf16 = false;
 constexpr bool has_products_in_bf16 = sizeof(floatX) < sizeof(float);
 #endif
 
+// For all ranks: applies --matmul-dtype auto, after check_build(). On CPUs with matrix units, products are in
+// bf16, which is faster there for models of every size. Dot products in bf16 alone may be slower than fp32.
+// Returns a note for the header, or an empty string.
+inline std::string choose_automatic_dtype([[maybe_unused]] const Options& o,
+                                          [[maybe_unused]] const World& world) {
+#ifdef DEVICE_CPU
+    if (o.matmul_dtype != MatmulDtype::automatic) return "";
+    cpu_products_in_bf16 = true;
+    for (const std::string& answer : world.all_gather(has_matrix_unit() ? "bf16" : "fp32"))
+        if (answer != "bf16") cpu_products_in_bf16 = false;
+    if (cpu_products_in_bf16)
+        return "--matmul-dtype auto: products are in bf16, which is faster than fp32 on this processor";
+#endif
+    return "";
+}
+
 // Applies --matmul-dtype. bf16 products need a processor or a build that supports them; fp8 products need a
 // card that supports them, sizes that are multiples of 16, and weights that stay at one address.
 inline void choose_matmul_dtype(const Options& o) {
@@ -104,6 +120,8 @@ inline void choose_matmul_dtype(const Options& o) {
 #else
     if (bf16 && !has_products_in_bf16)
         refuse(text("this program multiplies in fp32 (%s); build with PRECISION=bf16", device_name));
+    if (o.matmul_dtype == MatmulDtype::fp32 && has_products_in_bf16)
+        refuse(text("this program multiplies in bf16 (%s); build with PRECISION=fp32", device_name));
 #endif
     if (o.matmul_dtype != MatmulDtype::fp8) {
         // The option may have been given, or come from a checkpoint.

@@ -15,7 +15,7 @@ files of another vocabulary, a model that does not fit, a folder that is in use.
 #include "comm/batches.h"              // open_token_files
 #include "comm/memory_plan.h"          // TrainingMemory, fit_training
 #include "comm/plan_choice.h"          // expected_step, prediction_text
-#include "comm/run_device.h"           // check_build, check_tuning, peak_rate
+#include "comm/run_device.h"           // check_build, choose_automatic_dtype, peak_rate
 #include "comm/save_clock.h"           // SaveClock
 #include "comm/training_run.h"         // TrainingPlan
 #include "comm/world.h"                // World
@@ -31,6 +31,7 @@ inline TrainingPlan check_training(const TrainingLine& line, const World& world)
     plan.notes = line.notes;
     int T = o.sequence_length;
     world.on_all_ranks([&] { check_build(o); });
+    if (std::string note = choose_automatic_dtype(o, world); !note.empty()) plan.notes.push_back(note);
     if (std::string warning = attention_warning(o); !warning.empty()) plan.notes.push_back(warning);
     // Tokens of another vocabulary are refused before an earlier run is removed.
     plan.train_data = open_token_files(world, o.train_data, o.vocab_size, T, SampleOrder::shuffled, o.seed);

@@ -4,8 +4,8 @@ attention.cuh.
 
 Scores are kept transposed, (keys, queries): a vector then holds one key's scores with 16 queries. So the
 maximum and the sum of a softmax need no reductions within a vector, and the products need transposed copies
-only of q and dout, made once per tile of queries. Every sum runs over tiles in ascending order for any number
-of threads.
+only of q and dout. What serves all products of a tile of queries or of keys is prepared once (TileOperand).
+Every sum runs over tiles in ascending order for any number of threads.
 */
 #pragma once
 
@@ -35,10 +35,13 @@ struct alignas(64) HeadTile {
     int width;  // columns: the head size rounded up to whole vectors
 
     explicit HeadTile(int HS) : width(ceil_div(HS, 16) * 16) {}
+    HeadTile(int HS, const floatX* from, int stride, int count, float scale = 1.0f) : HeadTile(HS) {
+        load(from, stride, count, HS, scale);
+    }
     Elements elements() const { return {at, width, 1}; }
     void clear() { std::fill_n(at, rows * width, 0.0f); }
 
-    void load(const floatX* from, int stride, int count, int HS, float scale = 1.0f) {
+    void load(const floatX* from, int stride, int count, int HS, float scale) {
         if (count < rows || HS < width) clear();
         for (int i = 0; i < count; i++) {
 #pragma omp simd
@@ -48,12 +51,6 @@ struct alignas(64) HeadTile {
 
     void store(floatX* to, int stride, int count, int HS, float scale = 1.0f) const {
         store_rows(to, stride, at, width, count, HS, scale);
-    }
-
-    // Fills this with the transpose of a tile, (width, 64).
-    void transpose(const HeadTile& from) {
-        for (int c = 0; c < width; c++)
-            for (int i = 0; i < rows; i++) at[c * rows + i] = from.at[i * width + c];
     }
 };
 
@@ -69,14 +66,51 @@ struct alignas(64) ScoreTile {
 // One tile of keys of a head, with their values. Keys from keys_end() on, which no query sees, are not read.
 struct KeyTile {
     int start;
-    HeadTile k, v;
 
     KeyTile(const AttentionShape& s, Qkv<const floatX> qkv, int b, int kv_head, int number)
-        : start(number * tile_rows), k(s.HS), v(s.HS) {
-        int count = std::min(tile_rows, s.keys_end() - start);
-        k.load(qkv.keys + s.key(b, start, kv_head), s.kv_row, count, s.HS);
-        v.load(qkv.keys + s.value(b, start, kv_head), s.kv_row, count, s.HS);
-    }
+        : start(number * tile_rows),
+          k_(s, qkv.keys + s.key(b, start, kv_head), start),
+          v_(s, qkv.keys + s.value(b, start, kv_head), start),
+          keys(OperandSide::left, k_.elements, tile_rows, s.HS) {}
+
+private:
+    // A tile of keys or values. Products in bf16 make their own copies, so they read whole tiles in place.
+    struct Rows {
+        HeadTile copy;
+        Elements elements;
+
+        Rows(const AttentionShape& s, const floatX* from, int start) : copy(s.HS), elements(copy.elements()) {
+            int count = std::min(tile_rows, s.keys_end() - start);
+            bool whole = count == tile_rows && copy.width == s.HS;
+            if (whole && cpu_products_in_bf16 && sizeof(floatX) == sizeof(float))
+                elements = {(const float*)from, s.kv_row, 1};
+            else
+                copy.load(from, s.kv_row, count, s.HS, 1.0f);
+        }
+    };
+
+protected:
+    Rows k_, v_;
+
+public:
+    TileOperand keys;  // on the left
+};
+
+struct ForwardKeys : KeyTile {
+    TileOperand values;  // on the right
+
+    ForwardKeys(const AttentionShape& s, Qkv<const floatX> qkv, int b, int kv_head, int number)
+        : KeyTile(s, qkv, b, kv_head, number),
+          values(OperandSide::right, v_.elements, tile_rows, v_.copy.width) {}
+};
+
+struct BackwardKeys : KeyTile {
+    TileOperand values, right_keys;  // values: on the left
+
+    BackwardKeys(const AttentionShape& s, Qkv<const floatX> qkv, int b, int kv_head, int number)
+        : KeyTile(s, qkv, b, kv_head, number),
+          values(OperandSide::left, v_.elements, tile_rows, s.HS),
+          right_keys(OperandSide::right, k_.elements, tile_rows, k_.copy.width) {}
 };
 
 // One tile of queries of a head, and the keys that each sees.
@@ -85,24 +119,23 @@ struct QueryTile {
     int position;                       // the first query's
     int first_key_tile, last_key_tile;  // these queries see no others
     int first_key[tile_rows];
-    HeadTile q, qT;  // multiplied by the scale of the scores
+    const HeadTile q;  // multiplied by the scale of the scores
+    TileOperand qT;    // on the right
 
     QueryTile(const AttentionShape& s, Qkv<const floatX> qkv, int b, int h, int number)
         : start(number * tile_rows),
           count(std::min(tile_rows, s.Tq - start)),
           position(s.position(start)),
-          q(s.HS),
-          qT(s.HS) {
+          q(s.HS, qkv.queries + s.query(b, start, h), s.q_row, count, s.scale()),
+          qT(OperandSide::right, q.elements().transposed(), s.HS, tile_rows) {
         for (int i = 0; i < tile_rows; i++) first_key[i] = s.first_key(b, start + std::min(i, count - 1));
         first_key_tile = first_key[0] / tile_rows;
         last_key_tile = (position + count - 1) / tile_rows;
-        q.load(qkv.queries + s.query(b, start, h), s.q_row, count, s.HS, s.scale());
-        qT.transpose(q);
     }
 
     // Computes the scores of these queries with a tile of keys, -inf where a query does not see the key.
     void scores(ScoreTile& p, const KeyTile& keys, int HS) const {
-        tile_product(p.at, tile_rows, keys.k.elements(), qT.at, tile_rows, tile_rows, tile_rows, HS, false);
+        tile_product(p.at, tile_rows, keys.keys, qT, tile_rows, tile_rows, HS, false);
         int end = keys.start + tile_rows - 1;
         if (first_key[tile_rows - 1] <= keys.start && end <= position) return;
         for (int j = 0; j < tile_rows; j++) {
@@ -130,7 +163,7 @@ inline void attention_forward_tile_cpu(floatX* out, float* lse, Qkv<const floatX
     std::fill_n(total, tile_rows, 0.0f);
 
     for (int key_tile = queries.first_key_tile; key_tile <= queries.last_key_tile; key_tile++) {
-        KeyTile keys(s, qkv, b, h / s.group(), key_tile);
+        ForwardKeys keys(s, qkv, b, h / s.group(), key_tile);
         queries.scores(p, keys, s.HS);
 
         std::copy_n(maximum, tile_rows, shrink);
@@ -158,8 +191,8 @@ inline void attention_forward_tile_cpu(floatX* out, float* lse, Qkv<const floatX
 #pragma omp simd
             for (int c = 0; c < sum.width; c++) sum.at[i * sum.width + c] *= shrink[i];
         }
-        tile_product(sum.at, sum.width, p.queries(), keys.v.at, sum.width, tile_rows, sum.width, tile_rows,
-                     true);
+        TileOperand probabilities(OperandSide::left, p.queries(), tile_rows, tile_rows);
+        tile_product(sum.at, sum.width, probabilities, keys.values, tile_rows, sum.width, tile_rows, true);
     }
 
     for (int i = 0; i < queries.count; i++) {
@@ -191,14 +224,17 @@ struct AttentionBackward {
 
 // The backward pass's view of one tile of queries.
 struct BackwardQueries : QueryTile {
-    HeadTile dout, doutT;
+    const HeadTile dout;
+    TileOperand right_q, right_dout, doutT;            // on the right
     alignas(64) float lse[tile_rows], dot[tile_rows];  // dot: dout . out of each query
 
     BackwardQueries(const AttentionBackward& a, int b, int h, int number)
-        : QueryTile(a.shape, a.qkv, b, h, number), dout(a.shape.HS), doutT(a.shape.HS) {
+        : QueryTile(a.shape, a.qkv, b, h, number),
+          dout(a.shape.HS, a.dout + a.shape.output(b, start, h), a.shape.out_row(), count),
+          right_q(OperandSide::right, q.elements(), tile_rows, q.width),
+          right_dout(OperandSide::right, dout.elements(), tile_rows, dout.width),
+          doutT(OperandSide::right, dout.elements().transposed(), a.shape.HS, tile_rows) {
         const AttentionShape& s = a.shape;
-        dout.load(a.dout + s.output(b, start, h), s.out_row(), count, s.HS);
-        doutT.transpose(dout);
         std::fill_n(lse, tile_rows, INFINITY);  // rows past the last query get probability 0
         std::fill_n(dot, tile_rows, 0.0f);
         for (int i = 0; i < count; i++) {
@@ -212,10 +248,9 @@ struct BackwardQueries : QueryTile {
     }
 
     // Computes the probabilities, and the gradients of the scores, with a tile of keys.
-    void dscores(ScoreTile& p, ScoreTile& ds, const KeyTile& keys, int HS) const {
+    void dscores(ScoreTile& p, ScoreTile& ds, const BackwardKeys& keys, int HS) const {
         scores(p, keys, HS);
-        tile_product(ds.at, tile_rows, keys.v.elements(), doutT.at, tile_rows, tile_rows, tile_rows, HS,
-                     false);
+        tile_product(ds.at, tile_rows, keys.values, doutT, tile_rows, tile_rows, HS, false);
         for (int j = 0; j < tile_rows; j++) {
 #pragma omp simd
             for (int i = 0; i < tile_rows; i++) {
@@ -228,8 +263,10 @@ struct BackwardQueries : QueryTile {
 
     // Adds these queries' contribution to the gradients of a tile of keys and values, both (64, width).
     void add_dkv(float* dk, float* dv, const ScoreTile& p, const ScoreTile& ds) const {
-        tile_product(dk, q.width, ds.keys(), q.at, q.width, tile_rows, q.width, tile_rows, true);
-        tile_product(dv, q.width, p.keys(), dout.at, q.width, tile_rows, q.width, tile_rows, true);
+        TileOperand left_ds(OperandSide::left, ds.keys(), tile_rows, tile_rows);
+        TileOperand left_p(OperandSide::left, p.keys(), tile_rows, tile_rows);
+        tile_product(dk, q.width, left_ds, right_q, tile_rows, q.width, tile_rows, true);
+        tile_product(dv, q.width, left_p, right_dout, tile_rows, q.width, tile_rows, true);
     }
 };
 
@@ -243,10 +280,10 @@ inline void attention_backward_queries_cpu(const AttentionBackward& a, float* dk
     HeadTile dq(s.HS);
     dq.clear();
     for (int key_tile = queries.first_key_tile; key_tile <= queries.last_key_tile; key_tile++) {
-        KeyTile keys(s, a.qkv, b, h / s.group(), key_tile);
+        BackwardKeys keys(s, a.qkv, b, h / s.group(), key_tile);
         queries.dscores(p, ds, keys, s.HS);
-        tile_product(dq.at, dq.width, ds.queries(), keys.k.at, dq.width, tile_rows, dq.width, tile_rows,
-                     true);
+        TileOperand left_ds(OperandSide::left, ds.queries(), tile_rows, tile_rows);
+        tile_product(dq.at, dq.width, left_ds, keys.right_keys, tile_rows, dq.width, tile_rows, true);
         if (dkv) {
             float* dk = dkv + (size_t)key_tile * 2 * tile_rows * dq.width;
             queries.add_dkv(dk, dk + tile_rows * dq.width, p, ds);
@@ -258,7 +295,7 @@ inline void attention_backward_queries_cpu(const AttentionBackward& a, float* dk
 // For a tile of keys and all queries that see it: writes dk and dv.
 inline void attention_backward_keys_cpu(const AttentionBackward& a, int b, int kv_head, int key_tile) {
     const AttentionShape& s = a.shape;
-    KeyTile keys(s, a.qkv, b, kv_head, key_tile);
+    BackwardKeys keys(s, a.qkv, b, kv_head, key_tile);
     ScoreTile p, ds;
     HeadTile dk(s.HS), dv(s.HS);
     dk.clear();

@@ -6,10 +6,10 @@ The linear layer, which takes nearly all the time of training:
                  dweight += dout^T inp, or = for the first product that writes it
                  dbias += column sums of dout
 
-The backward pass needs inp and weight. The products are left to the vendor's library, cuBLASLt or oneDNN,
-with sums in fp32 on both. Work on results that are still in registers (+=, bias, GELU, its gradient, column
-sums) is done in an epilogue, or by a separate kernel after the product where that is faster (column_sums.cuh
-has the one for column sums).
+The backward pass needs inp and weight. The products are left to the vendor's library, cuBLASLt or oneDNN
+(matmul_cpu.h has the exception), with sums in fp32 on both. Work on results that are still in registers (+=,
+bias, GELU, its gradient, column sums) is done in an epilogue, or by a separate kernel after the product where
+that is faster (column_sums.cuh has the one for column sums).
 */
 #pragma once
 

@@ -1,7 +1,8 @@
 /*
-Matrix products on a CPU, by oneDNN, for the linear layers of kernels/matmul.cuh: in fp32, or with operands
-rounded to bf16, which is about twice as fast on processors with bf16 dot products or matrix units. Sums and
-results are fp32 either way.
+Matrix products on a CPU, for the linear layers of kernels/matmul.cuh. oneDNN computes them in fp32, or with
+operands rounded to bf16 if the processor has bf16 dot products: up to twice as fast on some processors, half
+as fast on others. A processor with a matrix unit computes those in bf16 by matmul_amx.h. Sums and results are
+fp32 in all three.
 
 Operands stay fp32 in memory. A product in bf16 is computed block by block, so that the rounded copies are
 small and stay in the cache. The copy of a right block serves all left blocks that it is multiplied with, and
@@ -24,6 +25,7 @@ The blocks depend only on the sizes, so a product is bit-identical every time.
 #include <vector>
 
 #include "kernels/bf16_bits.h"     // float_to_bf16
+#include "kernels/matmul_amx.h"    // has_matrix_unit, multiply_in_tiles
 #include "kernels/tile_product.h"  // Elements, cpu_products_in_bf16
 
 // Returns whether oneDNN has instructions for products in bf16 here. ONEDNN_MAX_CPU_ISA may disable them.
@@ -166,6 +168,9 @@ constexpr int block_rows = 1024, block_columns = 1024, block_inner = 3072;
 // Computes out (M, N) = or += left (M, K) right (K, N) + bias (N), which may be null.
 inline void multiply_in_bf16(float* out, Elements left, Elements right, const float* bias, int M, int N,
                              int K, bool accumulate) {
+#ifdef CPU_BF16_INSTRUCTIONS
+    if (has_matrix_unit()) return multiply_in_tiles(out, left, right, bias, M, N, K, accumulate);
+#endif
     thread_local RoundedBlock left_block;
     thread_local RightBlock right_block;
     auto block_at = [](Elements matrix, int row, int column) {

@@ -4,17 +4,16 @@ attention on the CPU. A block of the result stays in registers for the whole inn
 
 On processors with bf16 dot products, two steps of the inner dimension are taken at once: both operands are
 rounded into pairs of neighbors along it, a vector of pairs of the right operand is multiplied by one pair of
-the left one, and the sums are fp32. Rounding a tile costs little, because each of its elements is used for a
-whole row or column.
+the left one, and the sums are fp32. A matrix unit (matmul_amx.h) multiplies whole tiles. An operand is
+rounded once for all its products (TileOperand).
 */
 #pragma once
 
-#ifdef __x86_64__
-#include <immintrin.h>
-#endif
-
 #include <algorithm>
 #include <cstdint>
+
+#include "kernels/elements.h"    // Elements
+#include "kernels/matmul_amx.h"  // Panels, multiply_near
 
 // If set, products on the CPU use operands rounded to bf16 from now on (kernels/matmul_cpu.h).
 inline bool cpu_products_in_bf16 = false;
@@ -29,13 +28,6 @@ constexpr int vector_lanes = 4, sum_registers = 8;
 #endif
 typedef float Lanes
     __attribute__((vector_size(vector_lanes * sizeof(float)), aligned(alignof(float)), may_alias));
-
-// A matrix read one element at a time: (i, j) is at data[i * row + j * column], so a transpose costs nothing.
-struct Elements {
-    const float* data;
-    int row, column;
-    Elements transposed() const { return {data, column, row}; }
-};
 
 // Computes the first `vectors` vectors of columns of c (M, N) = or += a (M, K) b (K, N).
 template <int vectors>
@@ -62,7 +54,7 @@ inline void tile_product_columns(float* c, int ldc, Elements a, const float* b, 
     }
 }
 
-#ifdef __x86_64__
+#ifdef CPU_BF16_INSTRUCTIONS
 // ----------------------------------------------------------------------------
 // in bf16
 
@@ -70,9 +62,7 @@ inline void tile_product_columns(float* c, int ldc, Elements a, const float* b, 
 
 // A tile in bf16: the pair (m, k) holds elements 2 k and 2 k + 1 of the inner dimension.
 struct TileOfPairs {
-    static constexpr int most = 64 * 256;  // elements
-
-    alignas(64) uint32_t at[most / 2];
+    uint32_t* at;
     int row, column;  // strides of m and of k
 
     // Rounds an operand whose inner dimension is contiguous: (lines, K).
@@ -128,32 +118,79 @@ WITH_BF16 inline void tile_product_columns_in_bf16(float* c, int ldc, const Tile
     }
 }
 
-WITH_BF16 inline void tile_product_in_bf16(float* c, int ldc, Elements a, const float* b, int ldb, int M,
-                                           int N, int K, bool accumulate) {
-    TileOfPairs left, right;
-    if (a.column == 1)
-        left.round_along(a.data, a.row, M, K);
-    else
-        left.round_across(a.data, a.column, K, M);
-    right.round_across(b, ldb, K, N);
+WITH_BF16 inline void tile_product_in_bf16(float* c, int ldc, const TileOfPairs& a, const TileOfPairs& b,
+                                           int M, int N, int K, bool accumulate) {
     int n = 0, pairs = (K + 1) / 2;
     for (; n + 32 <= N; n += 32) {
-        tile_product_columns_in_bf16<2>(c + n, ldc, left, right.at + n, N, M, pairs, accumulate);
+        tile_product_columns_in_bf16<2>(c + n, ldc, a, b.at + n, N, M, pairs, accumulate);
     }
-    if (n < N) tile_product_columns_in_bf16<1>(c + n, ldc, left, right.at + n, N, M, pairs, accumulate);
+    if (n < N) tile_product_columns_in_bf16<1>(c + n, ldc, a, b.at + n, N, M, pairs, accumulate);
 }
 #endif
 
-// Computes c (M, N) = or += a (M, K) b (K, N). M and N are multiples of 16, and no operand has more than 64 x
-// 256 elements.
-inline void tile_product(float* c, int ldc, Elements a, const float* b, int ldb, int M, int N, int K,
-                         bool accumulate) {
-#ifdef __x86_64__
-    if (cpu_products_in_bf16) return tile_product_in_bf16(c, ldc, a, b, ldb, M, N, K, accumulate);
+// ----------------------------------------------------------------------------
+// products of operands
+
+enum class OperandSide { left, right };
+
+// An operand in the layout that products read: a rounded copy for products in bf16, otherwise the matrix
+// itself, or a copy by rows for the right side. It serves any number of products.
+class TileOperand {
+public:
+    // (M, K) on the left, (K, N) on the right; M and N are multiples of 16. At most 64 x 256 elements.
+    TileOperand(OperandSide side, Elements matrix, int rows, int columns) : elements(matrix) {
+#ifdef CPU_BF16_INSTRUCTIONS
+        if (cpu_products_in_bf16 && has_matrix_unit()) {
+            auto* tiles = (AmxTile*)copy_;
+            panels = side == OperandSide::left ? Panels(tiles, matrix, rows, columns, false)
+                                               : Panels(tiles, matrix.transposed(), columns, rows, true);
+            panels.round();
+            return;
+        }
 #endif
-    int n = 0;
-    for (; n + 2 * vector_lanes <= N; n += 2 * vector_lanes) {
-        tile_product_columns<2>(c + n, ldc, a, b + n, ldb, M, K, accumulate);
+        if (side == OperandSide::right && matrix.column != 1) copy_by_rows(matrix, rows, columns);
+#ifdef CPU_BF16_INSTRUCTIONS
+        if (!cpu_products_in_bf16) return;
+        pairs.at = (uint32_t*)copy_;
+        if (side == OperandSide::right)
+            pairs.round_across(elements.data, elements.row, rows, columns);  // perhaps in place
+        else if (matrix.column == 1)
+            pairs.round_along(matrix.data, matrix.row, rows, columns);
+        else
+            pairs.round_across(matrix.data, matrix.column, columns, rows);
+#endif
     }
-    if (n < N) tile_product_columns<1>(c + n, ldc, a, b + n, ldb, M, K, accumulate);
+    TileOperand(const TileOperand&) = delete;
+
+    Elements elements;
+#ifdef CPU_BF16_INSTRUCTIONS
+    Panels panels;
+    TileOfPairs pairs;
+#endif
+
+private:
+    void copy_by_rows(Elements matrix, int rows, int columns) {
+        for (int i = 0; i < rows; i++)
+            for (int j = 0; j < columns; j++)
+                copy_[i * columns + j] = matrix.data[i * matrix.row + j * matrix.column];
+        elements = {copy_, columns, 1};
+    }
+
+    alignas(64) float copy_[64 * 256];
+};
+
+// Computes c (M, N) = or += a (M, K) b (K, N).
+inline void tile_product(float* c, int ldc, const TileOperand& a, const TileOperand& b, int M, int N, int K,
+                         bool accumulate) {
+#ifdef CPU_BF16_INSTRUCTIONS
+    if (cpu_products_in_bf16)
+        return has_matrix_unit() ? multiply_near(c, ldc, a.panels, b.panels, M, N, accumulate)
+                                 : tile_product_in_bf16(c, ldc, a.pairs, b.pairs, M, N, K, accumulate);
+#endif
+    const float* right = b.elements.data;
+    int n = 0, ldb = b.elements.row;
+    for (; n + 2 * vector_lanes <= N; n += 2 * vector_lanes) {
+        tile_product_columns<2>(c + n, ldc, a.elements, right + n, ldb, M, K, accumulate);
+    }
+    if (n < N) tile_product_columns<1>(c + n, ldc, a.elements, right + n, ldb, M, K, accumulate);
 }

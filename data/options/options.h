@@ -47,8 +47,8 @@ NAMES_OF(OptimizerKind, "adamw", "lamb", "muon");
 enum class LearningRateSchedule { cosine, linear, constant, wsd };
 NAMES_OF(LearningRateSchedule, "cosine", "linear", "constant", "wsd");
 
-enum class MatmulDtype { automatic, bf16, fp8 };
-NAMES_OF(MatmulDtype, "auto", "bf16", "fp8");
+enum class MatmulDtype { automatic, fp32, bf16, fp8 };
+NAMES_OF(MatmulDtype, "auto", "fp32", "bf16", "fp8");
 
 // Each recomputes more than the one before it; automatic chooses one of them.
 enum class Recompute { none, elementwise, mlp, block, automatic };

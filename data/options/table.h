@@ -410,8 +410,10 @@ inline const std::vector<OptionRow>& option_table() {
          "never."},
         {FIELD(matmul_dtype), "Memory", alike, by_name,
          "Number format of the inputs of matrix products; sums are fp32, or nearly so in fp8. auto: the "
-         "build's format. bf16: in the fp32 build for CPUs, on processors with bf16 products, faster and "
-         "less precise; weights, activations and gradients stay fp32. fp8: in blocks only, in bf16 builds on "
+         "build's format, but bf16 when training on processors with AMX. fp32, bf16: the build's format; in "
+         "the build for CPUs either one, bf16 on processors with bf16 products only: less precise, faster on "
+         "most; weights, activations and gradients stay fp32. fp8: in blocks "
+         "only, in bf16 builds on "
          "Ada, Hopper or later; not with --zero 3. fp8 copies of weights are kept unless activations are "
          "recomputed.",
          overridable_noted},

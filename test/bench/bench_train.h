@@ -5,12 +5,13 @@ share of the rate of a large matrix product in the same run.
     bench_train [--records FILE] [MODEL:BxT[xM][:DTYPE]]...
 
 A step has M micro-batches of B sequences of T tokens. DTYPE selects products as --matmul-dtype DTYPE does:
-fp8 in bf16 builds, bf16 in CPU builds. fp8-fast is fp8 with --fp8-fast-gradients. The fastest algorithms for
-products are chosen by timing first, as in a run. Without arguments, the models of the table below run. If a
-micro-batch does not fit in memory, it is made smaller and there are more of them; if even one large enough
-for efficient products does not fit, bf16 weights go without an fp32 copy and are rounded stochastically, and
-then less is kept for the backward pass, with that copy or without. FILE receives one line of JSON for each
-model, from which bench_train.py measures the same in PyTorch.
+fp8 in bf16 builds, bf16 in CPU builds. Without it, they have the build's type. fp8-fast is fp8 with
+--fp8-fast-gradients. The fastest algorithms for products are chosen by timing first, as in a run. Without
+arguments, the models of the table below run. If a micro-batch does not fit in memory, it is made smaller and
+there are more of them; if even one large enough for efficient products does not fit, bf16 weights go without
+an fp32 copy and are rounded stochastically, and then less is kept for the backward pass, with that copy or
+without. FILE receives one line of JSON for each model, from which bench_train.py measures the same in
+PyTorch.
 */
 #pragma once
 

@@ -117,7 +117,7 @@ TEST_CASE("bf16 products that an earlier version recorded were those of its buil
     auto record = nlohmann::json::parse(std::ifstream("test/golden/earlier_run/run/options.json"));
     REQUIRE(record["matmul_dtype"] == "bf16");
     CHECK(options_from_json(record, "record").matmul_dtype == MatmulDtype::automatic);
-    for (const char* value : {"auto", "bf16", "fp8"}) {
+    for (const char* value : {"auto", "fp32", "bf16", "fp8"}) {
         nlohmann::json today = options_to_json(train({"--matmul-dtype", value}));
         CHECK(name_of(options_from_json(today, "record").matmul_dtype) == std::string(value));
     }

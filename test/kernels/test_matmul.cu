@@ -171,7 +171,9 @@ TEST_CASE("products in bf16 are those of rounded operands, with sums in fp32") {
     ProductsInBf16 mode;
     std::vector<Shape> all(std::begin(shapes), std::end(shapes));
     // more than one block in each dimension of each product
-    for (Shape shape : {Shape{1, 768, 33}, {3100, 17, 9}, {7, 3100, 5}, {9, 5, 3100}}) all.push_back(shape);
+    for (Shape shape : {Shape{1, 768, 33}, {3100, 17, 9}, {4100, 9, 7}, {7, 4100, 5}, {9, 5, 4100}}) {
+        all.push_back(shape);
+    }
     for (Shape shape : all) {
         auto [N, C, OC] = shape;
         CAPTURE(N);

@@ -48,7 +48,9 @@ void check_products() {
                 if (accumulate) c = random_values<float>("c", c.size());
                 auto want = product(s, left, b.data(), ldb,
                                     accumulate ? to_doubles(c) : std::vector<double>(c.size()));
-                tile_product(c.data(), s.N, left, b.data(), ldb, s.M, s.N, s.K, accumulate);
+                TileOperand a_left(OperandSide::left, left, s.M, s.K),
+                    b_right(OperandSide::right, {b.data(), ldb, 1}, s.K, s.N);
+                tile_product(c.data(), s.N, a_left, b_right, s.M, s.N, s.K, accumulate);
                 CHECK(relative_error(to_doubles(c), want) < 2e-6);
             }
         }
@@ -73,7 +75,8 @@ TEST_CASE("in bf16 operands are rounded to the nearest, and what is not finite s
     alignas(64) float a[16 * 16] = {}, b[16 * 16] = {}, c[16 * 16];
     a[0] = 1.0f + 3 * 0x1p-9f, a[16] = 1.0f + 0x1p-8f, a[32] = INFINITY, a[48] = NAN;  // the second is a tie
     b[0] = 1, b[1] = -1;
-    tile_product(c, 16, {a, 16, 1}, b, 16, 16, 16, 16, false);
+    TileOperand left(OperandSide::left, {a, 16, 1}, 16, 16), right(OperandSide::right, {b, 16, 1}, 16, 16);
+    tile_product(c, 16, left, right, 16, 16, 16, false);
     CHECK(c[0] == 1.0f + 0x1p-7f);
     CHECK(c[1] == -1.0f - 0x1p-7f);
     CHECK(c[16] == 1.0f);

@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # Products in bf16 on a CPU (--matmul-dtype bf16): a run's losses stay close to those in fp32, and it has the same bits when
-# repeated or resumed; resuming keeps the option or changes it; a processor without such products refuses it.
+# repeated or resumed; resuming keeps the option or changes it; a processor without such products refuses it, and one with a
+# matrix unit takes it by itself.
 # suite: test
 # needs: cpu-fp32/train_gpt
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 6
+plan 9
 cpu=$PWD/build/cpu-fp32/train_gpt
 cp test/golden/earlier_run/text_train_*.bin "$work"
 cd "$work" || exit 1
 export OMP_NUM_THREADS=1
+unset ONEDNN_MAX_CPU_ISA DNNL_MAX_CPU_ISA
 
 # run NAME OPTIONS...
 run() {
@@ -35,19 +37,37 @@ goes_on() {
     run half --matmul-dtype bf16 --steps 6 && run half --resume auto && same half bf16
 }
 changes() {
-    run bf16 --resume auto --steps 13 --matmul-dtype auto && grep -q 'matmul-dtype auto: the checkpoint had bf16' bf16.out
+    run bf16 --resume auto --steps 13 --matmul-dtype fp32 && grep -q 'matmul-dtype fp32: the checkpoint had bf16' bf16.out
+}
+chosen() {
+    run auto && grep -q -- '--matmul-dtype auto: products are in bf16' auto.out && same auto bf16
+}
+# products in bf16 as on a processor that has no matrix unit
+dots() {
+    ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 run dots --matmul-dtype bf16 && beside fp32 dots && ! same dots bf16
+}
+not_chosen() {
+    ! grep -q 'products are in bf16' fp32.out && ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 run none &&
+        ! grep -q 'products are in bf16' none.out && same none fp32
 }
 
 check "refused where there are none" refused
 if grep -q avx512_bf16 /proc/cpuinfo; then
-    run fp32
+    run fp32 --matmul-dtype fp32
     run bf16 --matmul-dtype bf16
     run again --matmul-dtype bf16
     check "shown in the header" grep -q 'matmul-dtype=bf16' bf16.out
     check "beside fp32" beside fp32 bf16
     check "the same bits again" same bf16 again
     check "the same bits from a checkpoint on" goes_on
+    check "auto takes fp32 without a matrix unit" not_chosen
+    if grep -q amx_bf16 /proc/cpuinfo; then
+        check "auto takes bf16 with a matrix unit" chosen
+        check "beside fp32 with dot products" dots
+    else
+        skip "no products in bf16 on this processor" 2 "no matrix unit"
+    fi
     check "changed when it goes on" changes
 else
-    skip "no products in bf16 on this processor" 5
+    skip "no products in bf16 on this processor" 8
 fi

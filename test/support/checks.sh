@@ -4,6 +4,8 @@
 #
 # Sets `work`, an empty folder for the script, which is removed at its end (KEEP=yes: it stays, and its name is printed).
 . test/support/ranks.sh
+# --matmul-dtype auto takes fp32 on every processor, so that losses of different builds and layouts can be compared.
+export ONEDNN_MAX_CPU_ISA=AVX512_CORE
 work=$(mktemp -d)
 at_end() { :; } # a script may define its own
 trap 'at_end; if [ -n "$KEEP" ]; then echo "$work"; else rm -rf "$work"; fi' EXIT
