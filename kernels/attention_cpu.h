@@ -41,7 +41,7 @@ struct alignas(64) HeadTile {
     Elements elements() const { return {at, width, 1}; }
     void clear() { std::fill_n(at, rows * width, 0.0f); }
 
-    void load(const floatX* from, int stride, int count, int HS, float scale) {
+    void load(const floatX* from, int stride, int count, int HS, float scale = 1.0f) {
         if (count < rows || HS < width) clear();
         for (int i = 0; i < count; i++) {
 #pragma omp simd
@@ -63,37 +63,33 @@ struct alignas(64) ScoreTile {
     Elements queries() const { return keys().transposed(); }
 };
 
-// One tile of keys of a head, with their values. Keys from keys_end() on, which no query sees, are not read.
+// One tile of keys or values of a head. Products in bf16 make their own copies, so they read whole tiles in
+// place. Keys from keys_end() on, which no query sees, are not read.
+struct KeyRows {
+    HeadTile copy;
+    Elements elements;
+
+    KeyRows(const AttentionShape& s, const floatX* from, int start) : copy(s.HS), elements(copy.elements()) {
+        int count = std::min(tile_rows, s.keys_end() - start);
+        bool whole = count == tile_rows && copy.width == s.HS;
+        if (whole && cpu_products_in_bf16 && sizeof(floatX) == sizeof(float))
+            elements = {(const float*)from, s.kv_row, 1};
+        else
+            copy.load(from, s.kv_row, count, s.HS);
+    }
+};
+
+// One tile of keys of a head, with their values.
 struct KeyTile {
     int start;
+    KeyRows k, v;
+    TileOperand keys;  // on the left
 
     KeyTile(const AttentionShape& s, Qkv<const floatX> qkv, int b, int kv_head, int number)
         : start(number * tile_rows),
-          k_(s, qkv.keys + s.key(b, start, kv_head), start),
-          v_(s, qkv.keys + s.value(b, start, kv_head), start),
-          keys(OperandSide::left, k_.elements, tile_rows, s.HS) {}
-
-private:
-    // A tile of keys or values. Products in bf16 make their own copies, so they read whole tiles in place.
-    struct Rows {
-        HeadTile copy;
-        Elements elements;
-
-        Rows(const AttentionShape& s, const floatX* from, int start) : copy(s.HS), elements(copy.elements()) {
-            int count = std::min(tile_rows, s.keys_end() - start);
-            bool whole = count == tile_rows && copy.width == s.HS;
-            if (whole && cpu_products_in_bf16 && sizeof(floatX) == sizeof(float))
-                elements = {(const float*)from, s.kv_row, 1};
-            else
-                copy.load(from, s.kv_row, count, s.HS, 1.0f);
-        }
-    };
-
-protected:
-    Rows k_, v_;
-
-public:
-    TileOperand keys;  // on the left
+          k(s, qkv.keys + s.key(b, start, kv_head), start),
+          v(s, qkv.keys + s.value(b, start, kv_head), start),
+          keys(OperandSide::left, k.elements, tile_rows, s.HS) {}
 };
 
 struct ForwardKeys : KeyTile {
@@ -101,7 +97,7 @@ struct ForwardKeys : KeyTile {
 
     ForwardKeys(const AttentionShape& s, Qkv<const floatX> qkv, int b, int kv_head, int number)
         : KeyTile(s, qkv, b, kv_head, number),
-          values(OperandSide::right, v_.elements, tile_rows, v_.copy.width) {}
+          values(OperandSide::right, v.elements, tile_rows, v.copy.width) {}
 };
 
 struct BackwardKeys : KeyTile {
@@ -109,8 +105,8 @@ struct BackwardKeys : KeyTile {
 
     BackwardKeys(const AttentionShape& s, Qkv<const floatX> qkv, int b, int kv_head, int number)
         : KeyTile(s, qkv, b, kv_head, number),
-          values(OperandSide::left, v_.elements, tile_rows, s.HS),
-          right_keys(OperandSide::right, k_.elements, tile_rows, k_.copy.width) {}
+          values(OperandSide::left, v.elements, tile_rows, s.HS),
+          right_keys(OperandSide::right, k.elements, tile_rows, k.copy.width) {}
 };
 
 // One tile of queries of a head, and the keys that each sees.

@@ -42,6 +42,7 @@ of each sum depends only on the sizes, so a product is bit-identical every time.
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.hpp>
 
+#include "kernels/common.cuh"     // ceil_div, even_share
 #include "kernels/elements.h"     // Elements
 #include "kernels/host_memory.h"  // allocate_host_memory
 
@@ -145,8 +146,8 @@ WITH_AMX inline void round_across(AmxTile& tile, const float* from, size_t strid
 // (panels, tiles of the inner dimension, 2)
 class Panels {
 public:
-    static int count(int lines) { return (lines + panel_lines - 1) / panel_lines; }
-    static int tiles(int inner) { return (inner + AmxTile::inner - 1) / AmxTile::inner; }
+    static int count(int lines) { return ceil_div(lines, panel_lines); }
+    static int tiles(int inner) { return ceil_div(inner, AmxTile::inner); }
     static size_t size(int lines, int inner) { return (size_t)count(lines) * tiles(inner) * 2; }
 
     Panels() = default;
@@ -160,7 +161,7 @@ public:
     AmxTile* at(int panel, int tile) const { return memory_ + ((size_t)panel * tiles() + tile) * 2; }
 
     // Panels are filled in groups, so that long runs of neighbors in memory are read together.
-    int groups() const { return (count() + group() - 1) / group(); }
+    int groups() const { return ceil_div(count(), group()); }
 
     void round_group(int number) const {
         const int first = number * group(), last = std::min(first + group(), count());
@@ -306,22 +307,20 @@ struct SumBlocks {
             if (bias) add_bias(to, stride, accumulate, bias);
             return multiply_panels(to, stride, left, right, tiles, accumulate || bias, next);
         }
-        alignas(64) float copy[panel_lines][panel_lines] = {}, copy_of_bias[panel_lines] = {};
+        alignas(64) float copy[panel_lines][panel_lines] = {};
         for (int i = 0; i < height && accumulate; i++) std::copy_n(to + i * stride, width, copy[i]);
-        if (bias) {
-            std::copy_n(bias, width, copy_of_bias);
-            add_bias(copy[0], panel_lines, accumulate, copy_of_bias);
-        }
+        if (bias) add_bias(copy[0], panel_lines, accumulate, bias, width);
         multiply_panels(copy[0], panel_lines, left, right, tiles, accumulate || bias, {});
         for (int i = 0; i < height; i++) std::copy_n(copy[i], width, to + i * stride);
     }
 
 private:
-    static void add_bias(float* to, size_t stride, bool accumulate, const float* bias) {
+    static void add_bias(float* to, size_t stride, bool accumulate, const float* bias,
+                         int width = panel_lines) {
         for (int i = 0; i < panel_lines; i++) {
             float* row = to + i * stride;
 #pragma omp simd
-            for (int j = 0; j < panel_lines; j++) row[j] = (accumulate ? row[j] : 0) + bias[j];
+            for (int j = 0; j < width; j++) row[j] = (accumulate ? row[j] : 0) + bias[j];
         }
     }
 };
@@ -350,25 +349,25 @@ struct PanelProduct {
     // The most rows and elements of the inner dimension of left that a thread rounds at a time: 256 KB.
     static constexpr int most_rows = 128, most_inner = 1024;
 
-    int blocks() const { return (sums.rows + most_rows - 1) / most_rows; }
+    int blocks() const { return ceil_div(sums.rows, most_rows); }
 
     // Computes a block of rows for panels [first, end) of right. Needs TileRegisters.
     void run(int block, int first, int end) const {
         AmxTile memory[most_rows / panel_lines * (most_inner / AmxTile::inner) * 2];
         const int row = block * most_rows, rows = std::min(sums.rows - row, most_rows);
-        const int parts = (inner + most_inner - 1) / most_inner, tiles = (right.tiles() + parts - 1) / parts;
+        const int tiles = even_share(right.tiles(), most_inner / AmxTile::inner);
         for (int tile = 0; tile < right.tiles(); tile += tiles) {
             const int k = tile * AmxTile::inner, width = std::min(inner - k, tiles * AmxTile::inner);
             const Panels part(memory, left.from(row, k), rows, width, false);
             part.round();
-            const size_t lines = (panel_lines + part.count() - 1) / part.count();
+            const size_t lines = ceil_div(panel_lines, part.count());
             for (int n = first; n < end; n++)
                 for (int m = 0; m < part.count(); m++) {
-                    const bool last = m + 1 == part.count();
-                    const int after = std::min(n + 1, end - 1) * panel_lines;
-                    const char* panel = (const char*)right.at(std::min(n + 1, end - 1), tile);
-                    NextOperands next = {last ? sums.at(row, after)
-                                              : sums.at(row + (m + 1) * panel_lines, n * panel_lines),
+                    const int after = std::min(n + 1, end - 1);
+                    const char* panel = (const char*)right.at(after, tile);
+                    NextOperands next = {m + 1 < part.count()
+                                             ? sums.at(row + (m + 1) * panel_lines, n * panel_lines)
+                                             : sums.at(row, after * panel_lines),
                                          panel + m * part.tiles() * lines * 64, lines};
                     sums.compute(row + m * panel_lines, n * panel_lines, part.at(m, 0), right.at(n, tile),
                                  part.tiles(), accumulate || k > 0,
@@ -395,7 +394,7 @@ inline void multiply_in_tiles(float* out, Elements left, Elements right, const f
             // About four tasks for each thread. Tasks that share rows of left round them once each.
             const int wanted = 4 * omp_get_max_threads() / product.blocks();
             const int column_parts = std::clamp(wanted, 1, panels.count() / 8 + 1);
-            const int part = (panels.count() + column_parts - 1) / column_parts;
+            const int part = ceil_div(panels.count(), column_parts);
 #pragma omp parallel
             {
 #pragma omp for schedule(dynamic)

@@ -173,18 +173,14 @@ inline void multiply_in_bf16(float* out, Elements left, Elements right, const fl
 #endif
     thread_local RoundedBlock left_block;
     thread_local RightBlock right_block;
-    auto block_at = [](Elements matrix, int row, int column) {
-        size_t at = (size_t)row * matrix.row + (size_t)column * matrix.column;
-        return Elements{matrix.data + at, matrix.row, matrix.column};
-    };
     for (int n = 0; n < N; n += block_columns) {
         for (int k = 0; k < K; k += block_inner) {
             int columns = std::min(N - n, block_columns), inner = std::min(K - k, block_inner);
             const float* added = k == 0 && bias ? bias + n : nullptr;
-            right_block.round(block_at(right, k, n), inner, columns);
+            right_block.round(right.from(k, n), inner, columns);
             for (int m = 0; m < M; m += block_rows) {
                 int rows = std::min(M - m, block_rows);
-                left_block.round(block_at(left, m, k), rows, inner);
+                left_block.round(left.from(m, k), rows, inner);
                 auto out_desc = matrix_desc(dnnl::memory::data_type::f32, rows, columns, N, 1);
                 CpuProduct product(left_block.desc(), right_block.desc(), out_desc, added,
                                    accumulate || k > 0);

@@ -410,12 +410,10 @@ inline const std::vector<OptionRow>& option_table() {
          "never."},
         {FIELD(matmul_dtype), "Memory", alike, by_name,
          "Number format of the inputs of matrix products; sums are fp32, or nearly so in fp8. auto: the "
-         "build's format, but bf16 when training on processors with AMX. fp32, bf16: the build's format; in "
-         "the build for CPUs either one, bf16 on processors with bf16 products only: less precise, faster on "
-         "most; weights, activations and gradients stay fp32. fp8: in blocks "
-         "only, in bf16 builds on "
-         "Ada, Hopper or later; not with --zero 3. fp8 copies of weights are kept unless activations are "
-         "recomputed.",
+         "build's format, but bf16 in training on CPUs with AMX. fp32, bf16: that format. GPU builds have "
+         "only one of them. In CPU builds, bf16 needs a processor with bf16 products and is less precise; "
+         "weights, activations and gradients stay fp32. fp8: in blocks only, in bf16 builds on Ada, Hopper "
+         "or later; not with --zero 3. fp8 copies of weights are kept unless activations are recomputed.",
          overridable_noted},
         {FIELD(fp8_fast_gradients), "Memory", alike, on_off,
          "fp8: let products for gradients accumulate in the roughly 14 bits of the tensor cores, as those of "
