@@ -98,7 +98,10 @@ inline InferencePlan plan_inference(const Options& model, const InferenceCut& as
                          1,
                          {PipelineSchedule::gpipe, pp, micro_batches, 1},
                          pipeline_split(options, {})};
-        ZeroSettings settings = {.level = asked.zero, .training = false, .table_place = options.ngram_place};
+        ZeroSettings settings = {.level = asked.zero,
+                                 .training = false,
+                                 .table_place = options.ngram_place,
+                                 .table_dtype = options.ngram_dtype};
         auto groups = [classes = memory_of_mesh(layout.mesh, world)](const Workload&) { return classes; };
         plan.emplace(options, workload, layout, settings,
                      memory_plan(options, workload, settings, layout, {free}, groups));

@@ -158,9 +158,19 @@ public:
     // (count) zeros in unpinned host memory: the system provides each page when it is first written.
     template <typename T>
     T* take_pages(size_t count) {
-        return pages((T*)nullptr, count, false);
+        T* pointer = nullptr;
+        if (!counts_in<T>(count, false)) return nullptr;
+        if (ledger) {
+            allocate(pointer, count, true);
+            return pointer;
+        }
+        pointer = (T*)calloc(count, sizeof(T));
+        if (!pointer)
+            fail("cannot allocate %s of host memory; free some, or ask for less",
+                 size_text(count * sizeof(T)).c_str());
+        pages_.push_back(pointer);
+        return pointer;
     }
-    floatX* take_pages_of_elements(size_t count) { return pages((floatX*)nullptr, count, true); }
 
     bool only_counts() const { return mode_ == counts; }
     size_t element_bytes() const { return element_bytes_; }
@@ -191,21 +201,6 @@ private:
     bool counts_in(size_t count, bool is_floatX) {
         classes_.at(current_).bytes += count * (is_floatX ? element_bytes_ : sizeof(T));
         return count > 0 && mode_ == takes;
-    }
-
-    template <typename T>
-    T* pages(T* pointer, size_t count, bool is_floatX) {
-        if (!counts_in<T>(count, is_floatX)) return nullptr;
-        if (ledger) {
-            allocate(pointer, count, true, is_floatX);
-            return pointer;
-        }
-        pointer = (T*)calloc(count, sizeof(T));
-        if (!pointer)
-            fail("cannot allocate %s of host memory; free some, or ask for less",
-                 size_text(count * sizeof(T)).c_str());
-        pages_.push_back(pointer);
-        return pointer;
     }
 
     template <typename T>

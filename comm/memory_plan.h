@@ -106,7 +106,7 @@ inline std::vector<MemoryClass> stage_memory(const ModelConfig& config, const Wo
     ActivationArrays(counted, activation_table(config, w, stage), stage);
     counted.of("activations").take<float>(rope_floats(config, w));
     Fp8Arrays(counted, fp8_sizes(config, w, stage));
-    TableArrays(counted, TableSizes(config, w.B, w.T, stage), settings);
+    TableArrays(counted, TableSizes(config, w.B, w.T, stage, settings.rows_dtype(w.element_bytes)), settings);
     if (settings.staging) {
         counted.of("staging for checkpoints", true)
             .take<char>(staging_bytes(layout, cut.mesh, settings, counted.element_bytes()));

@@ -28,9 +28,10 @@ struct TableSizes {
     int slots = 0;            // micro-batches on the device at the same time
     uint64_t rows = 0;        // in a table
     size_t owners = 1;
+    Dtype dtype = Dtype::fp32;  // rows are stored in this format
 
     TableSizes() = default;
-    TableSizes(const ModelConfig& c, int B, int T, const Stage& stage) {
+    TableSizes(const ModelConfig& c, int B, int T, const Stage& stage, Dtype dtype) : dtype(dtype) {
         if (c.ngram.empty()) return;
         for (int layer = 0; layer < c.layers; layer++)
             if (stage.has(layer) && has_table(c, layer)) layers.push_back(layer);
@@ -47,27 +48,27 @@ struct TableSizes {
     size_t owner_of(uint64_t row) const { return (size_t)(row % owners); }
     uint64_t own_number(uint64_t row) const { return row / owners; }
     uint64_t row_of(size_t owner, uint64_t own_number) const { return own_number * owners + owner; }
-    // Bytes of a row in all tables of the stage together, with its sums of squares.
-    size_t record_bytes(size_t element_bytes = sizeof(floatX)) const {
-        return tables() * ((size_t)W * element_bytes + sizeof(float));
-    }
+    // Bytes of a row's values in a table, and of a row in all tables of the stage together, with its sums of
+    // squares.
+    size_t row_bytes() const { return (size_t)W * dtype_size(dtype); }
+    size_t record_bytes() const { return tables() * (row_bytes() + sizeof(float)); }
     // Number of this rank's rows of each table that are in memory.
-    size_t rows_in_memory(const ZeroSettings& settings, size_t element_bytes = sizeof(floatX)) const {
+    size_t rows_in_memory(const ZeroSettings& settings) const {
         if (settings.table_place != TablePlace::disk || tables() == 0) return own_rows();
-        size_t bytes = record_bytes(element_bytes) + SlotNotes::bytes_of_slot;
+        size_t bytes = record_bytes() + SlotNotes::bytes_of_slot;
         return std::min({own_rows(), settings.table_cache / bytes, (size_t)INT32_MAX});
     }
     // Distinct rows of a step, at most.
     size_t distinct() const { return (size_t)std::min<uint64_t>(lookups * (size_t)micro_batches, rows); }
     // Bytes on disk once `reached` own rows have been touched: in the file of a table on disk, where each may
     // lie in a different page, and in a checkpoint.
-    double file_bytes(uint64_t reached, size_t element_bytes = sizeof(floatX)) const {
-        size_t record = record_bytes(element_bytes);
+    double file_bytes(uint64_t reached) const {
+        size_t record = record_bytes();
         uint64_t pages = RowCache::pages_for(own_rows(), record);
         return (double)std::min(reached, pages) * (double)RowCache::page_bytes_for(record);
     }
-    uint64_t checkpoint_bytes(uint64_t reached, size_t element_bytes = sizeof(floatX)) const {
-        return reached * (record_bytes(element_bytes) + tables() * sizeof(uint64_t));
+    uint64_t checkpoint_bytes(uint64_t reached) const {
+        return reached * (record_bytes() + tables() * sizeof(uint64_t));
     }
     // Rows that all ranks together ask one owner for, at most. Hashes spread rows over owners at random, and
     // all ranks may ask for the same row, which multiplies the variance by their number: this is nine
@@ -81,7 +82,7 @@ struct TableSizes {
 
 // The rows of a table that an owner has in memory.
 struct OwnTable {
-    floatX* values;  // (rows, W)
+    char* values;    // (rows, W) in the format of TableSizes
     float* squares;  // (rows)
 };
 
@@ -147,11 +148,11 @@ struct TableArrays {
              on_disk = settings.table_place == TablePlace::disk, training = settings.training,
              several = s.owners > 1;
         size_t n = s.tables(), distinct = s.distinct(), asked_ = s.asked(), own_rows = s.own_rows(),
-               here = s.rows_in_memory(settings, memory.element_bytes()), W = (size_t)s.W,
-               all = (size_t)s.micro_batches * s.lookups;
+               here = s.rows_in_memory(settings), W = (size_t)s.W, all = (size_t)s.micro_batches * s.lookups;
         auto take_table = [&](bool host) -> OwnTable {
-            if (host) return {memory.take_pages_of_elements(here * W), memory.take_pages<float>(here)};
-            return {memory.take_zero_numbers(here * W, stream), memory.take_zeros<float>(here, stream)};
+            const size_t bytes = here * s.row_bytes();
+            if (host) return {memory.take_pages<char>(bytes), memory.take_pages<float>(here)};
+            return {memory.take_zeros<char>(bytes, stream), memory.take_zeros<float>(here, stream)};
         };
         memory.of(on_disk   ? "cache of n-gram tables in host memory"
                   : on_host ? "n-gram tables in host memory"
@@ -211,7 +212,7 @@ struct TableArrays {
             memory.of("staging for checkpoints", true);
             for (size_t i = 0; i < n && !on_host; i++) staged.push_back(take_table(true));
             copied_rows = on_host ? std::max(here / 8, std::min(here, least_copied)) : 0;
-            copies = memory.take_pages<char>(copied_rows * s.record_bytes(memory.element_bytes()));
+            copies = memory.take_pages<char>(copied_rows * s.record_bytes());
         }
     }
 };

@@ -116,7 +116,7 @@ public:
                     plan.tensors.push_back({std::move(tensor), rows, kept});
                 };
                 add("ids", {0}, Slot::data, Dtype::uint64);
-                add("rows", {0, (int64_t)W_}, Slot::weight, dtype_of(Slot::weight));
+                add("rows", {0, (int64_t)W_}, Slot::weight, sizes_.dtype);
                 add("squares", {0}, Slot::weight, Dtype::fp32);
             }
         }
@@ -236,7 +236,7 @@ public:
             of_rank[owner(layer, id)].push_back(i);
         }
         std::vector<float> floats(W_);
-        std::vector<floatX> row(W_);
+        std::vector<char> row(sizes_.row_bytes());
         Messages messages;
         for (auto& [rank, numbers] : of_rank) {
             std::string& message = messages[rank];
@@ -248,8 +248,8 @@ public:
             for (size_t i : numbers) add(weights_only_ ? FLT_MIN : at<float>(squares, i));
             for (size_t i : numbers) {
                 to_floats(stored, rows + i * row_bytes, W_, floats.data());
-                for (size_t w = 0; w < W_; w++) row[w] = floatX(floats[w]);
-                message.append((const char*)row.data(), W_ * sizeof(floatX));
+                from_floats(sizes_.dtype, floats.data(), W_, row.data());
+                message.append(row.data(), row.size());
             }
         }
         if (auto own = messages.find(me()); own != messages.end()) {
@@ -267,7 +267,7 @@ public:
         const size_t count = header[2];
         const uint64_t* rows = header + 3;
         auto squares = (const float*)(rows + count);
-        auto values = (const floatX*)(squares + count);
+        auto values = (const char*)(squares + count);
         for (size_t i = 0; i < count && since_base_.rows() > 0; i++) {
             own_.touched().insert(rows[i]);
             if (header[1] > 0) since_base_.insert(rows[i]);
@@ -283,7 +283,7 @@ public:
         tables_.set_hash(seed, std::exchange(hash_, {}));
         const CheckpointIndex& index = reader_->index();
         Dtype stored = *index.tensors[index.find(name_of(layers_[0], 0, "rows"))].dtype(Slot::weight);
-        bool same = stored == dtype_of(Slot::weight);
+        bool same = stored == sizes_.dtype;
         written_since_base_ = 0;
         for (size_t i = 0; i < places_.size(); i++)
             if (places_[i].number > 0 && places_[i].which == 0)
@@ -300,7 +300,7 @@ public:
                 size_text(own_.file()->bytes_read()).c_str());
         if (same) return "";
         return text("rows of tables stored as %s, %s to %s", dtype_name(stored),
-                    stored == Dtype::fp32 ? "rounded" : "widened", dtype_name(dtype_of(Slot::weight)));
+                    stored == Dtype::fp32 ? "rounded" : "widened", dtype_name(sizes_.dtype));
     }
 
 private:
@@ -411,11 +411,12 @@ private:
             const uint64_t n = rows.size();
             ids.clear();
             for (uint64_t row : rows) ids.push_back(sizes_.row_of((size_t)own_.me(), row));
-            std::vector<floatX> values(n * W_);
+            std::vector<char> values(n * sizes_.row_bytes());
             std::vector<float> squares(n);
             for (size_t table = 0; table < here.size(); table++) {
                 for (size_t i = 0; i < n; i++)
-                    squares[i] = own_.take_apart(&records[i * record], table, rows[i], &values[i * W_]);
+                    squares[i] = own_.take_apart(&records[i * record], table, rows[i],
+                                                 &values[i * sizes_.row_bytes()]);
                 size_t layer = (size_t)(std::ranges::find(layers_, here[table]) - layers_.begin());
                 auto tensor = (uint32_t)(3 * ((saved_parts_.size() - 1) * layers_.size() + layer));
                 write({tensor, Slot::data, 0, 0, 0, 1, written, n, 0, 0}, ids.data());

@@ -50,7 +50,7 @@ public:
           snapshot_(arrays.copies, arrays.copied_rows, sizes.record_bytes()) {
         if (sizes.tables() == 0) return;
         for (const OwnTable& table : on_host() ? arrays_.tables : arrays_.staged) {
-            fields_.push_back({(char*)table.values, values_bytes()});
+            fields_.push_back({table.values, sizes_.row_bytes()});
             fields_.push_back({(char*)table.squares, sizeof(float)});
         }
         if (on_disk() && !ledger) open_file();
@@ -78,8 +78,8 @@ public:
     // Returns a table of this stage whose rows are addressed by their places in its arrays.
     TableRows by_place(size_t number) const {
         const OwnTable& own = arrays_.tables[number];
-        return {own.values, own.squares,   sizes_.W,      keys_[number],
-                deviation,  (uint64_t)me_, sizes_.owners, arrays_.notes.rows};
+        return {numbers(own.values), own.squares,   sizes_.W,      keys_[number],
+                deviation,           (uint64_t)me_, sizes_.owners, arrays_.notes.rows};
     }
     // Returns the table with its rows addressed by number; on disk, only for initial values.
     TableRows by_number(size_t number) const {
@@ -100,10 +100,9 @@ public:
         uint64_t* slots = list.fetched_slots + begin;
         if (ledger) {
             // a missing row costs a read of its page; the row evicted for it, a read and a write
-            const size_t element = ledger->card.element_bytes,
-                         here = sizes_.rows_in_memory(settings_, element);
+            const size_t here = sizes_.rows_in_memory(settings_);
             double missing = count * (1 - (double)here / (double)sizes_.own_rows()),
-                   bytes = missing * (double)RowCache::page_bytes_for(sizes_.record_bytes(element));
+                   bytes = missing * (double)RowCache::page_bytes_for(sizes_.record_bytes());
             ledger->launched(nullptr, host_,
                              LaunchCost{.read = 2 * bytes, .written = bytes, .place = LaunchCost::disk});
         } else {
@@ -160,7 +159,7 @@ public:
         staged_ = in_background && !on_host();
         for (size_t i = 0; i < sizes_.tables() && staged_; i++) {
             const OwnTable &own = arrays_.tables[i], &to = arrays_.staged[i];
-            copy_async(to.values, own.values, sizes_.own_rows() * (size_t)sizes_.W, compute_);
+            copy_async(to.values, own.values, sizes_.own_rows() * sizes_.row_bytes(), compute_);
             copy_async(to.squares, own.squares, sizes_.own_rows(), compute_);
         }
         if (staged_) synchronize(compute_);
@@ -173,25 +172,27 @@ public:
     }
     // Copies the values of a row in a table from its record, and returns its sum of squares. If the row has
     // had no gradient, these are its initial values.
-    float take_apart(const char* record, size_t number, uint64_t row, floatX* values) const {
+    float take_apart(const char* record, size_t number, uint64_t row, char* values) const {
         const char* from = record + number * table_bytes();
         float squares;
-        memcpy(values, from, values_bytes());
-        memcpy(&squares, from + values_bytes(), sizeof squares);
-        for (int w = 0; w < sizes_.W && squares == 0; w++) values[w] = by_number(number).value(row, w, true);
+        memcpy(values, from, sizes_.row_bytes());
+        memcpy(&squares, from + sizes_.row_bytes(), sizeof squares);
+        for (int w = 0; w < sizes_.W && squares == 0; w++)
+            numbers(values).set(w, by_number(number).value(row, w, true));
         return squares;
     }
-    // Sets rows of a table.
-    void put(size_t number, const uint64_t* rows, const floatX* values, const float* squares, int count) {
+    // Sets rows of a table. values (count, W) are in its format.
+    void put(size_t number, const uint64_t* rows, const char* values, const float* squares, int count) {
         if (cache_) return put_in_cache(number, rows, values, squares, count);
-        if (on_host()) return put_rows_cpu(by_number(number), rows, values, squares, count);
+        if (on_host()) return put_rows_cpu(by_number(number), rows, numbers(values), squares, count);
         DeviceArray<uint64_t> rows_there(count);
         DeviceArray<float> squares_there(count);
-        DeviceArray<floatX> values_there((size_t)count * (size_t)sizes_.W);
+        DeviceArray<char> values_there((size_t)count * sizes_.row_bytes());
         copy_async(rows_there.data, rows, count, compute_);
         copy_async(squares_there.data, squares, count, compute_);
-        copy_async(values_there.data, values, (size_t)count * (size_t)sizes_.W, compute_);
-        put_rows(by_number(number), rows_there.data, values_there.data, squares_there.data, count, compute_);
+        copy_async(values_there.data, values, (size_t)count * sizes_.row_bytes(), compute_);
+        put_rows(by_number(number), rows_there.data, numbers(values_there.data), squares_there.data, count,
+                 compute_);
         synchronize(compute_);
     }
     // Gives all rows their initial values, which follow from the seed.
@@ -218,9 +219,9 @@ private:
     static constexpr float deviation = 0.02f * 1.7320508f;
 
     bool on_disk() const { return settings_.table_place == TablePlace::disk; }
-    size_t values_bytes() const { return (size_t)sizes_.W * sizeof(floatX); }
+    Numbers numbers(const char* data) const { return {(void*)data, sizes_.dtype == Dtype::bf16}; }
     // Bytes of a record that belong to one table: the values, then the sum of squares.
-    size_t table_bytes() const { return values_bytes() + sizeof(float); }
+    size_t table_bytes() const { return sizes_.row_bytes() + sizeof(float); }
 
     void open_file() {
         const size_t record = sizes_.record_bytes(), rows = arrays_.notes.slots, needed = 2 * sizes_.asked();
@@ -229,7 +230,7 @@ private:
                  "least %zu",
                  rows, record, needed, needed * (record + SlotNotes::bytes_of_slot));
         std::string what = text("%llu rows of %zu numbers, owner %d of %zu, layers",
-                                (unsigned long long)sizes_.rows, values_bytes(), me_, sizes_.owners);
+                                (unsigned long long)sizes_.rows, sizes_.row_bytes(), me_, sizes_.owners);
         for (int layer : sizes_.layers) what += " " + std::to_string(layer);
         std::string path = text("%s/stage-%02d-owner-%05d", settings_.table_dir.c_str(),
                                 mesh_.position[Axis::pipeline], me_);
@@ -275,7 +276,7 @@ private:
         });
     }
 
-    void put_in_cache(size_t number, const uint64_t* rows, const floatX* values, const float* squares,
+    void put_in_cache(size_t number, const uint64_t* rows, const char* values, const float* squares,
                       int count) {
         const int some = std::max((int)(arrays_.notes.slots / 4), 1);
         for (int begin = 0, n; begin < count; begin += n) {
@@ -284,7 +285,7 @@ private:
             turns_ += 2;  // so that rows of earlier turns can be evicted
             cache_->hold(rows + begin, (size_t)n, slots.data(), turns_);
             cache_->change(rows + begin, (size_t)n, slots.data());
-            put_rows_cpu(by_number(number), slots.data(), values + (size_t)begin * (size_t)sizes_.W,
+            put_rows_cpu(by_number(number), slots.data(), numbers(values + begin * sizes_.row_bytes()),
                          squares + begin, n);
         }
     }
@@ -292,21 +293,21 @@ private:
     // Copies the records of rows (ascending) of tables on the device.
     void copy_from_device(const std::vector<uint64_t>& rows, const std::vector<char*>& records) const {
         if (rows.empty()) return;
-        const size_t W = (size_t)sizes_.W, count = rows.size();
-        std::vector<floatX> values(count * W);
+        const size_t row = sizes_.row_bytes(), count = rows.size();
+        std::vector<char> values(count * row);
         std::vector<float> squares(rows.back() + 1 - rows.front());
         DeviceArray<uint64_t> rows_there(count);
-        DeviceArray<floatX> values_there(count * W);
+        DeviceArray<char> values_there(count * row);
         copy_async(rows_there.data, rows.data(), count, compute_);
         for (size_t i = 0; i < sizes_.tables(); i++) {
-            fetch_rows(values_there.data, by_number(i), rows_there.data, (int)count, compute_);
+            fetch_rows(numbers(values_there.data), by_number(i), rows_there.data, (int)count, compute_);
             copy_async(values.data(), values_there.data, values.size(), compute_);
             copy_async(squares.data(), by_number(i).squares + rows.front(), squares.size(), compute_);
             synchronize(compute_);
             for (size_t j = 0; j < count; j++) {
                 char* to = records[j] + i * table_bytes();
-                memcpy(to, &values[j * W], values_bytes());
-                memcpy(to + values_bytes(), &squares[rows[j] - rows.front()], sizeof(float));
+                memcpy(to, &values[j * row], row);
+                memcpy(to + row, &squares[rows[j] - rows.front()], sizeof(float));
             }
         }
     }

@@ -125,13 +125,13 @@ inline std::vector<std::string> plan_warnings(const Planner& planner, const Mach
 }
 
 // Returns the disk space that tables need on all machines together, once all rows have been touched.
-inline std::string tables_on_disk(const ModelConfig& c, const Layout& layout, size_t element_bytes) {
+inline std::string tables_on_disk(const ModelConfig& c, const Layout& layout, Dtype dtype) {
     double files = 0, checkpoint = 0;
     for (int number = 0; number < layout.mesh.pp; number++) {
-        TableSizes sizes(c, 1, 1, Stage(c, layout, first_of_stage(number), true));
+        TableSizes sizes(c, 1, 1, Stage(c, layout, first_of_stage(number), true), dtype);
         if (sizes.tables() == 0) continue;
-        files += (double)sizes.owners * sizes.file_bytes(sizes.own_rows(), element_bytes);
-        checkpoint += (double)(sizes.owners * sizes.checkpoint_bytes(sizes.own_rows(), element_bytes));
+        files += (double)sizes.owners * sizes.file_bytes(sizes.own_rows());
+        checkpoint += (double)(sizes.owners * sizes.checkpoint_bytes(sizes.own_rows()));
     }
     return text("up to %sB of tables on the disks of all %d ranks, and %sB in a checkpoint, or twice that "
                 "while a new base is written",
@@ -457,7 +457,8 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
                                 size_text(planner.available()).c_str(),
                                 cut.pp > 1 ? " of the stage that needs most" : ""));
     if (o.ngram_place == TablePlace::disk && !o.ngram.empty())
-        say("disk", tables_on_disk(o, planner.layout(cut, 1), (size_t)machine.element_bytes));
+        say("disk", tables_on_disk(o, planner.layout(cut, 1),
+                                   zero_settings(o).rows_dtype((size_t)machine.element_bytes)));
     const char* head = "messages";
     for (const PlannedMessage& one : planner.messages(cut)) {
         say(head, text("%s (%s): %s of %s in %.3g ms, between %d ranks %s", name_of(one.call).c_str(),

@@ -72,6 +72,7 @@ inline ZeroSettings zero_settings(const Options& o, size_t element_bytes = sizeo
             .keep_master = o.master_weights && element_bytes < sizeof(float),
             .offload = o.offload == Offload::optimizer,
             .table_place = o.ngram_place,
+            .table_dtype = o.ngram_dtype,
             .table_prefetch = o.ngram_prefetch,
             .table_staleness = o.ngram_staleness,
             .table_cache = (size_t)o.ngram_cache,

@@ -205,11 +205,12 @@ struct TrainingRun {
     // touch: in the files of this host's ranks and, if these files are in the run directory, also in two
     // checkpoints, because a new one is written before the old one is removed.
     std::string tables_note() const {
-        TableSizes sizes(o, o.micro_batch, o.own_tokens(), model.stage);
+        const ZeroSettings& settings = model.state.settings();
+        TableSizes sizes(o, o.micro_batch, o.own_tokens(), model.stage, settings.rows_dtype());
         if (sizes.tables() == 0 || o.ngram_place != TablePlace::disk) return "";
         const uint64_t reached =
             std::min<uint64_t>(sizes.own_rows(), sizes.asked() * (size_t)(o.steps - at.step));
-        const std::string folder = model.state.settings().table_dir;
+        const std::string folder = settings.table_dir;
         const bool beside = o.ngram_dir.empty();  // the checkpoints are on the same disk
         // Undo logs may be as large as the files.
         double files = 2 * sizes.file_bytes(reached) * world.local_size(),

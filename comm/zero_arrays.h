@@ -14,7 +14,7 @@ the settings of the run and its optimizer. The operations on them are in comm/ze
 #include "comm/parameters.h"        // ParameterLayout, UnitBuffers
 #include "data/base/dtype.h"        // Dtype
 #include "data/checkpoint/slot.h"   // Slot
-#include "data/options/options.h"   // TablePlace
+#include "data/options/options.h"   // TablePlace, RowDtype
 #include "kernels/global_norm.cuh"  // sum_squares_scratch
 #include "kernels/optimizer.h"      // most_optimizer_slots, TransformScratch
 
@@ -42,6 +42,7 @@ struct ZeroSettings {
     bool keep_master = false;  // an fp32 copy of the parameters for the optimizer
     bool offload = false;
     TablePlace table_place = TablePlace::device;  // keeps the rows of n-gram tables
+    RowDtype table_dtype = RowDtype::automatic;
     int table_prefetch = 1,
         table_staleness = 0;     // on the host: steps by which rows are fetched ahead; updates they may miss
     size_t table_cache = 0;      // tables on disk: bytes of host memory for rows
@@ -53,6 +54,13 @@ struct ZeroSettings {
     // Room in host memory for a copy of the state, which is written while training continues.
     bool staging = false;
     bool checks = false;  // room for hashes of what ranks hold, and of their gradients
+
+    // The format of tables' rows in a build whose parameters have element_bytes.
+    Dtype rows_dtype(size_t element_bytes = sizeof(floatX)) const {
+        bool in_bf16 =
+            table_dtype == RowDtype::automatic ? element_bytes == 2 : table_dtype == RowDtype::bf16;
+        return in_bf16 ? Dtype::bf16 : Dtype::fp32;
+    }
 };
 
 // Returns the slots that a state keeps for each element.

@@ -19,13 +19,13 @@ fuse them differently.
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cfloat>
 #include <cmath>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "kernels/bf16_bits.h"  // rounded_at_random
 #include "kernels/block_table.cuh"
 #include "kernels/common.cuh"
 #include "kernels/optimizer.h"
@@ -63,17 +63,15 @@ HOST_DEVICE inline Random4 rounding_random(uint64_t key, size_t i, int step) {
     return low;
 }
 
-// Returns w rounded to a parameter. Stochastic rounding chooses one of the two neighbors in bf16, the nearer
-// one more often: the 16 bits that bf16 drops are a fraction, and adding a random fraction carries with
-// exactly that probability.
+// Returns w rounded to a parameter.
 HOST_DEVICE inline floatX round_weight(float w, [[maybe_unused]] bool stochastic,
                                        [[maybe_unused]] uint32_t random) {
     if constexpr (std::is_same_v<floatX, float>) {
         return w;
     } else {
-        bool finite = fabsf(w) <= FLT_MAX;  // in NaN and Inf, the low bits are not a fraction
+        bool finite = fabsf(w) <= FLT_MAX;
         if (!stochastic || !finite) return floatX(w);
-        return floatX(std::bit_cast<float>((std::bit_cast<uint32_t>(w) + (random >> 16)) & 0xffff0000u));
+        return floatX(rounded_at_random(w, random));
     }
 }
 

@@ -8,23 +8,54 @@ row-wise AdaGrad (Duchi et al., "Adaptive subgradient methods", 2011; one sum pe
 
 If a row has had no gradient yet, its `squares` is 0 and its stored values are ignored: its values are
 computed from the key, uniform between -deviation and deviation. So a table that is all zeros is a new one,
-and uses no memory if the system allocates pages on the first write. In bf16, rows are rounded up or down at
-random (kernels/optimizer_pass.cuh), because most steps of AdaGrad are less than half a unit in the last
-place.
+and uses no memory if the system allocates pages on the first write. Rows are stored in fp32 or in bf16,
+whatever the build. In bf16, updated rows are rounded up or down at random, because most steps of AdaGrad are
+less than half a unit in the last place.
 
 The table may be on the device or on the host: the results are bit-identical, because the host adds up a row
 in the same order as a warp does.
 */
 #pragma once
 
+#include <cfloat>
 #include <cmath>
+#include <cstring>
 
+#include "kernels/bf16_bits.h"  // rounded_at_random, float_to_bf16
 #include "kernels/common.cuh"
-#include "kernels/optimizer_pass.cuh"  // round_weight
 #include "kernels/random.cuh"
 
+// An array whose format is chosen at run time.
+struct Numbers {
+    void* data;
+    bool in_bf16;  // otherwise fp32
+
+    Numbers(floatX* data) : Numbers(data, sizeof(floatX) < sizeof(float)) {}
+    Numbers(void* data, bool in_bf16) : data(data), in_bf16(in_bf16) {}
+
+    HOST_DEVICE size_t number_bytes() const { return in_bf16 ? sizeof(uint16_t) : sizeof(float); }
+    // Copies row `from` of an array (rows, W) in the same format to row `to` of this one.
+    void copy_row(size_t to, const Numbers& there, size_t from, int W) const {
+        size_t bytes = W * number_bytes();
+        memcpy((char*)data + to * bytes, (const char*)there.data + from * bytes, bytes);
+    }
+    HOST_DEVICE bool are_floatX() const { return number_bytes() == sizeof(floatX); }
+    HOST_DEVICE float get(size_t i) const {
+        if (are_floatX()) return float(((const floatX*)data)[i]);
+        return in_bf16 ? bf16_to_float(((const uint16_t*)data)[i]) : ((const float*)data)[i];
+    }
+    HOST_DEVICE void set(size_t i, float value) const {
+        if (are_floatX())
+            ((floatX*)data)[i] = floatX(value);
+        else if (in_bf16)
+            ((uint16_t*)data)[i] = float_to_bf16(value);
+        else
+            ((float*)data)[i] = value;
+    }
+};
+
 struct TableRows {
-    floatX* values;  // (rows, W)
+    Numbers values;  // (rows, W)
     float* squares;  // (rows)
     int W;
     uint64_t key;                    // for random numbers: initial values, and rounding in steps from 1 on
@@ -34,6 +65,8 @@ struct TableRows {
     // passed places instead of rows. Null: row r is at place r.
     const uint64_t* rows = nullptr;
 
+    // Bytes of `count` rows, with their sums of squares.
+    double bytes(int count) const { return (double)count * (W * values.number_bytes() + sizeof(float)); }
     // Returns the random bits for element w of a row in a step; step 0: for its initial value.
     HOST_DEVICE uint32_t random(uint64_t row, int w, int step) const {
         uint64_t element = (first + (rows ? rows[row] - 1 : row) * stride) * W + w;
@@ -41,8 +74,10 @@ struct TableRows {
         uint32_t even = element & 2 ? four.at[2] : four.at[0], odd = element & 2 ? four.at[3] : four.at[1];
         return element & 1 ? odd : even;
     }
-    HOST_DEVICE floatX value(uint64_t row, int w, bool is_new) const {
-        return is_new ? floatX(deviation * (2 * random_uniform(random(row, w, 0)) - 1)) : values[row * W + w];
+    HOST_DEVICE float value(uint64_t row, int w, bool is_new) const {
+        if (!is_new) return values.get(row * W + w);
+        float initial = deviation * (2 * random_uniform(random(row, w, 0)) - 1);
+        return values.in_bf16 ? bf16_to_float(float_to_bf16(initial)) : initial;
     }
 };
 
@@ -61,28 +96,34 @@ struct RowStep {
         : squares(before + sum / W), size(0) {
         if (sum > 0 && squares > 0) size = a.learning_rate / (sqrtf(squares) + a.eps);
     }
-    HOST_DEVICE static floatX stepped(const TableRows& table, uint64_t row, int w, bool is_new, float g,
-                                      float size, int step) {
-        float value = fmaf(-size, g, float(table.value(row, w, is_new)));
-        return round_weight(value, true, table.random(row, w, step));
+    HOST_DEVICE static void apply(const TableRows& table, uint64_t row, int w, bool is_new, float g,
+                                  float size, int step) {
+        float value = fmaf(-size, g, table.value(row, w, is_new));
+        bool finite = fabsf(value) <= FLT_MAX;
+        if (table.values.in_bf16 && finite) value = rounded_at_random(value, table.random(row, w, step));
+        table.values.set(row * table.W + w, value);
     }
 };
 
 // ----------------------------------------------------------------------------
 // CPU
 
-inline void fetch_rows_cpu(floatX* out, const TableRows& table, const uint64_t* rows, int count) {
+inline void fetch_rows_cpu(Numbers out, const TableRows& table, const uint64_t* rows, int count) {
 #pragma omp parallel for
     for (int i = 0; i < count; i++) {
         bool is_new = table.squares[rows[i]] == 0;
-        for (int w = 0; w < table.W; w++) out[(size_t)i * table.W + w] = table.value(rows[i], w, is_new);
+        if (!is_new && out.in_bf16 == table.values.in_bf16)
+            out.copy_row(i, table.values, rows[i], table.W);
+        else
+            for (int w = 0; w < table.W; w++)
+                out.set((size_t)i * table.W + w, table.value(rows[i], w, is_new));
     }
 }
 
-inline void put_rows_cpu(const TableRows& table, const uint64_t* rows, const floatX* values,
-                         const float* squares, int count) {
+inline void put_rows_cpu(const TableRows& table, const uint64_t* rows, Numbers values, const float* squares,
+                         int count) {
     for (int i = 0; i < count; i++) {
-        std::copy_n(values + (size_t)i * table.W, table.W, table.values + rows[i] * table.W);
+        table.values.copy_row(rows[i], values, i, table.W);
         table.squares[rows[i]] = squares[i];
     }
 }
@@ -107,8 +148,7 @@ inline void step_rows_cpu(const TableRows& table, const uint64_t* rows, const fl
         RowStep step(squares, sums[0], table.W, a);
         if (step.size == 0) continue;
         for (int w = 0; w < table.W; w++)
-            table.values[rows[i] * table.W + w] =
-                RowStep::stepped(table, rows[i], w, squares == 0, grad[w] * *scale, step.size, a.step);
+            RowStep::apply(table, rows[i], w, squares == 0, grad[w] * *scale, step.size, a.step);
         squares = step.squares;
     }
 }
@@ -128,27 +168,26 @@ inline dim3 threads_of_rows(int vectors) {
 
 // A thread handles W neighbors in a row at a time.
 template <int W>
-__global__ void fetch_rows_kernel(floatX* out, TableRows table, const uint64_t* rows, int count) {
+__global__ void fetch_rows_kernel(Numbers out, TableRows table, const uint64_t* rows, int count) {
     int i = (int)(blockIdx.x * blockDim.y + threadIdx.y);
     if (i >= count) return;
     uint64_t row = rows[i];
-    bool is_new = table.squares[row] == 0;
+    bool is_new = table.squares[row] == 0, same_format = out.are_floatX() && table.values.are_floatX();
     for (int w = threadIdx.x * W; w < table.W; w += blockDim.x * W) {
-        Vec<floatX, W> values;
-        if (is_new)
-            for (int k = 0; k < W; k++) values[k] = table.value(row, w + k, true);
+        size_t to = (size_t)i * table.W + w;
+        if (!is_new && same_format)
+            store((floatX*)out.data + to, load<W>((const floatX*)table.values.data + row * table.W + w));
         else
-            values = load<W>(table.values + row * table.W + w);
-        store(out + (size_t)i * table.W + w, values);
+            for (int k = 0; k < W; k++) out.set(to + k, table.value(row, w + k, is_new));
     }
 }
 
-__global__ void put_rows_kernel(TableRows table, const uint64_t* rows, const floatX* values,
-                                const float* squares, int count) {
+__global__ void put_rows_kernel(TableRows table, const uint64_t* rows, Numbers values, const float* squares,
+                                int count) {
     int i = (int)(blockIdx.x * blockDim.y + threadIdx.y);
     if (i >= count) return;
     for (int w = threadIdx.x; w < table.W; w += blockDim.x)
-        table.values[rows[i] * table.W + w] = values[(size_t)i * table.W + w];
+        table.values.set(rows[i] * table.W + w, values.get((size_t)i * table.W + w));
     if (threadIdx.x == 0) table.squares[rows[i]] = squares[i];
 }
 
@@ -169,8 +208,7 @@ __global__ void step_rows_kernel(TableRows table, const uint64_t* rows, const fl
     RowStep step(before, warp_sum(sum), table.W, a);
     if (step.size == 0) return;
     for (int w = lane; w < table.W; w += warp_size)
-        table.values[row * table.W + w] =
-            RowStep::stepped(table, row, w, before == 0, grad[w] * scale, step.size, a.step);
+        RowStep::apply(table, row, w, before == 0, grad[w] * scale, step.size, a.step);
     __syncwarp();
     if (lane == 0) table.squares[row] = step.squares;
 }
@@ -180,14 +218,13 @@ __global__ void step_rows_kernel(TableRows table, const uint64_t* rows, const fl
 // ----------------------------------------------------------------------------
 // launchers
 
-inline void fetch_rows(floatX* out,                                   // (count, W)
+inline void fetch_rows(Numbers out,                                   // (count, W)
                        const TableRows& table, const uint64_t* rows,  // (count) row indices
                        int count, cudaStream_t stream) {
     auto cost = [&]() -> LaunchCost {
-        double bytes = array_bytes(out, count, table.W);
-        return {.read = bytes + array_bytes(table.squares, count) + array_bytes(rows, count),
-                .written = bytes,
-                .place = holder_of(table.values)};
+        return {.read = table.bytes(count) + array_bytes(rows, count),
+                .written = array_bytes((floatX*)out.data, count, table.W),
+                .place = holder_of(table.squares)};
     };
     if (count == 0) return;
     ON_DEVICE(stream, cost(), fetch_rows_cpu(out, table, rows, count),
@@ -203,11 +240,9 @@ inline void step_rows(const TableRows& table, const uint64_t* rows,  // (count) 
                       const float* grads,                            // (count, W)
                       int count, const float* scale, const AdaGrad& adagrad, cudaStream_t stream) {
     auto cost = [&]() -> LaunchCost {
-        double values = array_bytes(table.values, count, table.W),
-               squares = array_bytes(table.squares, count);
-        return {.read = array_bytes(grads, count, 2, table.W) + values + squares + array_bytes(rows, count),
-                .written = values + squares,
-                .place = holder_of(table.values)};
+        return {.read = array_bytes(grads, count, 2, table.W) + table.bytes(count) + array_bytes(rows, count),
+                .written = table.bytes(count),
+                .place = holder_of(table.squares)};
     };
     if (count == 0) return;
     ON_DEVICE(stream, cost(), step_rows_cpu(table, rows, grads, count, scale, adagrad),
@@ -217,12 +252,11 @@ inline void step_rows(const TableRows& table, const uint64_t* rows,  // (count) 
 
 // Sets rows, and their sums of squares, to these values.
 inline void put_rows(const TableRows& table, const uint64_t* rows,  // (count)
-                     const floatX* values,                          // (count, W)
+                     Numbers values,                                // (count, W), in the table's format
                      const float* squares,                          // (count)
                      int count, cudaStream_t stream) {
     auto cost = [&]() -> LaunchCost {
-        double bytes = array_bytes(values, count, table.W) + array_bytes(squares, count);
-        return {.read = bytes + array_bytes(rows, count), .written = bytes};
+        return {.read = table.bytes(count) + array_bytes(rows, count), .written = table.bytes(count)};
     };
     if (count == 0) return;
     ON_DEVICE(stream, cost(), put_rows_cpu(table, rows, values, squares, count),

@@ -47,6 +47,9 @@ NAMES_OF(OptimizerKind, "adamw", "lamb", "muon");
 enum class LearningRateSchedule { cosine, linear, constant, wsd };
 NAMES_OF(LearningRateSchedule, "cosine", "linear", "constant", "wsd");
 
+enum class RowDtype { automatic, fp32, bf16 };
+NAMES_OF(RowDtype, "auto", "fp32", "bf16");
+
 enum class MatmulDtype { automatic, fp32, bf16, fp8 };
 NAMES_OF(MatmulDtype, "auto", "fp32", "bf16", "fp8");
 
@@ -149,6 +152,7 @@ struct Arithmetic {
     bool fp8_fast_gradients = false;
     bool master_weights = true;
     bool stochastic_rounding = false;
+    RowDtype ngram_dtype = RowDtype::automatic;
 };
 
 // The options of `train`; a checkpoint records those of the run that wrote it. complete_options() derives

@@ -425,6 +425,10 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(stochastic_rounding), "Memory", alike, on_off,
          "bf16 builds: round updated weights up or down at random, so that small updates are not lost.",
          overridable_noted},
+        {FIELD(ngram_dtype), "Memory", alike, by_name,
+         "Number format of the rows of tables, in any build. auto: the build's. bf16 takes half the "
+         "memory of fp32; updated rows are rounded up or down at random, so that small updates are not lost.",
+         overridable_noted, !positional, later},
         {FIELD(recompute), "Memory", alike, by_name,
          "Activations that the backward pass recomputes to save memory; the result is the same. none: keep "
          "all. elementwise: recompute the outputs of norms and of activation functions, except those fused "

@@ -60,14 +60,17 @@ inline std::string validation_note(const nlohmann::json& before, const std::vect
     return "from here on, the validation loss is computed on different tokens";
 }
 
-// "2 of 8.39M rows of 64 elements (1.07G in all); n-grams of 2,3 tokens look up 8 rows per token"; empty
-// without tables.
-inline std::string tables_text(const ModelConfig& c) {
-    auto layers = (double)std::ranges::count(layers_with_table(c), true), rows = (double)rows_of_table(c);
+// "2 of 8.39M rows of 64 elements in bf16 (1.07G in all); n-grams of 2,3 tokens look up 8 rows per token",
+// with the format if it was chosen; empty without tables.
+inline std::string tables_text(const Options& o) {
+    auto layers = (double)std::ranges::count(layers_with_table(o), true), rows = (double)rows_of_table(o);
     if (layers == 0) return "";
-    return text("%.0f of %s rows of %d elements (%s in all); n-grams of %s tokens look up %d rows per token",
-                layers, human(rows).c_str(), c.ngram_width, human(layers * rows * c.ngram_width).c_str(),
-                c.ngram.c_str(), ngram_head_count(c));
+    bool chosen = o.ngram_dtype != RowDtype::automatic;
+    return text("%.0f of %s rows of %d elements%s%s (%s in all); n-grams of %s tokens look up %d rows per "
+                "token",
+                layers, human(rows).c_str(), o.ngram_width, chosen ? " in " : "",
+                chosen ? name_of(o.ngram_dtype) : "", human(layers * rows * o.ngram_width).c_str(),
+                o.ngram.c_str(), ngram_head_count(o));
 }
 
 // done: steps already completed.

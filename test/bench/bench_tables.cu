@@ -128,7 +128,7 @@ void bench_tables(const std::string& folder, double gigabytes, const std::string
     for (uint64_t begin = 0, n; begin < rows; begin += n) {
         n = std::min(some, rows - begin);
         std::iota(numbers.begin(), numbers.begin() + (ptrdiff_t)n, begin);
-        g.tables.own().put(0, numbers.data(), values.data(), squares.data(), (int)n);
+        g.tables.own().put(0, numbers.data(), (char*)values.data(), squares.data(), (int)n);
         if (begin / some % 64 == 0)
             fprintf(stderr, "\rwriting rows: %.0f%%, %.0f s left ", 100.0 * (double)begin / (double)rows,
                     (seconds_now() - start) * ((double)rows / (double)std::max(begin, some) - 1));

@@ -39,7 +39,7 @@ void on_root(const std::function<void()>& work) {
     test_world().barrier();
 }
 
-using Rows = std::vector<std::pair<std::vector<float>, std::vector<floatX>>>;  // for each table
+using Rows = std::vector<std::pair<std::vector<float>, std::vector<float>>>;  // for each table
 
 // Tables without a model: a step's gradients depend only on its number.
 struct Tables {
@@ -53,8 +53,10 @@ struct Tables {
     std::unique_ptr<NgramCheckpoint> contributor;
     std::unique_ptr<CheckpointSaver> saver;
 
-    Tables(const std::string& folder, TablePlace place, bool in_background = true) {
+    Tables(const std::string& folder, TablePlace place, bool in_background = true,
+           RowDtype dtype = RowDtype::automatic, bool is_new = true) {
         ZeroSettings settings = {.table_place = place,
+                                 .table_dtype = dtype,
                                  .table_cache = 300 * 200,
                                  .table_dir = folder + "/tables",
                                  .staging = in_background};
@@ -64,7 +66,7 @@ struct Tables {
         contributor = std::make_unique<NgramCheckpoint>(*tables, layout);
         saver = std::make_unique<CheckpointSaver>(Contributors{contributor.get()}, test_world(), folder,
                                                   Retention{.newest = 0}, in_background);
-        tables->own().forget();
+        if (is_new) tables->own().forget();
         tables->set_hash(5, folded_tokens(nullptr, config.vocab_size));
     }
 
@@ -89,7 +91,7 @@ struct Tables {
     Rows rows() {
         tables->synchronize();
         const TableSizes& sizes = tables->sizes();
-        const size_t W = (size_t)sizes.W, of_table = W * sizeof(floatX) + sizeof(float);
+        const size_t W = (size_t)sizes.W, of_table = sizes.row_bytes() + sizeof(float);
         std::vector<uint64_t> numbers(sizes.own_rows());
         std::iota(numbers.begin(), numbers.end(), 0);
         std::vector<char> records(numbers.size() * sizes.record_bytes());
@@ -101,9 +103,9 @@ struct Tables {
         for (size_t table = 0; table < all.size(); table++) {
             for (const char* record : to) {
                 float squares;
-                std::vector<floatX> values(W);
-                memcpy(values.data(), record + table * of_table, W * sizeof(floatX));
-                memcpy(&squares, record + table * of_table + W * sizeof(floatX), sizeof squares);
+                std::vector<float> values(W);
+                to_floats(sizes.dtype, record + table * of_table, W, values.data());
+                memcpy(&squares, record + table * of_table + sizes.row_bytes(), sizeof squares);
                 all[table].first.push_back(squares);
                 if (squares != 0)
                     all[table].second.insert(all[table].second.end(), values.begin(), values.end());
@@ -183,6 +185,43 @@ TEST_CASE("each save comes back in any place, and so does what a step changed me
             CHECK(same(run.rows(), rows));
             on_root([&] { remove_checkpoint(folder.path, 50); });
         }
+    }
+}
+
+// In fp32 rows become what they were in bf16, and the reverse rounds them.
+TEST_CASE("rows are converted to the format of the run that loads them") {
+    for (TablePlace place : {TablePlace::device, TablePlace::host, TablePlace::disk}) {
+        Folder folder;
+        auto in = [&](RowDtype dtype, bool is_new = false) {
+            return std::make_unique<Tables>(folder.path, place, true, dtype, is_new);
+        };
+        auto save = [&](Tables& run, int number) {
+            Rows rows = run.rows();
+            CHECK(run.save(number).error == "");
+            return rows;
+        };
+        auto load = [&](Tables& run, int number) {
+            run.load(checkpoint_folder(folder.path, number));
+            return run.rows();
+        };
+        auto rounded = [](Rows rows) {
+            for (auto& [squares, values] : rows)
+                for (float& value : values) value = bf16_to_float(float_to_bf16(value));
+            return rows;
+        };
+        auto run = in(RowDtype::fp32, true);
+        for (int number = 1; number <= 4; number++) run->step(number);
+        Rows exact = save(*run, 4);
+        run.reset();
+        run = in(RowDtype::bf16);
+        CHECK(same(load(*run, 4), rounded(exact)));
+        CHECK_FALSE(same(rounded(exact), exact));
+        run->step(5);
+        Rows changed = save(*run, 5);
+        CHECK(parts_of(checkpoint_folder(folder.path, 5)) == std::vector<int>{0});  // all rows, in bf16
+        run.reset();
+        run = in(RowDtype::fp32);
+        CHECK(same(load(*run, 5), changed));
     }
 }
 

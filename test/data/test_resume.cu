@@ -236,7 +236,7 @@ TEST_CASE("every option of train has been given a thought") {
         CHECK(policy(name) == Resume::fixed);
     for (const char* name :
          {"--train-data", "--val-data", "--val-tokens", "--steps", "--global-batch", "--master-weights",
-          "--stochastic-rounding", "--tp", "--pp", "--zero", "--pp-schedule"})
+          "--stochastic-rounding", "--ngram-dtype", "--tp", "--pp", "--zero", "--pp-schedule"})
         CHECK(policy(name) == Resume::overridable_noted);
     for (const char* name : {"--tokenizer", "--document-end"}) CHECK(policy(name) == Resume::tokens);
     for (const char* name : {"--dp", "--shard-group", "--tp-overlap", "--pp-chunks", "--pp-layers"})

@@ -14,30 +14,45 @@ constexpr float deviation = 0x1p-6f;
 // A new table on the device, and the same one in host memory. Every operation is done on both and must give
 // the same bits. Values begin as NaN: those of a new row must not be read.
 struct Table {
+    bool in_bf16;
     uint64_t rows;
     int W;
     uint64_t key = 77, first = 0, stride = 1;
-    Buffer<floatX> values{rows * W};
+    Buffer<char> values{bytes_of(rows)};
     Buffer<float> squares{std::vector<float>(rows)};
-    std::vector<floatX> host_values = values.host();
+    std::vector<char> host_values = values.host();
     std::vector<float> host_squares = squares.host();
 
-    TableRows on_device() { return {values, squares, W, key, deviation, first, stride}; }
+    size_t bytes_of(uint64_t count) const { return count * W * (in_bf16 ? 2 : 4); }
+    TableRows on_device() { return {{values, in_bf16}, squares, W, key, deviation, first, stride}; }
     TableRows on_host() {
-        return {host_values.data(), host_squares.data(), W, key, deviation, first, stride};
+        return {{host_values.data(), in_bf16}, host_squares.data(), W, key, deviation, first, stride};
     }
 
-    std::vector<floatX> fetch(const Rows& list) {
-        std::vector<floatX> want(list.size() * W);
-        Buffer<floatX> got(want.size());
+    // In the table's format, and as the model gets them.
+    std::vector<float> fetch(const Rows& list) {
+        std::vector<char> want(bytes_of(list.size()));
+        std::vector<floatX> want_there(list.size() * W);
+        Buffer<char> got(want.size());
+        Buffer<floatX> got_there(want_there.size());
         Buffer<uint64_t> list_(list);
-        fetch_rows(got, on_device(), list_, (int)list.size(), test_stream());
-        fetch_rows_cpu(want.data(), on_host(), list.data(), (int)list.size());
+        const int count = (int)list.size();
+        fetch_rows({got, in_bf16}, on_device(), list_, count, test_stream());
+        fetch_rows((floatX*)got_there, on_device(), list_, count, test_stream());
+        fetch_rows_cpu({want.data(), in_bf16}, on_host(), list.data(), count);
+        fetch_rows_cpu(want_there.data(), on_host(), list.data(), count);
         CHECK(same_bits(got.host(), want));
-        return want;
+        CHECK(same_bits(got_there.host(), want_there));
+        std::vector<float> values;
+        Numbers numbers(want.data(), in_bf16);
+        for (size_t i = 0; i < want_there.size(); i++) {
+            values.push_back(numbers.get(i));
+            REQUIRE(float(want_there[i]) == float(floatX(values[i])));
+        }
+        return values;
     }
 
-    std::vector<floatX> fetch_all() {
+    std::vector<float> fetch_all() {
         Rows list;
         for (uint64_t row = 0; row < rows; row++) list.push_back(row);
         return fetch(list);
@@ -51,12 +66,14 @@ struct Table {
         check_same();
     }
 
-    void put(const Rows& list, const std::vector<floatX>& to, const std::vector<float>& to_squares) {
+    void put(const Rows& list, const std::vector<float>& to, const std::vector<float>& to_squares) {
+        std::vector<char> bytes(bytes_of(list.size()));
+        for (size_t i = 0; i < to.size(); i++) Numbers(bytes.data(), in_bf16).set(i, to[i]);
         Buffer<uint64_t> list_(list);
-        Buffer<floatX> to_(to);
+        Buffer<char> to_(bytes);
         Buffer<float> to_squares_(to_squares);
-        put_rows(on_device(), list_, to_, to_squares_, (int)list.size(), test_stream());
-        put_rows_cpu(on_host(), list.data(), to.data(), to_squares.data(), (int)list.size());
+        put_rows(on_device(), list_, {to_, in_bf16}, to_squares_, (int)list.size(), test_stream());
+        put_rows_cpu(on_host(), list.data(), {bytes.data(), in_bf16}, to_squares.data(), (int)list.size());
         check_same();
     }
 
@@ -65,6 +82,13 @@ struct Table {
         CHECK(same_bits(squares.host(), host_squares));
     }
 };
+
+static std::vector<std::pair<int, bool>> widths_and_formats(const std::vector<int>& widths) {
+    std::vector<std::pair<int, bool>> both;
+    for (int W : widths)
+        for (bool in_bf16 : {true, false}) both.push_back({W, in_bf16});
+    return both;
+}
 
 // Distinct rows of a table, in random order.
 static Rows some_rows(const char* name, uint64_t count, int size) {
@@ -77,11 +101,12 @@ static Rows some_rows(const char* name, uint64_t count, int size) {
 }
 
 TEST_CASE("table rows: a new row is what its key and its number in the whole table say") {
-    for (int W : {8, 24, 200}) {
+    for (auto [W, in_bf16] : widths_and_formats({8, 24, 200})) {
         CAPTURE(W);
-        Table whole{300, W}, other_key{300, W, 78}, far{300, W, 77, uint64_t(1) << 40};
+        Table whole{in_bf16, 300, W}, other_key{in_bf16, 300, W, 78},
+            far{in_bf16, 300, W, 77, uint64_t(1) << 40};
         auto all = whole.fetch_all();
-        Table part{40, W, 77, 3, 5};
+        Table part{in_bf16, 40, W, 77, 3, 5};
         for (uint64_t row : {0, 1, 39}) {
             auto begin = all.begin() + (long)((3 + row * 5) * W);
             CHECK(same_bits(part.fetch({row}), std::vector(begin, begin + W)));
@@ -108,24 +133,26 @@ TEST_CASE("table rows: a new row is what its key and its number in the whole tab
 }
 
 TEST_CASE("table rows: what is put is fetched, and without squares a row is new again") {
-    for (int W : {8, 24, 64}) {
-        Table table{30, W, 77, 1, 3};
+    for (auto [W, in_bf16] : widths_and_formats({8, 24, 64})) {
+        Table table{in_bf16, 30, W, 77, 1, 3};
         auto fresh = table.fetch({4});
         Rows list = {7, 4, 29, 0};
-        auto values = random_values<floatX>("values", list.size() * W);
+        auto values = random_values<float>("values", list.size() * W);
+        for (float& value : values)
+            if (in_bf16) value = bf16_to_float(float_to_bf16(value));
         table.put(list, values, {1, 2, 3, 4});
         CHECK(same_bits(table.fetch(list), values));
         Rows again = {0, 0, 7};  // a row may be requested twice
         auto got = table.fetch(again);
         CHECK(std::equal(got.begin(), got.begin() + W, got.begin() + W));
-        table.put({4}, std::vector<floatX>(W), {0});
+        table.put({4}, std::vector<float>(W), {0});
         CHECK(same_bits(table.fetch({4}), fresh));
     }
 }
 
-// The distance between adjacent floatX numbers at this value.
-static double digit(double value) {
-    return std::exp2(std::ilogb(value) - (std::is_same_v<floatX, float> ? 23 : 7));
+// The distance between adjacent numbers of a format at this value.
+static double digit(double value, bool in_bf16) {
+    return std::exp2(std::ilogb(value) - (in_bf16 ? 7 : 23));
 }
 
 // Against the formula in double, from the stored values: a stored number is one of the two nearest to the
@@ -134,9 +161,9 @@ TEST_CASE("table rows: steps of AdaGrad") {
     const int rows = 50, count = 13;
     const float scale = 0.7f;
     const AdaGrad at = {.learning_rate = 0.02f, .eps = 1e-8f, .step = 0};
-    for (int W : {8, 24, 64, 200}) {
+    for (auto [W, in_bf16] : widths_and_formats({8, 24, 64, 200})) {
         CAPTURE(W);
-        Table table{rows, W, 77, 2, 4};
+        Table table{in_bf16, rows, W, 77, 2, 4};
         std::vector<double> squares(rows);
         for (int step = 1; step <= 6; step++) {
             std::string name = "step" + std::to_string(step);
@@ -147,7 +174,8 @@ TEST_CASE("table rows: steps of AdaGrad") {
             for (int i = 0; i < count; i++)
                 if (i != 5) place[list[i]] = i;
 
-            auto before = table.fetch_all(), raw_before = table.host_values;
+            auto before = table.fetch_all();
+            auto raw_before = table.host_values;
             AdaGrad now = at;
             now.step = step;
             table.step(list, grads, scale, now);
@@ -156,16 +184,18 @@ TEST_CASE("table rows: steps of AdaGrad") {
             for (int row = 0; row < rows; row++) {
                 size_t begin = (size_t)row * W;
                 if (place[row] < 0) {
-                    wrong += memcmp(&table.host_values[begin], &raw_before[begin], W * sizeof(floatX)) != 0;
+                    size_t at = table.bytes_of(row);
+                    wrong += memcmp(&table.host_values[at], &raw_before[at], table.bytes_of(1)) != 0;
                     continue;
                 }
                 const float* grad = &grads[(size_t)place[row] * W];
                 for (int w = 0; w < W; w++) squares[row] += std::pow((double)grad[w] * scale, 2) / W;
                 double size = at.learning_rate / (std::sqrt(squares[row]) + at.eps);
                 for (int w = 0; w < W; w++) {
-                    double old = (double)(float)before[begin + w], got = (double)(float)after[begin + w],
+                    double old = before[begin + w], got = after[begin + w],
                            want = old - size * grad[w] * scale;
-                    double rounding = 1e-6 * std::fabs(want - old) + digit(std::max({old, got, -old, -got}));
+                    double rounding =
+                        1e-6 * std::fabs(want - old) + digit(std::max({old, got, -old, -got}), in_bf16);
                     wrong += !(std::fabs(got - want) <= 1.001 * rounding);
                 }
             }
@@ -176,7 +206,7 @@ TEST_CASE("table rows: steps of AdaGrad") {
 }
 
 TEST_CASE("table rows: a NaN scale changes nothing, nor do zero gradients and lists of no rows") {
-    Table table{20, 24};
+    Table table{true, 20, 24};
     const AdaGrad adagrad = {0.02f, 1e-8f, 1};
     Rows list = {3, 0, 11};
     auto grads = random_values<float>("grads", list.size() * 24);
@@ -196,7 +226,6 @@ TEST_CASE("table rows: a NaN scale changes nothing, nor do zero gradients and li
     CHECK(squares[5] == 0);
 }
 
-#ifdef PRECISION_BF16
 // A step far below half of the last digit changes a number just often enough to be right on average, and
 // different numbers in each step and in each row.
 TEST_CASE("table rows: stochastic rounding is exact in the mean") {
@@ -205,14 +234,14 @@ TEST_CASE("table rows: stochastic rounding is exact in the mean") {
     Rows list;
     for (uint64_t row = 0; row < rows; row++) list.push_back(row);
     auto moved = [&](uint64_t first, int step) {
-        Table table{rows, W, 77, first};
-        table.put(list, std::vector<floatX>(n, floatX(1.5f)), std::vector<float>(rows, 3.0f));
+        Table table{true, rows, W, 77, first};
+        table.put(list, std::vector<float>(n, 1.5f), std::vector<float>(rows, 3.0f));
         AdaGrad adagrad = {2 * (float)move, 0, step};  // squares become 4
         table.step(list, std::vector<float>(n, 1.0f), 1.0f, adagrad);
         std::vector<bool> moves;
-        for (floatX value : table.fetch(list)) {
-            REQUIRE((float(value) == 1.5f || float(value) == 1.5f - (float)digit));
-            moves.push_back(float(value) != 1.5f);
+        for (float value : table.fetch(list)) {
+            REQUIRE((value == 1.5f || value == 1.5f - (float)digit));
+            moves.push_back(value != 1.5f);
         }
         return moves;
     };
@@ -225,7 +254,6 @@ TEST_CASE("table rows: stochastic rounding is exact in the mean") {
         CHECK(std::fabs(both - n * p * p) < 4 * std::sqrt(n * p * p));
     }
 }
-#endif
 
 // Checks that sums are added to existing rows, and that other rows keep their bits.
 template <typename T>

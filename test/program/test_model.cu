@@ -45,7 +45,7 @@ std::vector<int> layers_with_table(const Gpt& g) {
 std::vector<floatX> fetch(Gpt& g, int layer, const std::vector<uint64_t>& rows) {
     Buffer<uint64_t> numbers(rows);
     Buffer<floatX> values(rows.size() * (size_t)g.config.ngram_width);
-    fetch_rows(values, g.tables.own().by_number(g.tables.table_of(layer)), numbers, (int)rows.size(),
+    fetch_rows((floatX*)values, g.tables.own().by_number(g.tables.table_of(layer)), numbers, (int)rows.size(),
                g.stream);
     cudaCheck(cudaStreamSynchronize(g.stream));
     return values.host();
@@ -56,8 +56,8 @@ void put(Gpt& g, int layer, const std::vector<uint64_t>& rows, const std::vector
     Buffer<uint64_t> numbers(rows);
     Buffer<floatX> rounded(values);
     Buffer<float> of_rows(std::vector<float>(rows.size(), squares));
-    put_rows(g.tables.own().by_number(g.tables.table_of(layer)), numbers, rounded, of_rows, (int)rows.size(),
-             g.stream);
+    put_rows(g.tables.own().by_number(g.tables.table_of(layer)), numbers, (floatX*)rounded, of_rows,
+             (int)rows.size(), g.stream);
     cudaCheck(cudaStreamSynchronize(g.stream));
 }
 

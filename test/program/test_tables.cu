@@ -34,6 +34,16 @@ Lookups lookups_of(const TestBatch& batch, uint64_t first) {
     return {first, 1, [&batch](int) { return batch.rows(); }};
 }
 
+// The values of all rows of a table on the device or in host memory.
+std::vector<float> values_of(Gpt& g, int layer) {
+    const TableSizes& sizes = g.tables.sizes();
+    const Numbers there = g.tables.own().by_place(g.tables.table_of(layer)).values;
+    std::vector<char> bytes = from_device((char*)there.data, sizes.own_rows() * sizes.row_bytes());
+    std::vector<float> values(sizes.own_rows() * sizes.W);
+    to_floats(sizes.dtype, bytes.data(), values.size(), values.data());
+    return values;
+}
+
 // The bits of all tables; values only of rows that have received gradients.
 std::vector<float> bits_of(Gpt& g) {
     g.tables.synchronize();
@@ -49,10 +59,10 @@ std::vector<float> bits_of(Gpt& g) {
         g.tables.own().copy(rows, to);
         for (size_t table = 0; table < sizes.tables(); table++) {
             for (uint64_t row : rows) {
-                std::vector<floatX> values(sizes.W);
+                std::vector<float> values(sizes.W);
                 float squares;
-                memcpy(values.data(), to[row] + table * of_table, sizes.W * sizeof(floatX));
-                memcpy(&squares, to[row] + table * of_table + sizes.W * sizeof(floatX), sizeof squares);
+                to_floats(sizes.dtype, to[row] + table * of_table, sizes.W, values.data());
+                memcpy(&squares, to[row] + table * of_table + sizes.row_bytes(), sizeof squares);
                 bits.push_back(squares);
                 if (squares != 0) bits.insert(bits.end(), values.begin(), values.end());
             }
@@ -62,8 +72,7 @@ std::vector<float> bits_of(Gpt& g) {
     for (int layer : sizes.layers) {
         auto squares =
             from_device(g.tables.own().by_place(g.tables.table_of(layer)).squares, sizes.own_rows());
-        auto values =
-            from_device(g.tables.own().by_place(g.tables.table_of(layer)).values, sizes.own_rows() * sizes.W);
+        std::vector<float> values = values_of(g, layer);
         for (size_t row = 0; row < squares.size(); row++) {
             bits.push_back(squares[row]);
             for (int w = 0; w < sizes.W && squares[row] != 0; w++) bits.push_back(values[row * sizes.W + w]);
@@ -109,12 +118,16 @@ std::set<uint64_t> rows_of_batch(Gpt& g, int number) {
     return rows;
 }
 
+// The format of rows that is not the build's.
+constexpr RowDtype other_dtype = sizeof(floatX) == sizeof(float) ? RowDtype::bf16 : RowDtype::fp32;
+
 // Tables on disk have their files in a temporary folder, and memory for the rows of two steps.
-ZeroSettings on(TablePlace place, ZeroSettings settings = with_master) {
+ZeroSettings on(TablePlace place, RowDtype dtype = RowDtype::automatic, ZeroSettings settings = with_master) {
     static const TemporaryFolder folder;
-    settings.table_place = place;
+    settings.table_place = place, settings.table_dtype = dtype;
     settings.table_dir = folder.path;
-    settings.table_cache = 200 * 100;
+    const size_t record = 2 * (8 * dtype_size(settings.rows_dtype()) + sizeof(float));
+    settings.table_cache = 200 * (record + SlotNotes::bytes_of_slot);
     return settings;
 }
 
@@ -122,11 +135,12 @@ TEST_CASE("tables take the memory that is planned") {
     ModelConfig config = with_tables();
     for (TablePlace place : {TablePlace::device, TablePlace::host}) {
         for (bool training : {true, false}) {
-            ZeroSettings settings = on(place, training ? with_master : inference);
+            ZeroSettings settings =
+                on(place, training ? RowDtype::bf16 : RowDtype::fp32, training ? with_master : inference);
             settings.staging = training;
             Gpt g(config, workload(training), settings);
             auto planned = memory_classes(config, workload(training), settings);
-            size_t tables = rows_of_table(config) * (8 * sizeof(floatX) + sizeof(float)) * 2;
+            size_t tables = rows_of_table(config) * (8 * (training ? 2 : 4) + sizeof(float)) * 2;
             CHECK(bytes_of(g.memory, place == TablePlace::host ? "n-gram tables in host memory"
                                                                : "n-gram tables") == tables);
             for (const MemoryClass& one : planned) {
@@ -140,17 +154,17 @@ TEST_CASE("tables take the memory that is planned") {
 }
 
 TEST_CASE("a table has the same bits on the device, on the host and on disk, whatever was looked up ahead") {
-    std::vector<float> first;
+    std::map<RowDtype, std::vector<float>> firsts;
     for (TablePlace place : {TablePlace::device, TablePlace::host, TablePlace::disk}) {
         for (Ahead ahead : {Ahead::nothing, Ahead::next, Ahead::another}) {
-            for (int prefetch : {1, 0}) {
-                ZeroSettings settings = on(place);
+            for (auto [prefetch, dtype] : {std::pair{1, RowDtype::automatic}, {0, other_dtype}}) {
+                ZeroSettings settings = on(place, dtype);
                 settings.table_prefetch = prefetch;
                 Gpt g(with_tables(400), workload(true), settings);
                 initialize(g.state, 5);
                 begin_tables(g, 5);
                 for (int step = 1; step <= 6; step++) train_step(g, step, ahead);
-                std::vector<float> bits = bits_of(g);
+                std::vector<float> bits = bits_of(g), &first = firsts[dtype];
                 if (first.empty()) first = bits;
                 CHECK(same_bits(bits, first));
                 if (g.tables.own().cache())
@@ -158,7 +172,9 @@ TEST_CASE("a table has the same bits on the device, on the host and on disk, wha
             }
         }
     }
-    CHECK(std::ranges::count(first, 0.0f) > 0);  // rows that never received a gradient
+    for (auto& [dtype, first] : firsts)
+        CHECK(std::ranges::count(first, 0.0f) > 0);  // rows without a gradient
+    CHECK_FALSE(same_bits(firsts[RowDtype::automatic], firsts[other_dtype]));
 }
 
 TEST_CASE("a step waits for the rows that the one before changed, and for no others") {
@@ -211,21 +227,25 @@ TEST_CASE("a table is a dense embedding with the same optimizer, to the bit") {
     ModelConfig config = with_tables();
     config.ngram_layers = "1";
     const int rows = (int)rows_of_table(config), N = B * T * ngram_head_count(config);
-    for (TablePlace place : {TablePlace::device, TablePlace::host}) {
+    for (auto [place, dtype] : {std::pair{TablePlace::device, RowDtype::automatic},
+                                {TablePlace::host, RowDtype::automatic},
+                                {TablePlace::device, other_dtype},
+                                {TablePlace::host, other_dtype}}) {
         Layout layout;
         layout.pipeline.micro_batches = micro_batches;
-        Gpt g(config, workload(true), on(place), one_process(), layout);
+        Gpt g(config, workload(true), on(place, dtype), one_process(), layout);
         begin_tables(g, 5);
         Buffer<float> dense_grads(rows * W), scratch(embedding_backward_scratch(N, W)), scale(1);
         cudaCheck(cudaMemsetAsync(scratch, 0, scratch.size() * sizeof(float), g.stream));
         fill(scale, 0.5f, 1, g.stream);
-        std::vector<floatX> values(rows * W);
+        const Dtype stored = g.tables.sizes().dtype;
+        std::vector<char> values(rows * W * dtype_size(stored));
         std::vector<float> squares(rows);
         TableRows dense = g.tables.own().by_number(0);
-        dense.values = values.data(), dense.squares = squares.data();
+        dense.values.data = values.data(), dense.squares = squares.data();
         std::vector<uint64_t> all(rows);
         std::iota(all.begin(), all.end(), 0);
-        fetch_rows_cpu(values.data(), dense, all.data(), rows);
+        fetch_rows_cpu(dense.values, dense, all.data(), rows);
         for (int step = 1; step <= 4; step++) {
             std::vector<std::unique_ptr<TestBatch>> batches;
             for (int micro = 0; micro < micro_batches; micro++) {
@@ -259,7 +279,7 @@ TEST_CASE("a table is a dense embedding with the same optimizer, to the bit") {
                 synchronize(g.stream);
                 std::vector<floatX> expected;
                 for (int row : tokens)
-                    expected.insert(expected.end(), &values[row * W], &values[row * W] + W);
+                    for (int w = 0; w < W; w++) expected.push_back(floatX(dense.values.get(row * W + w)));
                 CHECK(same_bits(looked_up.host(), expected));
             }
             g.tables.sum_gradients();
@@ -270,10 +290,11 @@ TEST_CASE("a table is a dense embedding with the same optimizer, to the bit") {
             step_rows_cpu(dense, all.data(), dense_grads.host().data(), rows, &half, adagrad);
         }
         CHECK(same_bits(from_device(g.tables.own().by_place(0).squares, rows), squares));
-        std::vector<floatX> own = from_device(g.tables.own().by_place(0).values, rows * W);
+        std::vector<float> own = values_of(g, 1), expected(rows * W);
+        to_floats(stored, values.data(), expected.size(), expected.data());
         for (int i = 0; i < rows * W; i++)
-            if (squares[i / W] == 0) own[i] = values[i];  // such rows have no values yet
-        CHECK(same_bits(own, values));
+            if (squares[i / W] == 0) own[i] = expected[i];  // such rows have no values yet
+        CHECK(same_bits(own, expected));
     }
 }
 

@@ -358,7 +358,7 @@ done
 
 # Killed again and again, and resumed each time from what is there. A run that reaches its end is started again. With
 # --ngram-staleness 1 the step after a save misses no update of the tables, so a resumed run has the same bits.
-long=(--zero 1 --steps 800 --save-every 4 --keep 2 --log-every 1 --ngram-staleness 1)
+long=(--zero 1 --steps 800 --save-every 4 --keep 2 --log-every 1 --ngram-staleness 1 --ngram-dtype bf16)
 ranks 4 "$cpu" "${tiny[@]}" "${long[@]}" --run-dir undisturbed >undisturbed.out 2>undisturbed.err ||
     echo "FAILED to run undisturbed"
 

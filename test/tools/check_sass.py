@@ -38,7 +38,6 @@ scalars = {
     r'classifier_part_kernel': 6,         # the target, its logit, the last logits; three results
     r'embedding_forward_kernel': 2,       # the token, the position
     r'elementwise_kernel': 1,             # the largest element so far, as in all others that compute it
-    r'fetch_rows_kernel': 1,              # the sum of squares of a row
     r'ngram_gate_(for|back)ward_kernel': 2,  # score and rstd
     r'fp8_quantize_kernel': 2,            # the largest element; the scale
     r'kv_cache_append_kernel': 1,         # the number of earlier tokens
@@ -65,6 +64,7 @@ vectors = {
     **{rf'attention_hopper_backward_kernel<{width}>': (0, width // 8) for width in (64, 96, 128)},
     **{rf'attention_hopper_forward_kernel<{width}>': (0, width // 16) for width in (64, 96, 128)},
     r'classifier_kernel<8>': (2, 2),
+    r'fetch_rows_kernel<8>': (1, 1),
     r'kv_cache_attention_kernel<8>': (2, 0),
     r'optimizer_pass_kernel<false, 4, AdamWFormula>': (4, 3),
     r'optimizer_pass_kernel<true, 4, AdamWFormula>': (4, 4),
