@@ -219,7 +219,7 @@ private:
     static constexpr float deviation = 0.02f * 1.7320508f;
 
     bool on_disk() const { return settings_.table_place == TablePlace::disk; }
-    Numbers numbers(const char* data) const { return {(void*)data, sizes_.dtype == Dtype::bf16}; }
+    NumberArray numbers(const char* data) const { return {(void*)data, sizes_.dtype == Dtype::bf16}; }
     // Bytes of a record that belong to one table: the values, then the sum of squares.
     size_t table_bytes() const { return sizes_.row_bytes() + sizeof(float); }
 

@@ -26,16 +26,16 @@ in the same order as a warp does.
 #include "kernels/random.cuh"
 
 // An array whose format is chosen at run time.
-struct Numbers {
+struct NumberArray {
     void* data;
     bool in_bf16;  // otherwise fp32
 
-    Numbers(floatX* data) : Numbers(data, sizeof(floatX) < sizeof(float)) {}
-    Numbers(void* data, bool in_bf16) : data(data), in_bf16(in_bf16) {}
+    NumberArray(floatX* data) : NumberArray(data, sizeof(floatX) < sizeof(float)) {}
+    NumberArray(void* data, bool in_bf16) : data(data), in_bf16(in_bf16) {}
 
     HOST_DEVICE size_t number_bytes() const { return in_bf16 ? sizeof(uint16_t) : sizeof(float); }
     // Copies row `from` of an array (rows, W) in the same format to row `to` of this one.
-    void copy_row(size_t to, const Numbers& there, size_t from, int W) const {
+    void copy_row(size_t to, const NumberArray& there, size_t from, int W) const {
         size_t bytes = W * number_bytes();
         memcpy((char*)data + to * bytes, (const char*)there.data + from * bytes, bytes);
     }
@@ -55,8 +55,8 @@ struct Numbers {
 };
 
 struct TableRows {
-    Numbers values;  // (rows, W)
-    float* squares;  // (rows)
+    NumberArray values;  // (rows, W)
+    float* squares;      // (rows)
     int W;
     uint64_t key;                    // for random numbers: initial values, and rounding in steps from 1 on
     float deviation;                 // initial values are uniform between minus and plus this
@@ -108,7 +108,7 @@ struct RowStep {
 // ----------------------------------------------------------------------------
 // CPU
 
-inline void fetch_rows_cpu(Numbers out, const TableRows& table, const uint64_t* rows, int count) {
+inline void fetch_rows_cpu(NumberArray out, const TableRows& table, const uint64_t* rows, int count) {
 #pragma omp parallel for
     for (int i = 0; i < count; i++) {
         bool is_new = table.squares[rows[i]] == 0;
@@ -120,8 +120,8 @@ inline void fetch_rows_cpu(Numbers out, const TableRows& table, const uint64_t* 
     }
 }
 
-inline void put_rows_cpu(const TableRows& table, const uint64_t* rows, Numbers values, const float* squares,
-                         int count) {
+inline void put_rows_cpu(const TableRows& table, const uint64_t* rows, NumberArray values,
+                         const float* squares, int count) {
     for (int i = 0; i < count; i++) {
         table.values.copy_row(rows[i], values, i, table.W);
         table.squares[rows[i]] = squares[i];
@@ -168,7 +168,7 @@ inline dim3 threads_of_rows(int vectors) {
 
 // A thread handles W neighbors in a row at a time.
 template <int W>
-__global__ void fetch_rows_kernel(Numbers out, TableRows table, const uint64_t* rows, int count) {
+__global__ void fetch_rows_kernel(NumberArray out, TableRows table, const uint64_t* rows, int count) {
     int i = (int)(blockIdx.x * blockDim.y + threadIdx.y);
     if (i >= count) return;
     uint64_t row = rows[i];
@@ -182,8 +182,8 @@ __global__ void fetch_rows_kernel(Numbers out, TableRows table, const uint64_t* 
     }
 }
 
-__global__ void put_rows_kernel(TableRows table, const uint64_t* rows, Numbers values, const float* squares,
-                                int count) {
+__global__ void put_rows_kernel(TableRows table, const uint64_t* rows, NumberArray values,
+                                const float* squares, int count) {
     int i = (int)(blockIdx.x * blockDim.y + threadIdx.y);
     if (i >= count) return;
     for (int w = threadIdx.x; w < table.W; w += blockDim.x)
@@ -218,7 +218,7 @@ __global__ void step_rows_kernel(TableRows table, const uint64_t* rows, const fl
 // ----------------------------------------------------------------------------
 // launchers
 
-inline void fetch_rows(Numbers out,                                   // (count, W)
+inline void fetch_rows(NumberArray out,                               // (count, W)
                        const TableRows& table, const uint64_t* rows,  // (count) row indices
                        int count, cudaStream_t stream) {
     auto cost = [&]() -> LaunchCost {
@@ -252,7 +252,7 @@ inline void step_rows(const TableRows& table, const uint64_t* rows,  // (count) 
 
 // Sets rows, and their sums of squares, to these values.
 inline void put_rows(const TableRows& table, const uint64_t* rows,  // (count)
-                     Numbers values,                                // (count, W), in the table's format
+                     NumberArray values,                            // (count, W), in the table's format
                      const float* squares,                          // (count)
                      int count, cudaStream_t stream) {
     auto cost = [&]() -> LaunchCost {

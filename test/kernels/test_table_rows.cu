@@ -44,7 +44,7 @@ struct Table {
         CHECK(same_bits(got.host(), want));
         CHECK(same_bits(got_there.host(), want_there));
         std::vector<float> values;
-        Numbers numbers(want.data(), in_bf16);
+        NumberArray numbers(want.data(), in_bf16);
         for (size_t i = 0; i < want_there.size(); i++) {
             values.push_back(numbers.get(i));
             REQUIRE(float(want_there[i]) == float(floatX(values[i])));
@@ -68,7 +68,7 @@ struct Table {
 
     void put(const Rows& list, const std::vector<float>& to, const std::vector<float>& to_squares) {
         std::vector<char> bytes(bytes_of(list.size()));
-        for (size_t i = 0; i < to.size(); i++) Numbers(bytes.data(), in_bf16).set(i, to[i]);
+        for (size_t i = 0; i < to.size(); i++) NumberArray(bytes.data(), in_bf16).set(i, to[i]);
         Buffer<uint64_t> list_(list);
         Buffer<char> to_(bytes);
         Buffer<float> to_squares_(to_squares);

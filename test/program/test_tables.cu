@@ -37,7 +37,7 @@ Lookups lookups_of(const TestBatch& batch, uint64_t first) {
 // The values of all rows of a table on the device or in host memory.
 std::vector<float> values_of(Gpt& g, int layer) {
     const TableSizes& sizes = g.tables.sizes();
-    const Numbers there = g.tables.own().by_place(g.tables.table_of(layer)).values;
+    const NumberArray there = g.tables.own().by_place(g.tables.table_of(layer)).values;
     std::vector<char> bytes = from_device((char*)there.data, sizes.own_rows() * sizes.row_bytes());
     std::vector<float> values(sizes.own_rows() * sizes.W);
     to_floats(sizes.dtype, bytes.data(), values.size(), values.data());
