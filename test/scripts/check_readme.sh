@@ -12,7 +12,7 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 program=$PWD/build/cpu-fp32/train_gpt
-described="README.md data/checkpoint/README.md data/README.md kernels/README.md comm/README.md comm/PLANNING.md data/supervisor/README.md"
+described="README.md data/checkpoint/README.md data/README.md kernels/README.md comm/README.md comm/STEP.md comm/LAYOUTS.md comm/FAULTS.md comm/PLANNING.md data/supervisor/README.md"
 pages="$described test/README.md test/bench/README.md"
 # text FILES    prints the files without their blocks
 text() { awk 'FNR == 1 { code = 0 } /^ *```/ { code = !code } !code' "$@"; }
@@ -50,7 +50,7 @@ names() {
         grep -qaw -- "${word##*::}" "$all" || { echo "$word: not in the source"; rc=1; }
     done < <(grep -xE '[A-Za-z_]+(::[a-z_]+)*' "$work/quoted" | grep -E '_|::'
         awk 'FNR == 1 { drawn = 0 } /^## / { drawn = /One training step|The model|, drawn/ } /^ *```/ { code = !code } code && drawn && !/--|\.\.\./' \
-            kernels/README.md comm/README.md | grep -oE '\b[A-Za-z]+(::|_)[a-z_]+\b' | sort -u)
+            kernels/README.md comm/STEP.md comm/LAYOUTS.md | grep -oE '\b[A-Za-z]+(::|_)[a-z_]+\b' | sort -u)
     while read -r word; do
         [ -e "$word" ] || { echo "$word: no such file"; rc=1; }
     done < <(grep -xE '(test|comm|data|kernels)/[a-z_/]+(\.[a-z]+)?' "$work/quoted" | grep -vx 'test/gpu_results.md')

@@ -100,11 +100,11 @@ subjects() {
         $sources $(git ls-files '*.sh' '*.mk' '*.py' Makefile .ci/run)
 }
 
-# One word for one thing: the field's terms (many are in the glossary of comm/README.md) replace these names.
+# One word for one thing: the field's terms (many are in the glossary of comm/STEP.md) replace these names.
 given_up='largest_element|LargestElement|TapRows|keep_taps|MatrixHomes|HomedMatrix|HeldAlike|GivesWork|Occupied|RecordedTogether'
 given_up+='|RecordedOnHost|NotRecorded|gather_again|gathered_again|spoil_loss|know_stream_gradient|activation_again|take_numbers'
 given_up+='|TextWriter|write_texts|PipelineRoom|MemoryRoom|has_twin|StepParts|PlannedCut|LayoutChoice'
-words() { ! grep -nwE "$given_up" $sources comm/README.md kernels/README.md data/README.md; }
+words() { ! grep -nwE "$given_up" $sources comm/*.md kernels/README.md data/README.md; }
 
 # CUDA's calls for copies, fills and events appear only in streams.cuh, through which the model makes them, in host_*.h, which
 # implement them on a CPU, in the recorder, and in the substitute for NCCL over MPI.
