@@ -97,6 +97,7 @@ inline Machine machine_from_json(const nlohmann::json& json, const std::string& 
     if (machine.attention_forward == 0) machine.attention_forward = with_mma.forward * machine.gemm_flops;
     if (machine.attention_backward == 0) machine.attention_backward = with_mma.backward * machine.gemm_flops;
     machine.measured = object.boolean("measured", false);
+    machine.bf16_products = object.boolean("bf16_products", false);
     object.done("leave it out, or see comm/machine.h for the known fields");
     if (machine.element_bytes != 2 && machine.element_bytes != 4)
         fail("%s: number_bytes is %d; it must be 2 or 4", file.c_str(), machine.element_bytes);
@@ -117,6 +118,7 @@ inline nlohmann::ordered_json machine_to_json(const Machine& machine) {
             json[field.name] = machine.*field.count;
     }
     if (machine.measured) json["measured"] = true;
+    if (machine.bf16_products) json["bf16_products"] = true;
     return json;
 }
 
@@ -349,6 +351,9 @@ inline Machine measured_machine(const World& world, const MeasuredSizes& sizes =
     machine.element_bytes = sizeof(floatX);
     machine.capability = has_own_memory ? capability_of(device_properties()) : 0;
     machine.node = world.local_size();
+#ifdef DEVICE_CPU
+    machine.bf16_products = cpu_products_in_bf16;
+#endif
     measure_products(machine, watch, sizes.product, stream);
     measure_memory(machine, watch, world, sizes.stream, stream);
     measure_attention(machine, watch, sizes.tokens, sizes.heads, stream);
@@ -371,8 +376,8 @@ inline std::string measurement_text(const Machine& m, const World& world, const 
     auto say = [&](const char* what, const std::string& words) {
         result += text("%-13s%s\n", what, words.c_str());
     };
-    say("products",
-        text("%sFLOP/s; half that rate for sums of %.0f terms", human(m.gemm_flops).c_str(), m.gemm_half_k));
+    say("products", text("%sFLOP/s%s; half that rate for sums of %.0f terms", human(m.gemm_flops).c_str(),
+                         m.bf16_products ? " in bf16" : "", m.gemm_half_k));
     say("attention", text("%sFLOP/s forward, %sFLOP/s backward", human(m.attention_forward).c_str(),
                           human(m.attention_backward).c_str()));
     say("memory",

@@ -43,7 +43,8 @@ inline void check_plan(const Options& o, const Machine& machine) {
              "for an Ada or Hopper card or later");
     if (o.fp8_fast_gradients && !fp8)
         fail("--fp8-fast-gradients on: needs --matmul-dtype fp8; give --fp8-fast-gradients off");
-    MatmulDtype of_machine = machine.element_bytes == sizeof(float) ? MatmulDtype::fp32 : MatmulDtype::bf16;
+    bool bf16 = machine.element_bytes < (int)sizeof(float) || machine.bf16_products;
+    MatmulDtype of_machine = bf16 ? MatmulDtype::bf16 : MatmulDtype::fp32;
     if (!fp8 && o.matmul_dtype != MatmulDtype::automatic && o.matmul_dtype != of_machine)
         fail("--matmul-dtype %s: plans assume %s products for this machine; give --matmul-dtype %s",
              name_of(o.matmul_dtype), name_of(of_machine), name_of(of_machine));

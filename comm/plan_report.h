@@ -17,6 +17,7 @@ why the second lost, warnings, and the command line that trains with the best; o
 #include "data/run/run_report.h"       // tables_text
 #include "comm/machine.h"              // find_machine
 #include "comm/plan_search.h"          // Planner
+#include "comm/run_device.h"           // choose_matmul_dtype
 #include "comm/save_clock.h"           // best_interval
 #include "data/base/figures.h"         // human
 #include "data/base/json.h"            // json_line
@@ -584,8 +585,8 @@ inline std::string plan(const PlanLine& line) {
 
 // For all ranks: runs the command.
 inline void plan_or_measure(const PlanLine& line, const World& world) {
-    if (line.command.measure.empty())
-        print_text(plan(line));
-    else
-        measure_machine(line.command.measure, world);
+    if (line.command.measure.empty()) return print_text(plan(line));
+    world.on_all_ranks([&] { choose_matmul_dtype(line.options); });
+    choose_automatic_dtype(line.options, world);
+    measure_machine(line.command.measure, world);
 }

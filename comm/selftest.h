@@ -37,7 +37,8 @@ device becomes slow only once it is hot.
 #include "comm/machine.h"  // measured_machine
 #include "comm/memory.h"   // DeviceArray, HostArray
 #include "comm/mesh.h"
-#include "comm/placement.h"  // bus_of_device, process_place
+#include "comm/placement.h"   // bus_of_device, process_place
+#include "comm/run_device.h"  // choose_automatic_dtype
 #include "comm/selftest_verdict.h"
 #include "comm/world.h"
 #include "data/base/file.h"
@@ -454,6 +455,7 @@ inline double storage_of_node(const SelftestVerdict& verdict) {
 // For all ranks: writes the machine's file, including what the selftest measured.
 inline void write_tested_machine(const SelftestVerdict* verdict, const std::string& path,
                                  const World& world) {
+    choose_automatic_dtype(Options(), world);  // plans are of training
     Machine machine = measured_machine(world);
     if (world.is_root()) {
         double storage = storage_of_node(*verdict);

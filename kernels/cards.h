@@ -148,9 +148,10 @@ struct Machine {
     // the host, per device: bytes of its memory, that memory's bytes/s, and bytes/s between host and device,
     // one way
     double host_memory = 128e9, host_bandwidth = 25e9, host_link = 22e9;
-    double storage = 2e9;   // bytes/s at which a node writes to its runs' disk
-    double disk = 2e9;      // bytes/s of random 4 KB pages on local disks, for each device
-    bool measured = false;  // rates come from --measure, on such devices
+    double storage = 2e9;        // bytes/s at which a node writes to its runs' disk
+    double disk = 2e9;           // bytes/s of random 4 KB pages on local disks, for each device
+    bool measured = false;       // rates come from --measure, on such devices
+    bool bf16_products = false;  // for fp32 numbers: operands of products are rounded to bf16 (CPUs)
 
     LedgerCard ledger_card() const { return {(size_t)element_bytes, capability}; }
 

@@ -121,9 +121,10 @@ public:
     }
     ~ProgressLine() { clear(); }
 
-    void add(double work) {
+    void add(double work) { add(work, seconds_now() - start_); }
+    // seconds: since the start
+    void add(double work, double seconds) {
         done_ += work;
-        double seconds = seconds_now() - start_;
         if (seconds < next_) return;
         next_ = seconds + 0.2;
         screen_.keep_below([this, seconds](int) { return one_line(words(seconds)); });

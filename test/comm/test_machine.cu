@@ -162,9 +162,12 @@ TEST_CASE("machines are written to files and read from them") {
     nlohmann::json json = machine_to_json(machine);
     CHECK(machine_to_json(machine_from_json(json, "m.json")) == machine_to_json(machine));
     CHECK(!json.contains("measured"));
-    machine.measured = true;
-    CHECK(machine_from_json(machine_to_json(machine), "m.json").measured);
+    machine.measured = machine.bf16_products = true;
+    Machine again = machine_from_json(machine_to_json(machine), "m.json");
+    CHECK(again.measured);
+    CHECK(again.bf16_products);
     CHECK(!machine_from_json(json, "m.json").measured);
+    CHECK(!machine_from_json(json, "m.json").bf16_products);
     TemporaryFolder folder;
     write_file(folder / "m.json", json.dump());
     CHECK(find_machine(folder / "m.json").network == 12.5e9);
@@ -182,6 +185,7 @@ TEST_CASE("machines are written to files and read from them") {
                  {"number_bytes", 3, "number_bytes is 3; it must be 2 or 4"},
                  {"products", 1e17, "more than flops"},
                  {"measured", "yes", "measured is \"yes\"; it must be true or false"},
+                 {"bf16_products", 2, "bf16_products is 2; it must be true or false"},
                  {"nodes", 8, "the field \"nodes\" is not known"}};
     for (auto& one : wrong) {
         CAPTURE(one.error);

@@ -166,17 +166,16 @@ TEST_CASE(
     auto written = [&](const char* kind) {
         OnTerminal on(terminal, kind, STDERR_FILENO);
         ProgressLine progress("data", 100, "files");
-        progress.add(25);
+        progress.add(25, 0.9);
         CHECK(terminal.written().empty());
-        usleep(1'100'000);
-        progress.add(25);
-        progress.add(25);  // too soon to be drawn
+        progress.add(25, 1.1);
+        progress.add(25, 1.2);  // too soon to be drawn
         progress.clear();
         return terminal.written();
     };
     std::string drawn = written("xterm");
-    CHECK(drawn.starts_with("\r\033[?7ldata:  50% of 100 files, "));
-    CHECK(drawn.ends_with("s left\033[J\r\033[?7h\r\033[J"));
+    CHECK(drawn.starts_with("\r\033[?7ldata:  50% of 100 files, 45 files/s, 1 s left\033[J\r\033[?7h"));
+    CHECK(drawn.ends_with("\r\033[?7h\r\033[J"));
     CHECK(drawn.find("75%") == drawn.npos);
     CHECK(written("dumb").empty());
 }
