@@ -368,6 +368,7 @@ struct TrainingRun {
         status.begin_step(at.step + 1);
         started = seconds_now();
         sent_before = sent_bytes();
+        batches->take_imbalance();  // forgets passes between steps
         is_last = time_is_over();
         if (is_last) progress.note(text("--max-time: stopping after step %d, then saving", at.step + 1));
         timings->begin_step(at.step + 1);
