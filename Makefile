@@ -297,7 +297,7 @@ quick         := runs/quickstart
 QUICK_SECONDS ?= 110# of training
 QUICK_OPTIONS ?= --micro-batch 8 --learning-rate 3e-3
 quick_train   := ./train_gpt train --model tiny --tokenizer $(quick)/text_tokenizer.json --train-data '$(quick)/text_train_*.bin'
-quick_bf16    := $(if $(filter cpu,$(DEVICE)),$(if $(filter AMX,$(cpu_bf16)),,$(if $(cpu_bf16), --matmul-dtype bf16)))# AMX: as without the option
+quick_bf16    := $(if $(filter cpu,$(DEVICE)),$(if $(filter AMX,$(cpu_bf16)),,$(if $(cpu_bf16), --matmul-dtype bf16)))# with AMX, auto is bf16 already
 # Prints how many steps fit into QUICK_SECONDS, a multiple of 20, from the median time of the last 10 steps of a short run.
 # The time of 20 steps is left for the validations.
 quick_steps   := sed -n 's/.*"loss".*"ms":\([0-9.e+-]*\).*/\1/p' $(quick)/rate/log.jsonl | tail -n 10 | sort -g | \

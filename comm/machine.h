@@ -32,7 +32,8 @@ measured by the ranks that run this.
 //
 // A plan is made for a card of the table, by its name (kernels/cards.h), or for other nodes that a file
 // describes. The file is a JSON object with these fields, and no others; those of the last four lines, and
-// the capability, may be left out. "measured" is true in a file from plan --measure or selftest --measure:
+// the capability, may be left out. "measured" is true in a file from plan --measure or selftest --measure,
+// and "bf16_products" if those were on a CPU that trains with products in bf16:
 //
 //     {"multiprocessors": 132, "flops": 989.4e12, "products": 720e12, "streams": 3.0e12, "memory": 80e9,
 //      "links": 360e9, "link_latency": 3e-6, "node": 8, "network": 45e9, "network_latency": 1e-5,
@@ -40,7 +41,7 @@ measured by the ranks that run this.
 //      "attention_forward": 677e12, "attention_backward": 504e12, "half_sums": 90, "launch": 2.5e-6,
 //      "host_memory": 250e9, "host_streams": 50e9, "host_link": 45e9, "storage": 2e9,
 //      "disk": 2e9,
-//      "measured": false}
+//      "measured": false, "bf16_products": false}
 
 // A field of a machine file. A count is a whole number.
 struct MachineField {
@@ -335,6 +336,15 @@ inline void measure_group(const Communicator& group, const Stopwatch& watch, siz
     rate = bytes / std::max(seconds - others * latency, seconds / 2);
 }
 
+// Returns whether this process rounds operands of products to bf16 although its numbers are fp32.
+inline bool rounds_products_to_bf16() {
+#ifdef DEVICE_CPU
+    return cpu_products_in_bf16;
+#else
+    return false;
+#endif
+}
+
 // For all ranks.
 inline Machine measured_machine(const World& world, const MeasuredSizes& sizes = measured_sizes()) {
     if (world.size() % world.local_size())
@@ -351,9 +361,7 @@ inline Machine measured_machine(const World& world, const MeasuredSizes& sizes =
     machine.element_bytes = sizeof(floatX);
     machine.capability = has_own_memory ? capability_of(device_properties()) : 0;
     machine.node = world.local_size();
-#ifdef DEVICE_CPU
-    machine.bf16_products = cpu_products_in_bf16;
-#endif
+    machine.bf16_products = rounds_products_to_bf16();
     measure_products(machine, watch, sizes.product, stream);
     measure_memory(machine, watch, world, sizes.stream, stream);
     measure_attention(machine, watch, sizes.tokens, sizes.heads, stream);

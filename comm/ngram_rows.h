@@ -229,7 +229,7 @@ private:
             fail("--ngram-cache: has room for %zu rows of %zu bytes, but two steps may need %zu; give at "
                  "least %zu",
                  rows, record, needed, needed * (record + SlotNotes::bytes_of_slot));
-        std::string what = text("%llu rows of %zu numbers, owner %d of %zu, layers",
+        std::string what = text("%llu rows of %zu bytes, owner %d of %zu, layers",
                                 (unsigned long long)sizes_.rows, sizes_.row_bytes(), me_, sizes_.owners);
         for (int layer : sizes_.layers) what += " " + std::to_string(layer);
         std::string path = text("%s/stage-%02d-owner-%05d", settings_.table_dir.c_str(),

@@ -117,7 +117,8 @@ inline LayoutChoices layout_choices(const World& world, const GivenOptions& give
             [&world](const Options& o) { return chosen_shard_group(o, expected_machine(o, world)); }};
 }
 
-// For all ranks: on the first rank, returns the expected seconds of a step, or 0 if too little is known.
+// For all ranks: on the first rank, returns the expected seconds of a step, or 0 if too little is known, such
+// as if the machine was measured with other products.
 // recompute: what the run recomputes.
 inline double expected_step(const Options& o, Recompute recompute, const World& world) {
     double seconds = 0;
@@ -125,6 +126,7 @@ inline double expected_step(const Options& o, Recompute recompute, const World& 
         if (!world.is_root()) return;
         Machine machine = expected_machine(o, world);
         if (machine.flops == 0 || !is_expected(o)) return;
+        if (machine.measured && machine.bf16_products != rounds_products_to_bf16()) return;
         if ((size_t)machine.element_bytes != sizeof(floatX))
             fail("--machine %s: for %d-byte numbers, but this program has %zu-byte ones; name another one",
                  printable(o.machine).c_str(), machine.element_bytes, sizeof(floatX));

@@ -90,9 +90,9 @@ constexpr bool has_products_in_bf16 = false;
 constexpr bool has_products_in_bf16 = sizeof(floatX) < sizeof(float);
 #endif
 
-// For all ranks: applies --matmul-dtype auto, after check_build(). On CPUs with matrix units, products are in
-// bf16, which is faster there for models of every size. Dot products in bf16 alone may be slower than fp32.
-// Returns a note for the header, or an empty string.
+// For all ranks: applies --matmul-dtype auto, after choose_matmul_dtype(). On CPUs with matrix units,
+// products are in bf16, which is faster there for models of every size. Dot products in bf16 alone may be
+// slower than fp32. Returns a note for the header, or an empty string.
 inline std::string choose_automatic_dtype([[maybe_unused]] const Options& o,
                                           [[maybe_unused]] const World& world) {
 #ifdef DEVICE_CPU

@@ -455,7 +455,7 @@ inline double storage_of_node(const SelftestVerdict& verdict) {
 // For all ranks: writes the machine's file, including what the selftest measured.
 inline void write_tested_machine(const SelftestVerdict* verdict, const std::string& path,
                                  const World& world) {
-    choose_automatic_dtype(Options(), world);  // plans are of training
+    choose_automatic_dtype(Options(), world);  // multiplies as training does
     Machine machine = measured_machine(world);
     if (world.is_root()) {
         double storage = storage_of_node(*verdict);

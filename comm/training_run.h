@@ -368,7 +368,7 @@ struct TrainingRun {
         status.begin_step(at.step + 1);
         started = seconds_now();
         sent_before = sent_bytes();
-        batches->take_imbalance();  // forgets passes between steps
+        batches->take_imbalance();  // passes between steps do not count
         is_last = time_is_over();
         if (is_last) progress.note(text("--max-time: stopping after step %d, then saving", at.step + 1));
         timings->begin_step(at.step + 1);

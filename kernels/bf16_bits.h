@@ -20,8 +20,8 @@ HOST_DEVICE inline uint16_t float_to_bf16(float value) {
 }
 
 // Rounds a finite value to one of its two neighbors in bf16, the nearer one more often: the 16 bits that bf16
-// drops are a fraction, and adding a random fraction carries with exactly that probability. random: its upper
-// 16 bits
+// drops are a fraction, and adding a random fraction carries with exactly that probability. Only the upper
+// 16 bits of random are used.
 HOST_DEVICE inline float rounded_at_random(float value, uint32_t random) {
     return std::bit_cast<float>((std::bit_cast<uint32_t>(value) + (random >> 16)) & 0xffff0000u);
 }

@@ -16,7 +16,7 @@ arithmetic rather than memory.
 
 // Returns e^x, on the CPU to 2 ulp. Inf for x > 88.376 (1/2 ln 2 below the overflow threshold), 0 where the
 // result would be denormal, NaN for NaN. Uses x = n ln 2 + r with n an integer: e^x = 2^n e^r, and |r| < 0.35
-// needs only a short series. Always inlined, because a call would keep its loop from being vectorized.
+// needs only a short series. Always inlined: a call would keep the caller's loop from being vectorized.
 [[gnu::always_inline]] HOST_DEVICE inline float fast_exp(float x) {
 #ifdef __CUDA_ARCH__
     return sizeof(floatX) == sizeof(float) ? expf(x) : exp2_approx(x * 1.44269504f);

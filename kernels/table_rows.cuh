@@ -17,6 +17,7 @@ in the same order as a warp does.
 */
 #pragma once
 
+#include <algorithm>
 #include <cfloat>
 #include <cmath>
 #include <cstring>
@@ -39,13 +40,13 @@ struct NumberArray {
         size_t bytes = W * number_bytes();
         memcpy((char*)data + to * bytes, (const char*)there.data + from * bytes, bytes);
     }
-    HOST_DEVICE bool are_floatX() const { return number_bytes() == sizeof(floatX); }
+    HOST_DEVICE bool is_floatX() const { return number_bytes() == sizeof(floatX); }
     HOST_DEVICE float get(size_t i) const {
-        if (are_floatX()) return float(((const floatX*)data)[i]);
+        if (is_floatX()) return float(((const floatX*)data)[i]);
         return in_bf16 ? bf16_to_float(((const uint16_t*)data)[i]) : ((const float*)data)[i];
     }
     HOST_DEVICE void set(size_t i, float value) const {
-        if (are_floatX())
+        if (is_floatX())
             ((floatX*)data)[i] = floatX(value);
         else if (in_bf16)
             ((uint16_t*)data)[i] = float_to_bf16(value);
@@ -172,7 +173,7 @@ __global__ void fetch_rows_kernel(NumberArray out, TableRows table, const uint64
     int i = (int)(blockIdx.x * blockDim.y + threadIdx.y);
     if (i >= count) return;
     uint64_t row = rows[i];
-    bool is_new = table.squares[row] == 0, same_format = out.are_floatX() && table.values.are_floatX();
+    bool is_new = table.squares[row] == 0, same_format = out.is_floatX() && table.values.is_floatX();
     for (int w = threadIdx.x * W; w < table.W; w += blockDim.x * W) {
         size_t to = (size_t)i * table.W + w;
         if (!is_new && same_format)

@@ -343,9 +343,15 @@ inline PlanLine parse_plan(const GivenOptions& given) {
     PlanLine line = {{}, {}, given};
     PlanOptions& command = line.command;
     set_values(given, command);
-    bool measures = !command.measure.empty();
-    if (measures && given.size() > 1) fail("--measure: makes no plan; leave the other options out");
-    if (measures) return line;
+    if (!command.measure.empty()) {
+        if (given.size() > (is_given("--matmul-dtype", given) ? 2 : 1))
+            fail("--measure: makes no plan; leave out other options than --matmul-dtype");
+        if (command.matmul_dtype == MatmulDtype::fp8)
+            fail("--matmul-dtype fp8: --measure times no products in fp8, because plans derive their rate "
+                 "from those in bf16; leave it out");
+        line.options.matmul_dtype = command.matmul_dtype;
+        return line;
+    }
     line.options.model = command.model;
     apply_model(line.options, line.notes);
     static_cast<ModelConfig&>(command) = line.options;

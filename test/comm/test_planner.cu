@@ -316,6 +316,14 @@ TEST_CASE("products in fp8 are planned where there are some") {
     CHECK_REFUSED(planned_text(line + "h100 --fp8-fast-gradients on"), "needs --matmul-dtype fp8");
     CHECK_REFUSED(planned_text(line + "cpu --matmul-dtype bf16"),
                   "--matmul-dtype bf16: plans assume fp32 products");
+    TemporaryFolder folder;
+    Machine measured = find_machine("cpu");
+    measured.bf16_products = true;
+    std::string file = folder / "m.json";
+    write_file(file, machine_to_json(measured).dump());
+    CHECK(!planned(line + file + " --matmul-dtype bf16")["layouts"].empty());
+    CHECK_REFUSED(planned_text(line + file + " --matmul-dtype fp32"),
+                  "--matmul-dtype fp32: plans assume bf16 products");
 }
 
 TEST_CASE("failures and what helps are part of a plan") {

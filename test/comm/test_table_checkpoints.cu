@@ -188,7 +188,7 @@ TEST_CASE("each save comes back in any place, and so does what a step changed me
     }
 }
 
-// In fp32 rows become what they were in bf16, and the reverse rounds them.
+// Rows loaded into fp32 keep their bf16 values; rows loaded into bf16 are rounded.
 TEST_CASE("rows are converted to the format of the run that loads them") {
     for (TablePlace place : {TablePlace::device, TablePlace::host, TablePlace::disk}) {
         Folder folder;

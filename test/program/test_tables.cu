@@ -157,7 +157,8 @@ TEST_CASE("a table has the same bits on the device, on the host and on disk, wha
     std::map<RowDtype, std::vector<float>> firsts;
     for (TablePlace place : {TablePlace::device, TablePlace::host, TablePlace::disk}) {
         for (Ahead ahead : {Ahead::nothing, Ahead::next, Ahead::another}) {
-            for (auto [prefetch, dtype] : {std::pair{1, RowDtype::automatic}, {0, other_dtype}}) {
+            for (auto [prefetch, dtype] :
+                 {std::pair{1, RowDtype::automatic}, {0, RowDtype::automatic}, {0, other_dtype}}) {
                 ZeroSettings settings = on(place, dtype);
                 settings.table_prefetch = prefetch;
                 Gpt g(with_tables(400), workload(true), settings);

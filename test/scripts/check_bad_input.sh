@@ -121,7 +121,8 @@ a model too large for the devices    | plan: llama3-70B does not fit on 2 device
 chunks of another schedule           | --pp-chunks 4: with --pp-schedule 1f1b each stage has only one  | plan --model llama3-8B --machine h100 --gpus 64 --global-batch 4M --pp-schedule 1f1b --pp-chunks 4
 a measurement of no such name        | --measure m.txt: not the name of a .json file,                  | plan --measure m.txt
 a measurement over another file      | --measure empty.json: already exists;                           | plan --measure empty.json
-a measurement and a plan             | --measure: makes no plan; leave the other options out           | plan --measure m.json --gpus 8
+a measurement and a plan             | --measure: makes no plan; leave out other options than          | plan --measure m.json --gpus 8
+a measurement in fp8                 | --measure times no products in fp8                              | plan --measure m.json --matmul-dtype fp8
 a layout for an unknown machine      | --tp auto: --machine is missing,                                | $train --tp auto --global-batch 64k
 a layout for steps of unknown size   | --tp auto: --global-batch is missing;                           | $train --pp auto --machine cpu
 a machine with other numbers         | --machine h100: for 2-byte numbers, but this program             | $train --machine h100

@@ -6,7 +6,7 @@
 # needs: cpu-fp32/train_gpt
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 9
+plan 10
 cpu=$PWD/build/cpu-fp32/train_gpt
 cp test/golden/earlier_run/text_train_*.bin "$work"
 cd "$work" || exit 1
@@ -42,6 +42,11 @@ changes() {
 chosen() {
     run auto && grep -q -- '--matmul-dtype auto: products are in bf16' auto.out && same auto bf16
 }
+# A machine is measured with the products of training, and a plan for it is one in bf16.
+measured() {
+    "$cpu" plan --measure bf16.json && "$cpu" plan --measure fp32.json --matmul-dtype fp32 && grep -q '"bf16_products": true' bf16.json &&
+        ! grep -q bf16_products fp32.json && "$cpu" plan --model tiny --vocab-size 320 --gpus 1 --machine bf16.json --matmul-dtype bf16
+}
 # products in bf16 as on a processor that has no matrix unit
 dots() {
     ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 run dots --matmul-dtype bf16 && beside fp32 dots && ! same dots bf16
@@ -63,11 +68,12 @@ if grep -q avx512_bf16 /proc/cpuinfo; then
     check "auto takes fp32 without a matrix unit" not_chosen
     if grep -q amx_bf16 /proc/cpuinfo; then
         check "auto takes bf16 with a matrix unit" chosen
+        check "a machine is measured in bf16" measured
         check "beside fp32 with dot products" dots
     else
-        skip "no products in bf16 on this processor" 2 "no matrix unit"
+        skip "no products in bf16 on this processor" 3 "no matrix unit"
     fi
     check "changed when it goes on" changes
 else
-    skip "no products in bf16 on this processor" 8
+    skip "no products in bf16 on this processor" 9
 fi
