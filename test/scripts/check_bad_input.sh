@@ -74,7 +74,7 @@ refuse() {
     local name=$1 words=$2 why= message after rc
     local -a arguments
     read -r -a arguments <<<"$3"
-    timeout 60 "$program" "${arguments[@]//'\n'/$'\n'}" >"${4:-/dev/null}" 2>message </dev/null
+    timeout 300 "$program" "${arguments[@]//'\n'/$'\n'}" >"${4:-/dev/null}" 2>message </dev/null
     rc=$?
     message=$(<message)
     [ $rc = 1 ] || why="exit code $rc"
@@ -223,7 +223,7 @@ fi
 under_limits() {
     local kb=60000 rc
     while [ $kb -lt 16000000 ]; do
-        (ulimit -v $kb && OMP_NUM_THREADS=2 exec timeout 60 "$program" "$@") >/dev/null 2>message </dev/null
+        (ulimit -v $kb && OMP_NUM_THREADS=2 exec timeout 300 "$program" "$@") >/dev/null 2>message </dev/null
         rc=$?
         [ $rc != 0 ] || { echo "$kb KB are enough"; return 0; }
         # the program and its libraries may not have fitted
