@@ -48,10 +48,11 @@ struct TableSizes {
     size_t owner_of(uint64_t row) const { return (size_t)(row % owners); }
     uint64_t own_number(uint64_t row) const { return row / owners; }
     uint64_t row_of(size_t owner, uint64_t own_number) const { return own_number * owners + owner; }
-    // Bytes of a row's values in a table, and of a row in all tables of the stage together, with its sums of
-    // squares.
+    // Bytes of a row's values in a table, of these and their sum of squares, and of both in all tables of the
+    // stage.
     size_t row_bytes() const { return (size_t)W * dtype_size(dtype); }
-    size_t record_bytes() const { return tables() * (row_bytes() + sizeof(float)); }
+    size_t table_bytes() const { return row_bytes() + sizeof(float); }
+    size_t record_bytes() const { return tables() * table_bytes(); }
     // Number of this rank's rows of each table that are in memory.
     size_t rows_in_memory(const ZeroSettings& settings) const {
         if (settings.table_place != TablePlace::disk || tables() == 0) return own_rows();

@@ -173,7 +173,7 @@ public:
     // Copies the values of a row in a table from its record, and returns its sum of squares. If the row has
     // had no gradient, these are its initial values.
     float take_apart(const char* record, size_t number, uint64_t row, char* values) const {
-        const char* from = record + number * table_bytes();
+        const char* from = record + number * sizes_.table_bytes();
         float squares;
         memcpy(values, from, sizes_.row_bytes());
         memcpy(&squares, from + sizes_.row_bytes(), sizeof squares);
@@ -220,8 +220,6 @@ private:
 
     bool on_disk() const { return settings_.table_place == TablePlace::disk; }
     NumberArray numbers(const char* data) const { return {(void*)data, sizes_.dtype == Dtype::bf16}; }
-    // Bytes of a record that belong to one table: the values, then the sum of squares.
-    size_t table_bytes() const { return sizes_.row_bytes() + sizeof(float); }
 
     void open_file() {
         const size_t record = sizes_.record_bytes(), rows = arrays_.notes.slots, needed = 2 * sizes_.asked();
@@ -305,7 +303,7 @@ private:
             copy_async(squares.data(), by_number(i).squares + rows.front(), squares.size(), compute_);
             synchronize(compute_);
             for (size_t j = 0; j < count; j++) {
-                char* to = records[j] + i * table_bytes();
+                char* to = records[j] + i * sizes_.table_bytes();
                 memcpy(to, &values[j * row], row);
                 memcpy(to + row, &squares[rows[j] - rows.front()], sizeof(float));
             }

@@ -42,13 +42,10 @@ struct NumberArray {
     }
     HOST_DEVICE bool is_floatX() const { return number_bytes() == sizeof(floatX); }
     HOST_DEVICE float get(size_t i) const {
-        if (is_floatX()) return float(((const floatX*)data)[i]);
         return in_bf16 ? bf16_to_float(((const uint16_t*)data)[i]) : ((const float*)data)[i];
     }
     HOST_DEVICE void set(size_t i, float value) const {
-        if (is_floatX())
-            ((floatX*)data)[i] = floatX(value);
-        else if (in_bf16)
+        if (in_bf16)
             ((uint16_t*)data)[i] = float_to_bf16(value);
         else
             ((float*)data)[i] = value;

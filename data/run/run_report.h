@@ -65,12 +65,11 @@ inline std::string validation_note(const nlohmann::json& before, const std::vect
 inline std::string tables_text(const Options& o) {
     auto layers = (double)std::ranges::count(layers_with_table(o), true), rows = (double)rows_of_table(o);
     if (layers == 0) return "";
-    bool chosen = o.ngram_dtype != RowDtype::automatic;
-    return text("%.0f of %s rows of %d elements%s%s (%s in all); n-grams of %s tokens look up %d rows per "
+    std::string format = o.ngram_dtype == RowDtype::automatic ? "" : text(" in %s", name_of(o.ngram_dtype));
+    return text("%.0f of %s rows of %d elements%s (%s in all); n-grams of %s tokens look up %d rows per "
                 "token",
-                layers, human(rows).c_str(), o.ngram_width, chosen ? " in " : "",
-                chosen ? name_of(o.ngram_dtype) : "", human(layers * rows * o.ngram_width).c_str(),
-                o.ngram.c_str(), ngram_head_count(o));
+                layers, human(rows).c_str(), o.ngram_width, format.c_str(),
+                human(layers * rows * o.ngram_width).c_str(), o.ngram.c_str(), ngram_head_count(o));
 }
 
 // done: steps already completed.

@@ -91,7 +91,7 @@ struct Tables {
     Rows rows() {
         tables->synchronize();
         const TableSizes& sizes = tables->sizes();
-        const size_t W = (size_t)sizes.W, of_table = sizes.row_bytes() + sizeof(float);
+        const size_t W = (size_t)sizes.W, of_table = sizes.table_bytes();
         std::vector<uint64_t> numbers(sizes.own_rows());
         std::iota(numbers.begin(), numbers.end(), 0);
         std::vector<char> records(numbers.size() * sizes.record_bytes());

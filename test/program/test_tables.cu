@@ -50,7 +50,7 @@ std::vector<float> bits_of(Gpt& g) {
     std::vector<float> bits;
     const TableSizes& sizes = g.tables.sizes();
     if (g.tables.own().cache()) {  // a record has, for each table, the values and the sum of squares
-        const size_t of_table = sizes.record_bytes() / sizes.tables();
+        const size_t of_table = sizes.table_bytes();
         std::vector<uint64_t> rows(sizes.own_rows());
         std::iota(rows.begin(), rows.end(), 0);
         std::vector<char> records(rows.size() * sizes.record_bytes());

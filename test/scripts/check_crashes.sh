@@ -254,11 +254,12 @@ if mount -t tmpfs -o "size=$((one * 3 / 2 + 64))k" tmpfs small 2>/dev/null; then
     wait_for 60 written_again
     kill -TERM "$job"
     trouble=
-    wait "$job" || trouble="exit code $?"
-    steps=$(sed -nE 's/^stopped as asked after step ([0-9]+).*/\1/p' while.out)
-    if [ -n "$trouble" ]; then
-        :
-    elif ! cmp -s <(grep -o '"step":[0-9]*,"loss"' small/while/log.jsonl) <(printf '"step":%d,"loss"\n' $(seq "${steps:-0}")); then
+    if ! wait "$job"; then
+        trouble="the run has failed"
+    elif
+        steps=$(sed -nE 's/^stopped as asked after step ([0-9]+).*/\1/p' while.out)
+        ! cmp -s <(grep -o '"step":[0-9]*,"loss"' small/while/log.jsonl) <(printf '"step":%d,"loss"\n' $(seq "${steps:-0}"))
+    then
         trouble="the log has not all $steps steps: $(grep -c '"loss"' small/while/log.jsonl)"
     elif ! written_again; then
         trouble="says it $(grep -c 'log.jsonl' while.out) times"
