@@ -6,7 +6,8 @@
 # seconds: 15
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-program=$PWD/build/cpu-fp32/train_gpt sources=$PWD/kernels llama3=$PWD/test/golden/tokenizers/llama3.json
+. test/support/text.sh
+program=$PWD/build/cpu-fp32/train_gpt llama3=$PWD/test/golden/tokenizers/llama3.json
 plan 43
 cd "$work" || exit 1
 export OMP_NUM_THREADS=2
@@ -25,28 +26,28 @@ field() { sed -nE "s/.*\"$1\":([-+.0-9e]+|null).*/\1/p" "$2/log.jsonl"; }
 # tokens
 
 mkdir text tokens
-cp "$sources"/*.cuh text
-cat "$sources"/*.h | gzip >text/more.txt.gz
+cp "$text"/[01]*.txt text
+cat "$text"/2*.txt | gzip >text/more.txt.gz
 mkdir short
-cat "$sources"/*.h | tr -d '"\\\t' | sed 's/.*/{"text": "&"}/' >short/lines.jsonl
+cat "$text"/3*.txt | tr -d '"\\\t' | sed 's/.*/{"text": "&"}/' >short/lines.jsonl
 printf '{"id": 1, "text": "one line\\nand another"}\n{"text": "\\u00e9t\\u00e9", "id": 2}\n' >text/lines.jsonl
 run train-tokenizer "$program" tokenize text --output tokens/mine --train-tokenizer 600 --val-fraction 0.2
 check "a tokenizer is trained" grep -q '"merges"' tokens/mine_tokenizer.json
 run data "$program" data 'tokens/mine_*.bin' --tokenizer tokens/mine_tokenizer.json
 check "every document is there: files, lines of JSON" test \
-    "$(sed -nE 's/^ *documents +([0-9,]+) .*/\1/p' data.out | tail -1)" = $(($(ls text/*.cuh | wc -l) + 3))
+    "$(sed -nE 's/^ *documents +([0-9,]+) .*/\1/p' data.out | tail -1)" = $(($(ls text/??.txt | wc -l) + 3))
 mkdir text/.git && echo hidden >text/.git/config && cp tokens/mine_val_000000.bin text
 run again "$program" tokenize text --output tokens/again --tokenizer tokens/mine_tokenizer.json --val-fraction 0.2 --threads 1
 check "what is skipped is named by kind" grep -qE '^tokenize: skipped, (hidden: 1 \(text/.git\)|tokens or tokenizer: 1 \(text/mine_val_000000.bin\))$' again.out
 check "the trained tokenizer used as a file gives the same tokens, on one thread too" \
     cmp tokens/again_train_000000.bin tokens/mine_train_000000.bin
 run short "$program" tokenize short --output tokens/short --tokenizer tokens/mine_tokenizer.json --val-fraction 0
-run llama3 "$program" tokenize text/*.cuh --output tokens/llama3 --tokenizer "$llama3" --val-fraction 0
+run llama3 "$program" tokenize text/??.txt --output tokens/llama3 --tokenizer "$llama3" --val-fraction 0
 check "a tokenizer of Hugging Face" test -s tokens/llama3_train_000000.bin
 
-run replaced "$program" tokenize text/*.cuh --output tokens/replaced --train-tokenizer 300
-check "tokens beside another tokenizer are refused" bash -c "! '$program' tokenize text/*.cuh --output tokens/replaced --tokenizer bytes"
-run replaced "$program" tokenize text/*.cuh --output tokens/replaced --tokenizer bytes --overwrite
+run replaced "$program" tokenize text/??.txt --output tokens/replaced --train-tokenizer 300
+check "tokens beside another tokenizer are refused" bash -c "! '$program' tokenize text/??.txt --output tokens/replaced --tokenizer bytes"
+run replaced "$program" tokenize text/??.txt --output tokens/replaced --tokenizer bytes --overwrite
 check "or take the place of its tokens, and the tokenizer stays" eval \
     'test -s tokens/replaced_tokenizer.json && grep -q "\"tokenizer\":\"bytes\"" tokens/replaced.json && grep -q "replaced_tokenizer.json was not used" replaced.out'
 "$program" train --model tiny --train-data tokens/replaced_train_000000.bin --tokenizer tokens/replaced_tokenizer.json >refused.out 2>&1
@@ -110,26 +111,26 @@ fi
 # samples
 
 sample=("$program" sample plain --tokens 30 --seed 4)
-run prompt "${sample[@]}" --prompt 'inline void'
+run prompt "${sample[@]}" --prompt 'bin zonene '
 check "tokens per second are printed, apart from the text" grep -qE '^[0-9]+ tokens in .* tokens/s$' prompt.err
-printf 'inline void' >prompt.txt
+printf 'bin zonene ' >prompt.txt
 run file "${sample[@]}" --prompt-file prompt.txt
 check "a prompt from a file" cmp file.out prompt.out
 "${sample[@]}" --prompt-file - <prompt.txt >stdin.out 2>/dev/null
 check "a prompt from the standard input" cmp stdin.out prompt.out
-run no-cache "${sample[@]}" --prompt 'inline void' --cache off
+run no-cache "${sample[@]}" --prompt 'bin zonene ' --cache off
 check "the same text without the cache" cmp no-cache.out prompt.out
-run long "${sample[@]}" --prompt 'inline void' --tokens 200 --temperature 0
-run long-no-cache "${sample[@]}" --prompt 'inline void' --tokens 200 --temperature 0 --cache off
+run long "${sample[@]}" --prompt 'bin zonene ' --tokens 200 --temperature 0
+run long-no-cache "${sample[@]}" --prompt 'bin zonene ' --tokens 200 --temperature 0 --cache off
 check "the same text beyond the context" cmp long.out long-no-cache.out
 run filtered "$program" "${train[@]}" --train-data 'tokens/mine_train_*.bin' --local-filter on --run-dir filtered
 for cache in on off; do
-    run "filtered-$cache" "$program" sample filtered --tokens 200 --samples 2 --seed 4 --prompt 'inline void' --cache $cache
+    run "filtered-$cache" "$program" sample filtered --tokens 200 --samples 2 --seed 4 --prompt 'bin zonene ' --cache $cache
 done
 check "the same texts of a model with a local filter, also beyond the context" cmp filtered-on.out filtered-off.out
-run three "${sample[@]}" --prompt 'inline void' --samples 3
+run three "${sample[@]}" --prompt 'bin zonene ' --samples 3
 check "several samples, the first as alone" test "$(sed '/^----$/,$d' three.out)" = "$(cat prompt.out)" -a "$(grep -c '^----$' three.out)" = 2
-(cd plain/checkpoints && "$program" sample step_* --prompt 'inline void' --tokens 30 --seed 4) >inside.out 2>/dev/null
+(cd plain/checkpoints && "$program" sample step_* --prompt 'bin zonene ' --tokens 30 --seed 4) >inside.out 2>/dev/null
 check "a checkpoint has its tokenizer beside it" cmp inside.out prompt.out
 printf 'ab\0cd' >zero.txt
 run zero "${sample[@]}" --prompt-file zero.txt --samples 2
@@ -137,15 +138,16 @@ check "zero bytes are text too" test "$(head -c 5 zero.out | od -An -c)" = "$(od
 sed -E 's/"normalizer": ?null/"normalizer":{"type":"Replace","pattern":{"String":"a"},"content":""}/' plain/tokenizer.json >nothing.json
 "${sample[@]}" --tokenizer nothing.json --prompt aaa >nothing.out 2>&1
 check "a prompt of no tokens is refused" grep -q '^train_gpt: --prompt: has no tokens' nothing.out
-# two letters of the generated text, which may be anything
-made=$(tail -c +12 prompt.out | tr -d '\0')
-stop=$(grep -aoE '[[:alnum:]_]{2}' <<<"$made" | tail -1)
-run stop "${sample[@]}" --prompt 'inline void' --stop "$stop" --stop 'something else'
-check "a sample ends before a stop text" test "$(tr -d '\0' <stop.out)" = "inline void${made%%"$stop"*}"
-run sampler "${sample[@]}" --prompt 'inline void' --top-k 20 --top-p 0.8 --min-p 0.02 --repetition-penalty 1.3 --temperature 1.2
+# Two letters of the generated text, which may be anything: `made` keeps the newlines at its end by an x behind them.
+made=$(tail -c +12 prompt.out | tr '\0' ' ' && echo x)
+stop=$(grep -aoE '[[:alnum:]_]{2}' <<<"${made%?x}" | tail -1)
+run stop "${sample[@]}" --prompt 'bin zonene ' --stop "$stop" --stop 'something else'
+check "a sample ends before a stop text" \
+    test "$(tr '\0' ' ' <stop.out && echo x)" = "bin zonene ${made%%"$stop"*}"$'\n'x
+run sampler "${sample[@]}" --prompt 'bin zonene ' --top-k 20 --top-p 0.8 --min-p 0.02 --repetition-penalty 1.3 --temperature 1.2
 check "the sampler's options change the text" test "$(cat sampler.out)" != "$(cat prompt.out)"
-printf 'inline void\n\nconst\n' | "$program" sample plain --interactive --tokens 30 --seed 4 >interactive.out 2>/dev/null
-check "prompts line by line" test "$(head -c "$(stat -c %s prompt.out)" interactive.out)" = "$(cat prompt.out)" -a "$(grep -c const interactive.out)" -ge 1
+printf 'bin zonene \n\nfarin\n' | "$program" sample plain --interactive --tokens 30 --seed 4 >interactive.out 2>/dev/null
+check "prompts line by line" test "$(head -c "$(stat -c %s prompt.out)" interactive.out)" = "$(cat prompt.out)" -a "$(grep -c farin interactive.out)" -ge 1
 
 # A run stops when its model's logits are not finite, and keeps the weights.
 "$program" "${train[@]}" --train-data 'tokens/mine_train_*.bin' --run-dir broken --norm rmsnorm --tie-embeddings off --weight-decay 10 \
@@ -181,7 +183,7 @@ check "five samples are five, four at a time or one" cmp eval4.out eval1.out
 check "and perplexity and bits per byte" grep -qE 'perplexity [0-9.]+  bits per byte [0-9.]+' eval.out
 "$program" eval plain --data tokens/replaced_train_000000.bin >refused.out 2>&1
 check "eval refuses tokens of another tokenizer" grep -q '^train_gpt: tokens/replaced_train_000000.bin: was made with the tokenizer bytes, ' refused.out
-printf '{"context": "inline void", "choices": ["%s", "qqqqqqqq"], "answer": 0}\n' "const int" >questions.jsonl
+printf '{"context": "bin", "choices": [" zonene", "qqqqqqqq"], "answer": 0}\n' >questions.jsonl
 run choices "$program" eval plain --choices questions.jsonl
 cp -r plain logged
 cp -r plain/checkpoints/step_* alone
