@@ -3,130 +3,159 @@ Attention on the CPU, in tiles of 64 queries by 64 keys that stay in the cache. 
 attention.cuh.
 
 Scores are kept transposed, (keys, queries): a vector then holds one key's scores with 16 queries. So the
-maximum and the sum of a softmax need no reductions within a vector, and the products need transposed copies
-only of q and dout. What serves all products of a tile of queries or of keys is prepared once (TileOperand).
+maximum and the sum of a softmax need no reductions within a vector. Outputs and the gradients of queries are
+summed transposed too, (columns, queries): then probabilities and their gradients are right operands as they
+are, and what must be transposed for a product is keys or values. A task visits several tiles of queries of
+one head, and prepares the head's keys and values once for all of them (seen_keys).
 Every sum runs over tiles in ascending order for any number of threads.
 */
 #pragma once
 
 #include <algorithm>
 #include <omp.h>
+#include <utility>
+#include <vector>
 
 #include "kernels/attention_shape.h"
 #include "kernels/column_sums.cuh"
 #include "kernels/common.cuh"
 #include "kernels/fast_math.cuh"
+#include "kernels/host_memory.h"  // KeptMemory
 #include "kernels/tile_product.h"
 
 // ----------------------------------------------------------------------------
 // tiles
 
-inline void store_rows(floatX* to, int stride, const float* from, int width, int count, int HS, float scale) {
+constexpr int tile_rows = 64;
+
+// Returns the columns of a tile: the head size rounded up to whole vectors.
+inline int tile_width(int HS) {
+    return round_up(HS, 16);
+}
+
+// Copies `count` rows of a head as float, (64, width), with zeros after the last row and the last column.
+inline void load_rows(float* to, const floatX* from, int stride, int count, int HS, float scale) {
+    const int width = tile_width(HS);
+    if (count < tile_rows || HS < width) std::fill_n(to, tile_rows * width, 0.0f);
     for (int i = 0; i < count; i++) {
 #pragma omp simd
-        for (int c = 0; c < HS; c++) to[(size_t)i * stride + c] = floatX(scale * from[i * width + c]);
+        for (int c = 0; c < HS; c++) to[i * width + c] = scale * float(from[(size_t)i * stride + c]);
     }
 }
 
-// 64 rows of a head as float, with zeros after the last row and the last column.
-struct alignas(64) HeadTile {
-    static constexpr int rows = 64;
-    float at[rows * max_head_size];
-    int width;  // columns: the head size rounded up to whole vectors
-
-    explicit HeadTile(int HS) : width(ceil_div(HS, 16) * 16) {}
-    HeadTile(int HS, const floatX* from, int stride, int count, float scale = 1.0f) : HeadTile(HS) {
-        load(from, stride, count, HS, scale);
-    }
-    Elements elements() const { return {at, width, 1}; }
-    void clear() { std::fill_n(at, rows * width, 0.0f); }
-
-    void load(const floatX* from, int stride, int count, int HS, float scale = 1.0f) {
-        if (count < rows || HS < width) clear();
-        for (int i = 0; i < count; i++) {
+inline void store_rows(floatX* to, int stride, const float* from, int count, int HS) {
+    for (int i = 0; i < count; i++) {
 #pragma omp simd
-            for (int c = 0; c < HS; c++) at[i * width + c] = scale * float(from[(size_t)i * stride + c]);
-        }
+        for (int c = 0; c < HS; c++) to[(size_t)i * stride + c] = floatX(from[i * tile_width(HS) + c]);
     }
+}
 
-    void store(floatX* to, int stride, int count, int HS, float scale = 1.0f) const {
-        store_rows(to, stride, at, width, count, HS, scale);
+// Stores a transposed tile, (width, 64).
+inline void store_columns(floatX* to, int stride, const float* from, int count, int HS, const float* scale) {
+    for (int i = 0; i < count; i++) {
+#pragma omp simd
+        for (int c = 0; c < HS; c++) to[(size_t)i * stride + c] = floatX(scale[i] * from[c * tile_rows + i]);
     }
+}
+
+// Room for 64 rows of a head, by rows or transposed, or for an operand made of them.
+struct alignas(64) HeadTile {
+    float at[tile_rows * max_head_size];
+    void clear(int HS) { std::fill_n(at, tile_rows * tile_width(HS), 0.0f); }
 };
-
-constexpr int tile_rows = HeadTile::rows;
 
 // One value per pair of a key and a query, (keys, queries).
 struct alignas(64) ScoreTile {
     float at[tile_rows * tile_rows];
-    Elements keys() const { return {at, tile_rows, 1}; }
-    Elements queries() const { return keys().transposed(); }
+    Elements elements() const { return {at, tile_rows, 1}; }
 };
 
-// One tile of keys or values of a head. Products in bf16 make their own copies, so they read whole tiles in
-// place. Keys from keys_end() on, which no query sees, are not read.
-struct KeyRows {
-    HeadTile copy;
-    Elements elements;
+// ----------------------------------------------------------------------------
+// keys
 
-    KeyRows(const AttentionShape& s, const floatX* from, int start) : copy(s.HS), elements(copy.elements()) {
-        int count = std::min(tile_rows, s.keys_end() - start);
-        bool whole = count == tile_rows && copy.width == s.HS;
-        if (whole && cpu_products_in_bf16 && sizeof(floatX) == sizeof(float))
-            elements = {(const float*)from, s.kv_row, 1};
-        else
-            copy.load(from, s.kv_row, count, s.HS);
+enum class AttentionPass { forward, backward };
+
+// One tile of keys of a head, with their values, as operands on the left. Keys from keys_end() on, which no
+// query sees, are not read.
+struct KeyTile {
+    int start;
+    Elements k, v;             // (64, width)
+    TileOperand keys, values;  // (64, HS)
+    TileOperand transposed;    // (width, 64): the values in the forward pass, the keys in the backward pass
+
+    // memory: (5, 64, HS rounded up to 32)
+    KeyTile(const AttentionShape& s, Qkv<const floatX> qkv, int b, int kv_head, int number,
+            AttentionPass pass, float* memory, size_t size)
+        : start(number * tile_rows),
+          k(rows(s, qkv.keys + s.key(b, start, kv_head), memory)),
+          v(rows(s, qkv.keys + s.value(b, start, kv_head), memory + size)),
+          keys(OperandSide::left, k, tile_rows, s.HS, memory + 2 * size),
+          values(OperandSide::left, v, tile_rows, s.HS, memory + 3 * size),
+          transposed(OperandSide::left, (pass == AttentionPass::forward ? v : k).transposed(),
+                     tile_width(s.HS), tile_rows, memory + 4 * size) {}
+
+private:
+    Elements rows(const AttentionShape& s, const floatX* from, float* copy) const {
+        load_rows(copy, from, s.kv_row, std::min(tile_rows, s.keys_end() - start), s.HS, 1.0f);
+        return {copy, tile_width(s.HS), 1};
     }
 };
 
-// One tile of keys of a head, with their values.
-struct KeyTile {
-    int start;
-    KeyRows k, v;
-    TileOperand keys;  // on the left
+// Returns the tiles of keys of a head that at least one query of the tiles [begin, end) sees, in memory that
+// this thread's next call takes.
+inline std::vector<KeyTile> seen_keys(const AttentionShape& s, Qkv<const floatX> qkv, int b, int kv_head,
+                                      int begin, int end, AttentionPass pass) {
+    const int first = s.first_key(b, begin * tile_rows) / tile_rows;
+    const int last = s.position(std::min(end * tile_rows, s.Tq) - 1) / tile_rows;
+    thread_local KeptMemory<float> kept;
+    const size_t size = (size_t)tile_rows * round_up(s.HS, 32);
+    float* memory = kept.of((last - first + 1) * 5 * size);
+    std::vector<KeyTile> tiles;
+    for (int i = first; i <= last; i++)
+        tiles.emplace_back(s, qkv, b, kv_head, i, pass, memory + (i - first) * 5 * size, size);
+    return tiles;
+}
 
-    KeyTile(const AttentionShape& s, Qkv<const floatX> qkv, int b, int kv_head, int number)
-        : start(number * tile_rows),
-          k(s, qkv.keys + s.key(b, start, kv_head), start),
-          v(s, qkv.keys + s.value(b, start, kv_head), start),
-          keys(OperandSide::left, k.elements, tile_rows, s.HS) {}
-};
+// ----------------------------------------------------------------------------
+// queries
 
-struct ForwardKeys : KeyTile {
-    TileOperand values;  // on the right
+// Rows of a head with their operands on the right.
+struct QueryRows {
+    HeadTile rows;  // (64, width)
+    Elements elements;
+    HeadTile memory[2];
 
-    ForwardKeys(const AttentionShape& s, Qkv<const floatX> qkv, int b, int kv_head, int number)
-        : KeyTile(s, qkv, b, kv_head, number),
-          values(OperandSide::right, v.elements, tile_rows, v.copy.width) {}
-};
-
-struct BackwardKeys : KeyTile {
-    TileOperand values, right_keys;  // values: on the left
-
-    BackwardKeys(const AttentionShape& s, Qkv<const floatX> qkv, int b, int kv_head, int number)
-        : KeyTile(s, qkv, b, kv_head, number),
-          values(OperandSide::left, v.elements, tile_rows, s.HS),
-          right_keys(OperandSide::right, k.elements, tile_rows, k.copy.width) {}
+    QueryRows(int HS, const floatX* from, int stride, int count, float scale)
+        : elements{rows.at, tile_width(HS), 1} {
+        load_rows(rows.at, from, stride, count, HS, scale);
+    }
+    // Return (64, width), or transposed, (HS, 64). Each may be called once.
+    TileOperand by_rows() { return {OperandSide::right, elements, tile_rows, elements.row, memory[0].at}; }
+    TileOperand by_columns(int HS) {
+        return {OperandSide::right, elements.transposed(), HS, tile_rows, memory[1].at};
+    }
 };
 
 // One tile of queries of a head, and the keys that each sees.
 struct QueryTile {
     int start, count;
-    int position;                       // the first query's
-    int first_key_tile, last_key_tile;  // these queries see no others
+    int position;  // the first query's
     int first_key[tile_rows];
-    const HeadTile q;  // multiplied by the scale of the scores
-    TileOperand qT;    // on the right
+    QueryRows q;  // multiplied by the scale of the scores
+    TileOperand qT;
 
     QueryTile(const AttentionShape& s, Qkv<const floatX> qkv, int b, int h, int number)
         : start(number * tile_rows),
           count(std::min(tile_rows, s.Tq - start)),
           position(s.position(start)),
           q(s.HS, qkv.queries + s.query(b, start, h), s.q_row, count, s.scale()),
-          qT(OperandSide::right, q.elements().transposed(), s.HS, tile_rows) {
+          qT(q.by_columns(s.HS)) {
         for (int i = 0; i < tile_rows; i++) first_key[i] = s.first_key(b, start + std::min(i, count - 1));
-        first_key_tile = first_key[0] / tile_rows;
-        last_key_tile = (position + count - 1) / tile_rows;
+    }
+
+    // Returns whether at least one of these queries sees one of the keys.
+    bool see(const KeyTile& keys) const {
+        return first_key[0] < keys.start + tile_rows && keys.start < position + count;
     }
 
     // Computes the scores of these queries with a tile of keys, -inf where a query does not see the key.
@@ -135,10 +164,12 @@ struct QueryTile {
         int end = keys.start + tile_rows - 1;
         if (first_key[tile_rows - 1] <= keys.start && end <= position) return;
         for (int j = 0; j < tile_rows; j++) {
+            const int key = keys.start + j;
 #pragma omp simd
             for (int i = 0; i < tile_rows; i++) {
-                bool seen = first_key[i] <= keys.start + j && keys.start + j <= position + i;
-                p.at[j * tile_rows + i] = seen ? p.at[j * tile_rows + i] : -INFINITY;
+                float score = p.at[j * tile_rows + i];
+                bool seen = (first_key[i] <= key) & (key <= position + i);
+                p.at[j * tile_rows + i] = seen ? score : -INFINITY;
             }
         }
     }
@@ -149,17 +180,19 @@ struct QueryTile {
 
 // Computes the output and lse of one tile of queries of head h.
 inline void attention_forward_tile_cpu(floatX* out, float* lse, Qkv<const floatX> qkv,
-                                       const AttentionShape& s, int b, int h, int query_tile) {
+                                       const AttentionShape& s, int b, int h, int query_tile,
+                                       const std::vector<KeyTile>& all_keys) {
+    const int width = tile_width(s.HS);
     QueryTile queries(s, qkv, b, h, query_tile);
-    ScoreTile p;
-    HeadTile sum(s.HS);
-    sum.clear();
+    ScoreTile p, rounded;
+    HeadTile sum;  // (width, queries)
+    sum.clear(s.HS);
     alignas(64) float maximum[tile_rows], total[tile_rows], shrink[tile_rows];
     std::fill_n(maximum, tile_rows, -1e30f);  // finite: a query may see nothing of its first tile of keys
     std::fill_n(total, tile_rows, 0.0f);
 
-    for (int key_tile = queries.first_key_tile; key_tile <= queries.last_key_tile; key_tile++) {
-        ForwardKeys keys(s, qkv, b, h / s.group(), key_tile);
+    for (const KeyTile& keys : all_keys) {
+        if (!queries.see(keys)) continue;
         queries.scores(p, keys, s.HS);
 
         std::copy_n(maximum, tile_rows, shrink);
@@ -183,28 +216,40 @@ inline void attention_forward_tile_cpu(floatX* out, float* lse, Qkv<const floatX
                 total[i] += e;
             }
         }
-        for (int i = 0; i < tile_rows; i++) {
+        for (int c = 0; c < width; c++) {
 #pragma omp simd
-            for (int c = 0; c < sum.width; c++) sum.at[i * sum.width + c] *= shrink[i];
+            for (int i = 0; i < tile_rows; i++) sum.at[c * tile_rows + i] *= shrink[i];
         }
-        TileOperand probabilities(OperandSide::left, p.queries(), tile_rows, tile_rows);
-        tile_product(sum.at, sum.width, probabilities, keys.values, tile_rows, sum.width, tile_rows, true);
+        TileOperand probabilities(OperandSide::right, p.elements(), tile_rows, tile_rows, rounded.at);
+        tile_product(sum.at, tile_rows, keys.transposed, probabilities, width, tile_rows, tile_rows, true);
     }
 
     for (int i = 0; i < queries.count; i++) {
-        int query = queries.start + i;
-        store_rows(out + s.output(b, query, h), 0, sum.at + i * sum.width, 0, 1, s.HS, 1 / total[i]);
-        lse[s.lse(b, query, h)] = maximum[i] + logf(total[i]);
+        lse[s.lse(b, queries.start + i, h)] = maximum[i] + logf(total[i]);
+        total[i] = 1 / total[i];
     }
+    store_columns(out + s.output(b, queries.start, h), s.out_row(), sum.at, queries.count, s.HS, total);
 }
 
-// Late tiles see more keys: they go first, so that no thread is left with a long one at the end.
+// A task is some tiles of queries of all query heads that share a key/value head: all tiles if that makes at
+// least four tasks for each thread. Late tiles see more keys: they go first, so that no thread is left with a
+// long task at the end.
 inline void attention_forward_cpu(floatX* out, float* lse, Qkv<const floatX> qkv, const AttentionShape& s) {
-    int tiles = ceil_div(s.Tq, tile_rows);
+    const int tiles = ceil_div(s.Tq, tile_rows);
+    const int parts = std::min(ceil_div(4 * omp_get_max_threads(), s.B * s.NKV), tiles);
+    const int part = ceil_div(tiles, parts);
 #pragma omp parallel for collapse(3) schedule(dynamic)
-    for (int i = 0; i < tiles; i++)
+    for (int number = parts - 1; number >= 0; number--)
         for (int b = 0; b < s.B; b++)
-            for (int h = 0; h < s.NH; h++) attention_forward_tile_cpu(out, lse, qkv, s, b, h, tiles - 1 - i);
+            for (int kv_head = 0; kv_head < s.NKV; kv_head++) {
+                const int begin = number * part, end = std::min(begin + part, tiles);
+                if (begin >= end) continue;
+                const auto keys = seen_keys(s, qkv, b, kv_head, begin, end, AttentionPass::forward);
+                TileRegisters registers;
+                for (int h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++)
+                    for (int i = begin; i < end; i++)
+                        attention_forward_tile_cpu(out, lse, qkv, s, b, h, i, keys);
+            }
 }
 
 // ----------------------------------------------------------------------------
@@ -220,16 +265,16 @@ struct AttentionBackward {
 
 // The backward pass's view of one tile of queries.
 struct BackwardQueries : QueryTile {
-    const HeadTile dout;
-    TileOperand right_q, right_dout, doutT;            // on the right
+    QueryRows dout;
+    TileOperand right_q, right_dout, doutT;
     alignas(64) float lse[tile_rows], dot[tile_rows];  // dot: dout . out of each query
 
     BackwardQueries(const AttentionBackward& a, int b, int h, int number)
         : QueryTile(a.shape, a.qkv, b, h, number),
-          dout(a.shape.HS, a.dout + a.shape.output(b, start, h), a.shape.out_row(), count),
-          right_q(OperandSide::right, q.elements(), tile_rows, q.width),
-          right_dout(OperandSide::right, dout.elements(), tile_rows, dout.width),
-          doutT(OperandSide::right, dout.elements().transposed(), a.shape.HS, tile_rows) {
+          dout(a.shape.HS, a.dout + a.shape.output(b, start, h), a.shape.out_row(), count, 1.0f),
+          right_q(q.by_rows()),
+          right_dout(dout.by_rows()),
+          doutT(dout.by_columns(a.shape.HS)) {
         const AttentionShape& s = a.shape;
         std::fill_n(lse, tile_rows, INFINITY);  // rows past the last query get probability 0
         std::fill_n(dot, tile_rows, 0.0f);
@@ -238,13 +283,13 @@ struct BackwardQueries : QueryTile {
             const floatX* o = a.out + s.output(b, start + i, h);
             float sum = 0;
 #pragma omp simd reduction(+ : sum)
-            for (int c = 0; c < s.HS; c++) sum += dout.at[i * dout.width + c] * float(o[c]);
+            for (int c = 0; c < s.HS; c++) sum += dout.rows.at[i * tile_width(s.HS) + c] * float(o[c]);
             dot[i] = sum;
         }
     }
 
     // Computes the probabilities, and the gradients of the scores, with a tile of keys.
-    void dscores(ScoreTile& p, ScoreTile& ds, const BackwardKeys& keys, int HS) const {
+    void dscores(ScoreTile& p, ScoreTile& ds, const KeyTile& keys, int HS) const {
         scores(p, keys, HS);
         tile_product(ds.at, tile_rows, keys.values, doutT, tile_rows, tile_rows, HS, false);
         for (int j = 0; j < tile_rows; j++) {
@@ -258,57 +303,71 @@ struct BackwardQueries : QueryTile {
     }
 
     // Adds these queries' contribution to the gradients of a tile of keys and values, both (64, width).
-    void add_dkv(float* dk, float* dv, const ScoreTile& p, const ScoreTile& ds) const {
-        TileOperand left_ds(OperandSide::left, ds.keys(), tile_rows, tile_rows);
-        TileOperand left_p(OperandSide::left, p.keys(), tile_rows, tile_rows);
-        tile_product(dk, q.width, left_ds, right_q, tile_rows, q.width, tile_rows, true);
-        tile_product(dv, q.width, left_p, right_dout, tile_rows, q.width, tile_rows, true);
+    void add_dkv(float* dk, float* dv, const ScoreTile& p, const ScoreTile& ds, int HS) const {
+        const int width = tile_width(HS);
+        ScoreTile rounded;
+        TileOperand left_ds(OperandSide::left, ds.elements(), tile_rows, tile_rows, rounded.at);
+        tile_product(dk, width, left_ds, right_q, tile_rows, width, tile_rows, true);
+        TileOperand left_p(OperandSide::left, p.elements(), tile_rows, tile_rows, rounded.at);
+        tile_product(dv, width, left_p, right_dout, tile_rows, width, tile_rows, true);
     }
 };
 
 // For a tile of queries and all keys that it sees: writes dq and, unless dkv (tiles of keys, 2, 64, width) is
 // null, adds the tile's contribution to dkv.
 inline void attention_backward_queries_cpu(const AttentionBackward& a, float* dkv, int b, int h,
-                                           int query_tile) {
+                                           int query_tile, const std::vector<KeyTile>& all_keys) {
     const AttentionShape& s = a.shape;
+    const int width = tile_width(s.HS);
     BackwardQueries queries(a, b, h, query_tile);
-    ScoreTile p, ds;
-    HeadTile dq(s.HS);
-    dq.clear();
-    for (int key_tile = queries.first_key_tile; key_tile <= queries.last_key_tile; key_tile++) {
-        BackwardKeys keys(s, a.qkv, b, h / s.group(), key_tile);
+    ScoreTile p, ds, rounded;
+    HeadTile dq;  // (width, queries)
+    dq.clear(s.HS);
+    for (const KeyTile& keys : all_keys) {
+        if (!queries.see(keys)) continue;
         queries.dscores(p, ds, keys, s.HS);
-        TileOperand left_ds(OperandSide::left, ds.queries(), tile_rows, tile_rows);
-        tile_product(dq.at, dq.width, left_ds, keys.right_keys, tile_rows, dq.width, tile_rows, true);
+        TileOperand right_ds(OperandSide::right, ds.elements(), tile_rows, tile_rows, rounded.at);
+        tile_product(dq.at, tile_rows, keys.transposed, right_ds, width, tile_rows, tile_rows, true);
         if (dkv) {
-            float* dk = dkv + (size_t)key_tile * 2 * tile_rows * dq.width;
-            queries.add_dkv(dk, dk + tile_rows * dq.width, p, ds);
+            float* dk = dkv + (size_t)keys.start * 2 * width;
+            queries.add_dkv(dk, dk + tile_rows * width, p, ds, s.HS);
         }
     }
-    dq.store(a.dqkv.queries + s.query(b, queries.start, h), s.q_row, queries.count, s.HS, s.scale());
+    alignas(64) float scale[tile_rows];
+    std::fill_n(scale, tile_rows, s.scale());
+    store_columns(a.dqkv.queries + s.query(b, queries.start, h), s.q_row, dq.at, queries.count, s.HS, scale);
+}
+
+inline void store_dkv(const AttentionBackward& a, int b, int kv_head, int key_tile, const float* dk,
+                      const float* dv) {
+    const AttentionShape& s = a.shape;
+    const int start = key_tile * tile_rows, count = std::min(tile_rows, s.Tk - start);
+    store_rows(a.dqkv.keys + s.key(b, start, kv_head), s.kv_row, dk, count, s.HS);
+    store_rows(a.dqkv.keys + s.value(b, start, kv_head), s.kv_row, dv, count, s.HS);
 }
 
 // For a tile of keys and all queries that see it: writes dk and dv.
 inline void attention_backward_keys_cpu(const AttentionBackward& a, int b, int kv_head, int key_tile) {
     const AttentionShape& s = a.shape;
-    BackwardKeys keys(s, a.qkv, b, kv_head, key_tile);
+    HeadTile memory[5];
+    const KeyTile keys(s, a.qkv, b, kv_head, key_tile, AttentionPass::backward, memory[0].at,
+                       sizeof(HeadTile) / sizeof(float));
+    TileRegisters registers;
     ScoreTile p, ds;
-    HeadTile dk(s.HS), dv(s.HS);
-    dk.clear();
-    dv.clear();
+    HeadTile dk, dv;
+    dk.clear(s.HS);
+    dv.clear(s.HS);
     int first_tile = std::max(keys.start - s.q0, 0) / tile_rows;
-    int tiles = keys.start < s.keys_end() ? ceil_div(s.Tq, tile_rows) : 0;  // tiles of queries
+    int query_tiles = keys.start < s.keys_end() ? ceil_div(s.Tq, tile_rows) : 0;
     for (int h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++) {
-        for (int i = first_tile; i < tiles; i++) {
+        for (int i = first_tile; i < query_tiles; i++) {
             if (s.first_key(b, i * tile_rows) >= keys.start + tile_rows) break;
             BackwardQueries queries(a, b, h, i);
             queries.dscores(p, ds, keys, s.HS);
-            queries.add_dkv(dk.at, dv.at, p, ds);
+            queries.add_dkv(dk.at, dv.at, p, ds, s.HS);
         }
     }
-    int count = std::min(tile_rows, s.Tk - keys.start);
-    dk.store(a.dqkv.keys + s.key(b, keys.start, kv_head), s.kv_row, count, s.HS);
-    dv.store(a.dqkv.keys + s.value(b, keys.start, kv_head), s.kv_row, count, s.HS);
+    store_dkv(a, b, kv_head, key_tile, dk.at, dv.at);
 }
 
 // Computes all gradients of one key/value head and its query heads. Scratch: dkv (tiles of keys, 2, 64,
@@ -316,22 +375,19 @@ inline void attention_backward_keys_cpu(const AttentionBackward& a, int b, int k
 inline void attention_backward_head_cpu(const AttentionBackward& a, float* dkv, int b, int kv_head) {
     const AttentionShape& s = a.shape;
     int query_tiles = ceil_div(s.Tq, tile_rows), key_tiles = ceil_div(s.Tk, tile_rows);
-    int width = HeadTile(s.HS).width;
+    int width = tile_width(s.HS);
     std::fill_n(dkv, (size_t)key_tiles * 2 * tile_rows * width, 0.0f);
+    const auto keys = seen_keys(s, a.qkv, b, kv_head, 0, query_tiles, AttentionPass::backward);
+    TileRegisters registers;
     for (int h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++)
-        for (int i = 0; i < query_tiles; i++) attention_backward_queries_cpu(a, dkv, b, h, i);
-    for (int i = 0; i < key_tiles; i++) {
-        int start = i * tile_rows, count = std::min(tile_rows, s.Tk - start);
-        float* dk = dkv + (size_t)i * 2 * tile_rows * width;
-        store_rows(a.dqkv.keys + s.key(b, start, kv_head), s.kv_row, dk, width, count, s.HS, 1.0f);
-        store_rows(a.dqkv.keys + s.value(b, start, kv_head), s.kv_row, dk + tile_rows * width, width, count,
-                   s.HS, 1.0f);
-    }
+        for (int i = 0; i < query_tiles; i++) attention_backward_queries_cpu(a, dkv, b, h, i, keys);
+    for (int i = 0; i < key_tiles; i++, dkv += 2 * tile_rows * width)
+        store_dkv(a, b, kv_head, i, dkv, dkv + tile_rows * width);
 }
 
 // Return the number of floats of scratch: for the dkv of one head, and of all heads.
 inline size_t attention_backward_head_scratch_cpu(const AttentionShape& s) {
-    return (size_t)ceil_div(s.Tk, tile_rows) * 2 * tile_rows * HeadTile(s.HS).width;
+    return (size_t)ceil_div(s.Tk, tile_rows) * 2 * tile_rows * tile_width(s.HS);
 }
 inline size_t attention_backward_scratch_cpu(const AttentionShape& s) {
     return (size_t)s.B * s.NKV * attention_backward_head_scratch_cpu(s);
@@ -355,8 +411,13 @@ inline void attention_backward_products_cpu(const AttentionBackward& a, float* s
 #pragma omp parallel for collapse(3) schedule(dynamic)
     for (int i = 0; i < query_tiles; i++)
         for (int b = 0; b < s.B; b++)
-            for (int h = 0; h < s.NH; h++)
-                attention_backward_queries_cpu(a, nullptr, b, h, query_tiles - 1 - i);
+            for (int h = 0; h < s.NH; h++) {
+                const int tile = query_tiles - 1 - i;
+                const auto keys =
+                    seen_keys(s, a.qkv, b, h / s.group(), tile, tile + 1, AttentionPass::backward);
+                TileRegisters registers;
+                attention_backward_queries_cpu(a, nullptr, b, h, tile, keys);
+            }
 #pragma omp parallel for collapse(3) schedule(dynamic)
     for (int i = 0; i < key_tiles; i++)
         for (int b = 0; b < s.B; b++)

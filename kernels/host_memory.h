@@ -8,6 +8,8 @@ The memory of the machine that a program runs on.
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
+#include <memory>
+#include <new>
 #include <string>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -81,3 +83,24 @@ inline void* allocate_host_memory(size_t bytes) {
     if (large) madvise(pointer, bytes, MADV_HUGEPAGE);
     return pointer;
 }
+
+// Memory that grows as needed and is kept.
+template <typename T>
+class KeptMemory {
+public:
+    T* of(size_t count) {
+        if (count > capacity_) {
+            memory_.reset((T*)allocate_host_memory(count * sizeof(T)));
+            capacity_ = memory_ ? count : 0;
+            if (!memory_) throw std::bad_alloc();
+        }
+        return memory_.get();
+    }
+
+private:
+    struct Free {
+        void operator()(T* memory) const { free(memory); }
+    };
+    std::unique_ptr<T, Free> memory_;
+    size_t capacity_ = 0;
+};

@@ -7,7 +7,7 @@ The linear layer, which takes nearly all the time of training:
                  dbias += column sums of dout
 
 The backward pass needs inp and weight. The products are left to the vendor's library, cuBLASLt or oneDNN
-(matmul_cpu.h has the exception), with sums in fp32 on both. Work on results that are still in registers (+=,
+(matmul_bf16.h has the exception), with sums in fp32 on both. Work on results that are still in registers (+=,
 bias, GELU, its gradient, column sums) is done in an epilogue, or by a separate kernel after the product where
 that is faster (column_sums.cuh has the one for column sums).
 */
@@ -24,6 +24,7 @@ that is faster (column_sums.cuh has the one for column sums).
 #include "kernels/streams.cuh"
 
 #ifdef DEVICE_CPU
+#include "kernels/matmul_bf16.h"
 #include "kernels/matmul_cpu.h"
 #else
 #include "kernels/cublas.cuh"
@@ -33,15 +34,11 @@ that is faster (column_sums.cuh has the one for column sums).
 // ----------------------------------------------------------------------------
 // CPU
 
-// Uses a primitive rather than dnnl_sgemm, which has no bias and is slower when C is large.
+// Uses no dnnl_sgemm, which has no bias and is slower when C is large.
 inline void matmul_forward_cpu(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias,
                                int N, int C, int OC, bool accumulate) {
-    if (cpu_products_in_bf16)
-        return multiply_in_bf16(out, {inp, C, 1}, {weight, 1, C}, bias, N, OC, C, accumulate);
-    constexpr auto fp32 = dnnl::memory::data_type::f32;
-    CpuProduct product(matrix_desc(fp32, N, C, C, 1), matrix_desc(fp32, C, OC, 1, C),
-                       matrix_desc(fp32, N, OC, OC, 1), bias, accumulate);
-    product.run(out, inp, weight, bias);
+    auto* multiply = cpu_products_in_bf16 ? multiply_in_bf16 : multiply_in_fp32;
+    multiply(out, {inp, C, 1}, {weight, 1, C}, bias, N, OC, C, accumulate);
 }
 
 inline void matmul_backward_input_cpu(floatX* dinp, const floatX* dout, const floatX* weight, int N, int C,

@@ -1,8 +1,9 @@
 /*
-Matrix products in bf16 by a processor's matrix unit (Intel's AMX): operands are rounded to bf16, sums are
-fp32.
+Matrix products in bf16 on a CPU: operands are rounded to bf16, sums are fp32. Some processors have a matrix
+unit for them (Intel's AMX), others only dot products of pairs (AVX-512 BF16).
 
-The unit has eight registers, each a tile of 16 rows of 64 bytes. One instruction takes 16 cycles and computes
+The matrix unit has eight registers, each a tile of 16 rows of 64 bytes. One instruction takes 16 cycles and
+computes
 
     sums (16, 16) += left (16, 32) right (32, 16)
 
@@ -22,6 +23,9 @@ rung of this ladder brings them closer:
 
 Threads take the next rows as soon as they are free, because other programs may slow one core down. The order
 of each sum depends only on the sizes, so a product is bit-identical every time.
+
+Dot products of pairs read the same panels: one instruction multiplies a vector of a right tile's pairs by one
+pair of a left tile.
 */
 #pragma once
 
@@ -37,44 +41,62 @@ of each sum depends only on the sizes, so a product is bit-identical every time.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <memory>
-#include <new>
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include "kernels/common.cuh"     // ceil_div, even_share
-#include "kernels/elements.h"     // Elements
-#include "kernels/host_memory.h"  // allocate_host_memory
+#include "kernels/host_memory.h"  // KeptMemory
+#endif
+#include "kernels/elements.h"  // Elements
+
+// If set, products on the CPU use operands rounded to bf16 from now on.
+inline bool cpu_products_in_bf16 = false;
+
+#ifdef CPU_BF16_INSTRUCTIONS
 
 // ----------------------------------------------------------------------------
-// the unit
+// instructions
 
-#define WITH_AMX __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,prfchw,amx-tile,amx-bf16")))
+#define WITH_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,prfchw,amx-tile,amx-bf16")))
 
-// Returns whether this process may use a matrix unit for bf16. ONEDNN_MAX_CPU_ISA may disable it.
-inline bool has_matrix_unit() {
-    static const bool granted = [] {
-        auto needed = (unsigned)dnnl::cpu_isa::avx512_core_amx;
-        if (((unsigned)dnnl::get_effective_cpu_isa() & needed) != needed) return false;
+enum class Bf16Instructions { none, dot_products, matrix_unit };
+
+// Returns what this process may use. ONEDNN_MAX_CPU_ISA may disable instructions.
+inline Bf16Instructions bf16_instructions() {
+    static const Bf16Instructions usable = [] {
+        auto has = [](dnnl::cpu_isa isa) {
+            return ((unsigned)dnnl::get_effective_cpu_isa() & (unsigned)isa) == (unsigned)isa;
+        };
         // Linux lets a process use the unit's registers only after it has asked for them
         constexpr int request_permission = 0x1023, tile_registers = 18;
-        return syscall(SYS_arch_prctl, request_permission, tile_registers) == 0;
+        if (has(dnnl::cpu_isa::avx512_core_amx) &&
+            syscall(SYS_arch_prctl, request_permission, tile_registers) == 0)
+            return Bf16Instructions::matrix_unit;
+        return has(dnnl::cpu_isa::avx512_core_bf16) ? Bf16Instructions::dot_products : Bf16Instructions::none;
     }();
-    return granted;
+    return usable;
+}
+
+inline bool has_cpu_products_in_bf16() {
+    return bf16_instructions() != Bf16Instructions::none;
+}
+inline bool has_matrix_unit() {
+    return bf16_instructions() == Bf16Instructions::matrix_unit;
 }
 
 // ----------------------------------------------------------------------------
 // panels
 
-struct alignas(64) AmxTile {
+// One tile of an operand.
+struct alignas(64) Bf16Tile {
     static constexpr int lines = 16, inner = 32;
     uint32_t at[lines][inner / 2];  // pairs of elements of the inner dimension
 };
 
-constexpr int panel_lines = 2 * AmxTile::lines;  // rows of left, or columns of right
+constexpr int panel_lines = 2 * Bf16Tile::lines;  // rows of left, or columns of right
 
 // Transposes 16 rows of 16 pairs. (The forms with masks have no uninitialized operand for GCC to warn of.)
-WITH_AMX inline void transpose_pairs(__m512i (&row)[16]) {
+WITH_BF16 inline void transpose_pairs(__m512i (&row)[16]) {
     constexpr __mmask16 all = 0xffff;
     constexpr __mmask8 both = 0xff;
     __m512i t[16];
@@ -101,21 +123,21 @@ WITH_AMX inline void transpose_pairs(__m512i (&row)[16]) {
 }
 
 // Masks the first `count` elements of a vector; count may be negative, or more than 16.
-WITH_AMX inline __mmask16 first_elements(int count) {
+WITH_BF16 inline __mmask16 first_elements(int count) {
     return _cvtu32_mask16((1u << std::clamp(count, 0, 16)) - 1);
 }
 
 // Rounds `lines` lines of `inner` elements, where neighbors in memory are successive elements of a line, and
 // fills the rest of the tile with zeros. in_pairs: for the right operand, the tile is (pairs, lines).
-WITH_AMX inline void round_along(AmxTile& tile, const float* from, size_t stride, int lines, int inner,
-                                 bool in_pairs) {
+WITH_BF16 inline void round_along(Bf16Tile& tile, const float* from, size_t stride, int lines, int inner,
+                                  bool in_pairs) {
     __m512i rows[16];
     __mmask16 low = first_elements(inner), high = first_elements(inner - 16);
     for (int i = 0; i < 16; i++) {
         __mmask16 any = i < lines ? 0xffff : 0;
         const float* line = from + i * stride;
-        _mm_prefetch(line + AmxTile::inner, _MM_HINT_T0);
-        _mm_prefetch(line + AmxTile::inner + 16, _MM_HINT_T0);
+        _mm_prefetch(line + Bf16Tile::inner, _MM_HINT_T0);
+        _mm_prefetch(line + Bf16Tile::inner + 16, _MM_HINT_T0);
         rows[i] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(high & any, line + 16),
                                                _mm512_maskz_loadu_ps(low & any, line));
     }
@@ -124,16 +146,16 @@ WITH_AMX inline void round_along(AmxTile& tile, const float* from, size_t stride
 }
 
 // Does the same where neighbors in memory are the same element of successive lines.
-WITH_AMX inline void round_across(AmxTile& tile, const float* from, size_t stride, int lines, int inner,
-                                  bool in_pairs) {
+WITH_BF16 inline void round_across(Bf16Tile& tile, const float* from, size_t stride, int lines, int inner,
+                                   bool in_pairs) {
     const __m512i even_and_odd = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
                                                   8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     __m512i rows[16];
     __mmask16 all = first_elements(lines), none = 0;
     for (int i = 0; i < 16; i++) {
         const float* pair = from + 2 * i * stride;
-        _mm_prefetch(pair + AmxTile::inner * stride, _MM_HINT_T0);
-        _mm_prefetch(pair + (AmxTile::inner + 1) * stride, _MM_HINT_T0);
+        _mm_prefetch(pair + Bf16Tile::inner * stride, _MM_HINT_T0);
+        _mm_prefetch(pair + (Bf16Tile::inner + 1) * stride, _MM_HINT_T0);
         __m512 even = _mm512_maskz_loadu_ps(2 * i < inner ? all : none, pair);
         __m512 odd = _mm512_maskz_loadu_ps(2 * i + 1 < inner ? all : none, pair + stride);
         rows[i] = _mm512_maskz_permutexvar_epi16(~0u, even_and_odd, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
@@ -147,18 +169,18 @@ WITH_AMX inline void round_across(AmxTile& tile, const float* from, size_t strid
 class Panels {
 public:
     static int count(int lines) { return ceil_div(lines, panel_lines); }
-    static int tiles(int inner) { return ceil_div(inner, AmxTile::inner); }
+    static int tiles(int inner) { return ceil_div(inner, Bf16Tile::inner); }
     static size_t size(int lines, int inner) { return (size_t)count(lines) * tiles(inner) * 2; }
 
     Panels() = default;
 
     // memory: (size(lines, inner)). operand.row: the distance between lines. in_pairs: for the right operand
-    Panels(AmxTile* memory, Elements operand, int lines, int inner, bool in_pairs)
+    Panels(Bf16Tile* memory, Elements operand, int lines, int inner, bool in_pairs)
         : memory_(memory), operand_(operand), lines_(lines), inner_(inner), in_pairs_(in_pairs) {}
 
     int count() const { return count(lines_); }
     int tiles() const { return tiles(inner_); }
-    AmxTile* at(int panel, int tile) const { return memory_ + ((size_t)panel * tiles() + tile) * 2; }
+    Bf16Tile* at(int panel, int tile) const { return memory_ + ((size_t)panel * tiles() + tile) * 2; }
 
     // Panels are filled in groups, so that long runs of neighbors in memory are read together.
     int groups() const { return ceil_div(count(), group()); }
@@ -167,11 +189,11 @@ public:
         const int first = number * group(), last = std::min(first + group(), count());
         for (int tile = 0; tile < tiles(); tile++)
             for (int half = 2 * first; half < 2 * last; half++) {
-                const int line = half * AmxTile::lines, k = tile * AmxTile::inner;
-                const int lines = std::clamp(lines_ - line, 0, AmxTile::lines);
-                const int inner = std::min(inner_ - k, AmxTile::inner);
+                const int line = half * Bf16Tile::lines, k = tile * Bf16Tile::inner;
+                const int lines = std::clamp(lines_ - line, 0, Bf16Tile::lines);
+                const int inner = std::min(inner_ - k, Bf16Tile::inner);
                 const float* from = operand_.from(line, k).data;
-                AmxTile& to = at(half / 2, tile)[half % 2];
+                Bf16Tile& to = at(half / 2, tile)[half % 2];
                 if (operand_.column == 1)
                     round_along(to, from, operand_.row, lines, inner, in_pairs_);
                 else
@@ -186,30 +208,10 @@ public:
 private:
     int group() const { return operand_.column == 1 ? 1 : 4; }
 
-    AmxTile* memory_ = nullptr;
+    Bf16Tile* memory_ = nullptr;
     Elements operand_ = {};
     int lines_ = 0, inner_ = 0;
     bool in_pairs_ = false;
-};
-
-// Memory for panels that grows as needed.
-class PanelMemory {
-public:
-    AmxTile* of(size_t tiles) {
-        if (tiles > capacity_) {
-            memory_.reset((AmxTile*)allocate_host_memory(tiles * sizeof(AmxTile)));
-            capacity_ = memory_ ? tiles : 0;
-            if (!memory_) throw std::bad_alloc();
-        }
-        return memory_.get();
-    }
-
-private:
-    struct Free {
-        void operator()(AmxTile* memory) const { free(memory); }
-    };
-    std::unique_ptr<AmxTile, Free> memory_;
-    size_t capacity_ = 0;
 };
 
 // ----------------------------------------------------------------------------
@@ -225,11 +227,18 @@ struct alignas(64) TileLayout {
 // stores to the others.
 inline const TileLayout tile_layout;
 
-// The thread's tile registers are ready for products while this lives.
+// The thread's tile registers, if it has any, are ready for products while this lives.
 struct TileRegisters {
-    WITH_AMX TileRegisters() { _tile_loadconfig(&tile_layout); }
-    WITH_AMX ~TileRegisters() { _tile_release(); }
+    WITH_BF16 TileRegisters() {
+        if (used) _tile_loadconfig(&tile_layout);
+    }
+    WITH_BF16 ~TileRegisters() {
+        if (used) _tile_release();
+    }
     TileRegisters(const TileRegisters&) = delete;
+
+private:
+    const bool used = cpu_products_in_bf16 && has_matrix_unit();
 };
 
 // Operands fetched during a product: the next sums, and a part of the next panel.
@@ -242,8 +251,8 @@ struct NextOperands {
 // Computes 32 x 32 sums = or += panels of left and right over some tiles of the inner dimension. Each
 // register is loaded for the next step as soon as this step has used it. That makes no difference to a core
 // that runs one thread; beside a second one, which takes half of the core's queues, it is a fifth faster.
-WITH_AMX inline void multiply_panels(float* sums, size_t stride, const AmxTile* left, const AmxTile* right,
-                                     int tiles, bool accumulate, const NextOperands& next) {
+WITH_BF16 inline void multiply_panels(float* sums, size_t stride, const Bf16Tile* left, const Bf16Tile* right,
+                                      int tiles, bool accumulate, const NextOperands& next) {
     asm volatile("" ::: "memory");  // compilers do not know that tiles are loaded from memory
     size_t bytes = stride * sizeof(float);
     float* lower = sums + 16 * stride;
@@ -289,6 +298,34 @@ WITH_AMX inline void multiply_panels(float* sums, size_t stride, const AmxTile* 
     _tile_stored(3, lower + 16, bytes);
 }
 
+// Does the same by dot products, 8 x 32 sums at a time.
+WITH_BF16 inline void multiply_panels_by_dots(float* sums, size_t stride, const Bf16Tile* left,
+                                              const Bf16Tile* right, int tiles, bool accumulate) {
+    constexpr int rows = 8;
+    for (int row = 0; row < panel_lines; row += rows, sums += rows * stride) {
+        __m512 sum[rows][2];
+        for (int i = 0; i < rows; i++)
+            for (int half = 0; half < 2; half++)
+                sum[i][half] =
+                    accumulate ? _mm512_loadu_ps(sums + i * stride + 16 * half) : _mm512_setzero_ps();
+        for (int k = 0; k < 2 * tiles; k += 2) {
+            const auto* lines = left[k + row / Bf16Tile::lines].at + row % Bf16Tile::lines;
+            for (int pair = 0; pair < Bf16Tile::inner / 2; pair++) {
+                auto first = (__m512bh)_mm512_load_si512(right[k].at[pair]);
+                auto second = (__m512bh)_mm512_load_si512(right[k + 1].at[pair]);
+                for (int i = 0; i < rows; i++) {
+                    auto of_left = (__m512bh)_mm512_set1_epi32((int)lines[i][pair]);
+                    sum[i][0] = _mm512_dpbf16_ps(sum[i][0], of_left, first);
+                    sum[i][1] = _mm512_dpbf16_ps(sum[i][1], of_left, second);
+                }
+            }
+        }
+        for (int i = 0; i < rows; i++)
+            for (int half = 0; half < 2; half++)
+                _mm512_storeu_ps(sums + i * stride + 16 * half, sum[i][half]);
+    }
+}
+
 // The sums of products, a matrix (rows, columns), in blocks of 32 x 32. A block at the edge is computed in a
 // copy.
 struct SumBlocks {
@@ -299,22 +336,30 @@ struct SumBlocks {
     float* at(int row, int column) const { return data + (size_t)row * stride + column; }
 
     // Computes the block that begins there, = or += the product of two panels + bias, which may be null.
-    void compute(int row, int column, const AmxTile* left, const AmxTile* right, int tiles, bool accumulate,
+    void compute(int row, int column, const Bf16Tile* left, const Bf16Tile* right, int tiles, bool accumulate,
                  const float* bias, const NextOperands& next) const {
         const int height = std::min(rows - row, panel_lines), width = std::min(columns - column, panel_lines);
         float* to = at(row, column);
         if (height == panel_lines && width == panel_lines) {
             if (bias) add_bias(to, stride, accumulate, bias);
-            return multiply_panels(to, stride, left, right, tiles, accumulate || bias, next);
+            return multiply(to, stride, left, right, tiles, accumulate || bias, next);
         }
         alignas(64) float copy[panel_lines][panel_lines] = {};
         for (int i = 0; i < height && accumulate; i++) std::copy_n(to + i * stride, width, copy[i]);
         if (bias) add_bias(copy[0], panel_lines, accumulate, bias, width);
-        multiply_panels(copy[0], panel_lines, left, right, tiles, accumulate || bias, {});
+        multiply(copy[0], panel_lines, left, right, tiles, accumulate || bias, {});
         for (int i = 0; i < height; i++) std::copy_n(copy[i], width, to + i * stride);
     }
 
 private:
+    static void multiply(float* sums, size_t stride, const Bf16Tile* left, const Bf16Tile* right, int tiles,
+                         bool accumulate, const NextOperands& next) {
+        if (has_matrix_unit())
+            multiply_panels(sums, stride, left, right, tiles, accumulate, next);
+        else
+            multiply_panels_by_dots(sums, stride, left, right, tiles, accumulate);
+    }
+
     static void add_bias(float* to, size_t stride, bool accumulate, const float* bias,
                          int width = panel_lines) {
         for (int i = 0; i < panel_lines; i++) {
@@ -325,10 +370,9 @@ private:
     }
 };
 
-// Computes c = or += left right for panels that stay in the cache.
+// Computes c = or += left right for panels that stay in the cache. Needs TileRegisters.
 inline void multiply_near(float* c, int ldc, const Panels& left, const Panels& right, int M, int N,
                           bool accumulate) {
-    TileRegisters registers;
     SumBlocks sums = {c, (size_t)ldc, M, N};
     for (int n = 0; n < right.count(); n++)
         for (int m = 0; m < left.count(); m++) {
@@ -353,11 +397,11 @@ struct PanelProduct {
 
     // Computes a block of rows for panels [first, end) of right. Needs TileRegisters.
     void run(int block, int first, int end) const {
-        AmxTile memory[most_rows / panel_lines * (most_inner / AmxTile::inner) * 2];
+        Bf16Tile memory[most_rows / panel_lines * (most_inner / Bf16Tile::inner) * 2];
         const int row = block * most_rows, rows = std::min(sums.rows - row, most_rows);
-        const int tiles = even_share(right.tiles(), most_inner / AmxTile::inner);
+        const int tiles = even_share(right.tiles(), most_inner / Bf16Tile::inner);
         for (int tile = 0; tile < right.tiles(); tile += tiles) {
-            const int k = tile * AmxTile::inner, width = std::min(inner - k, tiles * AmxTile::inner);
+            const int k = tile * Bf16Tile::inner, width = std::min(inner - k, tiles * Bf16Tile::inner);
             const Panels part(memory, left.from(row, k), rows, width, false);
             part.round();
             const size_t lines = ceil_div(panel_lines, part.count());
@@ -378,11 +422,11 @@ struct PanelProduct {
 };
 
 // Computes out (M, N) = or += left (M, K) right (K, N) + bias (N), which may be null. out has stride N.
-inline void multiply_in_tiles(float* out, Elements left, Elements right, const float* bias, int M, int N,
-                              int K, bool accumulate) {
+inline void multiply_in_bf16(float* out, Elements left, Elements right, const float* bias, int M, int N,
+                             int K, bool accumulate) {
     if (M == 0) return;
     constexpr int most_columns = 4096, most_inner = 4096;  // the part of right in panels
-    thread_local PanelMemory memory;
+    thread_local KeptMemory<Bf16Tile> memory;
     for (int n = 0; n < N; n += most_columns)
         for (int k = 0; k < K; k += most_inner) {
             const int columns = std::min(N - n, most_columns), inner = std::min(K - k, most_inner);
@@ -408,6 +452,15 @@ inline void multiply_in_tiles(float* out, Elements left, Elements right, const f
         }
 }
 #else
+struct TileRegisters {
+    TileRegisters() {}
+};
+inline void multiply_in_bf16(float*, Elements, Elements, const float*, int, int, int, bool) {
+    __builtin_unreachable();
+}
+inline bool has_cpu_products_in_bf16() {
+    return false;
+}
 inline bool has_matrix_unit() {
     return false;
 }
