@@ -1065,16 +1065,22 @@ inline StepShare step_share(const Gpt& g, uint64_t first, int micro_batches) {
             micro_batches,       g.workload.B};
 }
 
-// Computes the losses and gradients of `micro_batches` micro-batches, counted over all data ranks, starting
-// at sample `first`.
+// Computes the losses and gradients of a rank's `micro_batches` micro-batches. load: as in
+// run_micro_batches(); token_share: of a token in the loss
+template <typename Load>
+void step_gradients(Gpt& g, const Lookups& lookups, int micro_batches, Load&& load, float token_share) {
+    zero_gradients(g);
+    g.tables.look_up(lookups);
+    g.stats.count_rows(g.tables.sent(), g.tables.waited_for(), g.stream);
+    accumulate_gradients(g, micro_batches, load, token_share);
+    g.tables.sum_gradients();
+}
+
+// Does so for this rank's part of `micro_batches` micro-batches over all data ranks, from sample `first` on.
 inline void step_gradients(Gpt& g, DeviceBatches& batches, uint64_t first, int micro_batches) {
     StepShare share = step_share(g, first, micro_batches);
-    zero_gradients(g);
-    g.tables.look_up(batches.lookups(share.joined(), requests(share)));
-    g.stats.count_rows(g.tables.sent(), g.tables.waited_for(), g.stream);
-    accumulate_gradients(g, share.joined(), batches.loads(requests(share)),
-                         share.of_token(g.workload.sequence()));
-    g.tables.sum_gradients();
+    step_gradients(g, batches.lookups(share.joined(), requests(share)), share.joined(),
+                   batches.loads(requests(share)), share.of_token(g.workload.sequence()));
 }
 
 // ----------------------------------------------------------------------------
@@ -1257,10 +1263,7 @@ void record_steps(const ModelConfig& config, const Workload& workload, const Zer
     };
     update(0);
     for (size_t i = 0; i < micro_batches.size(); i++) {
-        zero_gradients(g);
-        g.tables.look_up({0, micro_batches[i], nullptr});
-        accumulate_gradients(g, micro_batches[i], load, 1.0f);
-        g.tables.sum_gradients();
+        step_gradients(g, Lookups{0, micro_batches[i], nullptr}, micro_batches[i], load, 1.0f);
         ledger->end_passes();
         update(i + 1);
     }

@@ -126,7 +126,7 @@ struct TableArrays {
     int* slots = nullptr;                       // (slots, 2, lookups) lists of micro-batches
     uint64_t *asked = nullptr, *own = nullptr;  // copies of the lists in TableLists
     int *list_rows = nullptr, *order = nullptr, *place = nullptr;  // likewise
-    int* counts = nullptr;                                         // (2, owners)
+    int *counts = nullptr, *host_counts = nullptr;                 // (2, owners), also on the host
     uint64_t *wanted = nullptr, *asks = nullptr;                   // (distinct), (asked) while they are sent
     std::array<TableLists, 2> lists = {};
     uint64_t* known = nullptr;  // (places) hash table from a step's rows to their places in its list
@@ -203,6 +203,7 @@ struct TableArrays {
         for (uint64_t*& set : sets)
             set = memory.take_pages<uint64_t>(training ? RowSet::words_of(own_rows) : 0);
         for (places = 1; places < 2 * std::max(all, asked_);) places *= 2;
+        host_counts = memory.take<int>(several ? 2 * s.owners : 0);
         known = memory.take<uint64_t>(places), known_at = memory.take<int>(places);
         if (on_host) {
             host_answers = memory.take_elements(n * asked_ * W);

@@ -202,19 +202,21 @@ private:
 // lists, on the host
 
 inline void NgramTables::list(TableLists& list, const Lookups& lookups) {
-    if (ledger) return imagine(list, lookups);
-    own_.raise_error();
-    list.number = own_.next_turn();
-    size_t number = (size_t)(&list - arrays_.lists.data());
-    wait_for(read_by_compute_[number], mesh_);
-    wait_for(read_by_host_[number], mesh_);
-    list_rows(list, lookups);
-    list.from = list.to;
-    list.distinct = list.wants();
-    if (several()) {
-        ask_owners(list);
-        if (settings_.training) list_sums(list);
+    if (ledger) {
+        imagine(list, lookups);
+    } else {
+        own_.raise_error();
+        list.number = own_.next_turn();
+        size_t number = (size_t)(&list - arrays_.lists.data());
+        wait_for(read_by_compute_[number], mesh_);
+        wait_for(read_by_host_[number], mesh_);
+        list_rows(list, lookups);
+        list.from = list.to;
+        list.distinct = list.wants();
     }
+    if (several()) ask_owners(list);
+    if (ledger) return;
+    if (several() && settings_.training) list_sums(list);
     if (!on_host()) return;
     std::copy_n(list.asked, list.asks(), list.fetched);
     std::iota(list.place, list.place + list.asks(), 0);
@@ -291,19 +293,19 @@ inline void NgramTables::list_rows(TableLists& list, const Lookups& lookups) {
     }
 }
 
-// Fills asked and `from`. Rows are numbered within this owner's table.
+// Fills asked and `from`. Rows are numbered within this owner's table. With a ledger, there is no memory
+// behind the lists.
 inline void NgramTables::ask_owners(TableLists& list) {
-    const int owners = (int)sizes_.owners;
-    std::vector<int> counts(list.to.begin(), list.to.end());
-    int* received = arrays_.counts + owners;
-    copy_async(arrays_.counts, counts.data(), counts.size(), asks_);
+    const size_t owners = sizes_.owners;
+    int *received = arrays_.counts + owners, *there = arrays_.host_counts, *back = there + owners;
+    if (!ledger) std::ranges::copy(list.to, there);
+    copy_async(arrays_.counts, there, owners, asks_);
     copy_async(received + own_.me(), arrays_.counts + own_.me(), 1, asks_);
     mesh_.asks().all_to_all(arrays_.counts, received, 1, Traffic::statistics, asks_);
     copy_async(arrays_.wanted, list.wanted, list.wants(), asks_);
-    std::vector<int> from(counts.size());
-    copy_async(from.data(), received, from.size(), asks_);
+    copy_async(back, received, owners, asks_);
     wait_for(asks_, mesh_);
-    list.from.assign(from.begin(), from.end());
+    if (!ledger) list.from.assign(back, back + owners);
     if (list.asks() > sizes_.asked())
         fail("n-gram tables: a rank is asked for %zu rows, but hashing should assign it at most %zu; this is "
              "a bug in the program",
@@ -311,7 +313,7 @@ inline void NgramTables::ask_owners(TableLists& list) {
     exchange(mesh_.asks(), arrays_.wanted, list.to, arrays_.asks, list.from, 1, Traffic::statistics, asks_);
     copy_async(list.asked, arrays_.asks, list.asks(), asks_);
     wait_for(asks_, mesh_);
-    for (size_t i = 0; i < list.asks(); i++) list.asked[i] = sizes_.own_number(list.asked[i]);
+    for (size_t i = 0; i < list.asks() && !ledger; i++) list.asked[i] = sizes_.own_number(list.asked[i]);
 }
 
 // Fills own, rows and order.

@@ -4,16 +4,16 @@ attention.cuh.
 
 Scores are kept transposed, (keys, queries): a vector then holds one key's scores with 16 queries. So the
 maximum and the sum of a softmax need no reductions within a vector. Outputs and the gradients of queries are
-summed transposed too, (columns, queries): then probabilities and their gradients are right operands as they
-are, and what must be transposed for a product is keys or values. A task visits several tiles of queries of
-one head, and prepares the head's keys and values once for all of them (seen_keys).
+summed transposed too, (columns, queries), so that probabilities and the gradients of scores are right
+operands as they are. Only q, dout, and keys or values are transposed. A task visits several tiles of queries,
+and prepares the keys and values that these see once for all of them (PreparedKeys).
 Every sum runs over tiles in ascending order for any number of threads.
 */
 #pragma once
 
 #include <algorithm>
 #include <omp.h>
-#include <utility>
+#include <span>
 #include <vector>
 
 #include "kernels/attention_shape.h"
@@ -79,47 +79,78 @@ enum class AttentionPass { forward, backward };
 // query sees, are not read.
 struct KeyTile {
     int start;
-    Elements k, v;             // (64, width)
-    TileOperand keys, values;  // (64, HS)
+    TileOperand keys, values;  // (64, HS); values: for the backward pass
     TileOperand transposed;    // (width, 64): the values in the forward pass, the keys in the backward pass
 
-    // memory: (5, 64, HS rounded up to 32)
+    // Products in fp32 read copies of keys and values, those in bf16 a rounded copy of each operand.
+    static size_t room(int HS, AttentionPass pass) {
+        const int operands = pass == AttentionPass::forward ? 2 : 3;
+        return operand_room(HS) * (cpu_products_in_bf16 ? operands : 4);
+    }
+
+    KeyTile() {}
+    // memory: (room(HS, pass))
     KeyTile(const AttentionShape& s, Qkv<const floatX> qkv, int b, int kv_head, int number,
-            AttentionPass pass, float* memory, size_t size)
-        : start(number * tile_rows),
-          k(rows(s, qkv.keys + s.key(b, start, kv_head), memory)),
-          v(rows(s, qkv.keys + s.value(b, start, kv_head), memory + size)),
-          keys(OperandSide::left, k, tile_rows, s.HS, memory + 2 * size),
-          values(OperandSide::left, v, tile_rows, s.HS, memory + 3 * size),
-          transposed(OperandSide::left, (pass == AttentionPass::forward ? v : k).transposed(),
-                     tile_width(s.HS), tile_rows, memory + 4 * size) {}
+            AttentionPass pass, float* memory)
+        : start(number * tile_rows) {
+        HeadTile copies[2];
+        const size_t size = operand_room(s.HS);
+        const int count = std::min(tile_rows, s.keys_end() - start), width = tile_width(s.HS);
+        float* k = cpu_products_in_bf16 ? copies[0].at : memory;
+        float* v = cpu_products_in_bf16 ? copies[1].at : memory + 2 * size;
+        load_rows(k, qkv.keys + s.key(b, start, kv_head), s.kv_row, count, s.HS, 1.0f);
+        load_rows(v, qkv.keys + s.value(b, start, kv_head), s.kv_row, count, s.HS, 1.0f);
+        const bool forward = pass == AttentionPass::forward;
+        auto by_rows = [&](float* rows, float* to) {
+            return TileOperand(OperandSide::left, {rows, width, 1}, tile_rows, s.HS, to);
+        };
+        keys = by_rows(k, memory);
+        transposed =
+            TileOperand(OperandSide::left, {forward ? v : k, 1, width}, width, tile_rows, memory + size);
+        if (!forward) values = by_rows(v, memory + 2 * size);
+    }
 
 private:
-    Elements rows(const AttentionShape& s, const floatX* from, float* copy) const {
-        load_rows(copy, from, s.kv_row, std::min(tile_rows, s.keys_end() - start), s.HS, 1.0f);
-        return {copy, tile_width(s.HS), 1};
-    }
+    // Returns the floats that a rounded operand takes, half of those of a copy.
+    static size_t operand_room(int HS) { return (size_t)tile_rows * round_up(HS, 32) / 2; }
 };
 
-// Returns the tiles of keys of a head that at least one query of the tiles [begin, end) sees, in memory that
-// this thread's next call takes.
-inline std::vector<KeyTile> seen_keys(const AttentionShape& s, Qkv<const floatX> qkv, int b, int kv_head,
-                                      int begin, int end, AttentionPass pass) {
-    const int first = s.first_key(b, begin * tile_rows) / tile_rows;
-    const int last = s.position(std::min(end * tile_rows, s.Tq) - 1) / tile_rows;
-    thread_local KeptMemory<float> kept;
-    const size_t size = (size_t)tile_rows * round_up(s.HS, 32);
-    float* memory = kept.of((last - first + 1) * 5 * size);
-    std::vector<KeyTile> tiles;
-    for (int i = first; i <= last; i++)
-        tiles.emplace_back(s, qkv, b, kv_head, i, pass, memory + (i - first) * 5 * size, size);
-    return tiles;
-}
+// The keys of each thread's task. All memory is allocated before threads start, because a thread of OpenMP
+// must not throw.
+class PreparedKeys {
+public:
+    PreparedKeys(const AttentionShape& s, AttentionPass pass)
+        : most_(ceil_div(s.keys_end(), tile_rows)),
+          room_(KeyTile::room(s.HS, pass)),
+          pass_(pass),
+          tiles_((size_t)omp_get_max_threads() * most_) {
+        thread_local KeptMemory<float> kept;
+        memory_ = kept.of(tiles_.size() * room_);
+    }
+
+    // Returns the tiles of keys of a head that at least one query of the tiles [begin, end) sees. They are
+    // valid until this thread's next call.
+    std::span<const KeyTile> seen(const AttentionShape& s, Qkv<const floatX> qkv, int b, int kv_head,
+                                  int begin, int end) {
+        const int first = s.first_key(b, begin * tile_rows) / tile_rows;
+        const int last = s.position(std::min(end * tile_rows, s.Tq) - 1) / tile_rows;
+        const size_t at = (size_t)omp_get_thread_num() * most_, count = last - first + 1;
+        for (size_t i = 0; i < count; i++)
+            tiles_[at + i] = {s, qkv, b, kv_head, first + (int)i, pass_, memory_ + (at + i) * room_};
+        return {&tiles_[at], count};
+    }
+
+private:
+    size_t most_, room_;
+    AttentionPass pass_;
+    std::vector<KeyTile> tiles_;
+    float* memory_;
+};
 
 // ----------------------------------------------------------------------------
 // queries
 
-// Rows of a head with their operands on the right.
+// Rows of a head, and the right operands made of them.
 struct QueryRows {
     HeadTile rows;  // (64, width)
     Elements elements;
@@ -129,7 +160,9 @@ struct QueryRows {
         : elements{rows.at, tile_width(HS), 1} {
         load_rows(rows.at, from, stride, count, HS, scale);
     }
-    // Return (64, width), or transposed, (HS, 64). Each may be called once.
+    QueryRows(const QueryRows&) = delete;  // operands refer to it
+
+    // Return (64, width), or transposed, (HS, 64).
     TileOperand by_rows() { return {OperandSide::right, elements, tile_rows, elements.row, memory[0].at}; }
     TileOperand by_columns(int HS) {
         return {OperandSide::right, elements.transposed(), HS, tile_rows, memory[1].at};
@@ -181,7 +214,7 @@ struct QueryTile {
 // Computes the output and lse of one tile of queries of head h.
 inline void attention_forward_tile_cpu(floatX* out, float* lse, Qkv<const floatX> qkv,
                                        const AttentionShape& s, int b, int h, int query_tile,
-                                       const std::vector<KeyTile>& all_keys) {
+                                       std::span<const KeyTile> all_keys) {
     const int width = tile_width(s.HS);
     QueryTile queries(s, qkv, b, h, query_tile);
     ScoreTile p, rounded;
@@ -231,24 +264,20 @@ inline void attention_forward_tile_cpu(floatX* out, float* lse, Qkv<const floatX
     store_columns(out + s.output(b, queries.start, h), s.out_row(), sum.at, queries.count, s.HS, total);
 }
 
-// A task is some tiles of queries of all query heads that share a key/value head: all tiles if that makes at
-// least four tasks for each thread. Late tiles see more keys: they go first, so that no thread is left with a
-// long task at the end.
+// A task is some of a head's tiles of queries: as many as leave about eight tasks for each thread. Late tiles
+// see more keys, so they go first, and no thread is left with a long task at the end.
 inline void attention_forward_cpu(floatX* out, float* lse, Qkv<const floatX> qkv, const AttentionShape& s) {
     const int tiles = ceil_div(s.Tq, tile_rows);
-    const int parts = std::min(ceil_div(4 * omp_get_max_threads(), s.B * s.NKV), tiles);
-    const int part = ceil_div(tiles, parts);
+    const int part = ceil_div(tiles, ceil_div(8 * omp_get_max_threads(), s.B * s.NH));
+    PreparedKeys prepared(s, AttentionPass::forward);
 #pragma omp parallel for collapse(3) schedule(dynamic)
-    for (int number = parts - 1; number >= 0; number--)
+    for (int number = ceil_div(tiles, part) - 1; number >= 0; number--)
         for (int b = 0; b < s.B; b++)
-            for (int kv_head = 0; kv_head < s.NKV; kv_head++) {
+            for (int h = 0; h < s.NH; h++) {
                 const int begin = number * part, end = std::min(begin + part, tiles);
-                if (begin >= end) continue;
-                const auto keys = seen_keys(s, qkv, b, kv_head, begin, end, AttentionPass::forward);
+                const auto keys = prepared.seen(s, qkv, b, h / s.group(), begin, end);
                 TileRegisters registers;
-                for (int h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++)
-                    for (int i = begin; i < end; i++)
-                        attention_forward_tile_cpu(out, lse, qkv, s, b, h, i, keys);
+                for (int i = begin; i < end; i++) attention_forward_tile_cpu(out, lse, qkv, s, b, h, i, keys);
             }
 }
 
@@ -316,7 +345,7 @@ struct BackwardQueries : QueryTile {
 // For a tile of queries and all keys that it sees: writes dq and, unless dkv (tiles of keys, 2, 64, width) is
 // null, adds the tile's contribution to dkv.
 inline void attention_backward_queries_cpu(const AttentionBackward& a, float* dkv, int b, int h,
-                                           int query_tile, const std::vector<KeyTile>& all_keys) {
+                                           int query_tile, std::span<const KeyTile> all_keys) {
     const AttentionShape& s = a.shape;
     const int width = tile_width(s.HS);
     BackwardQueries queries(a, b, h, query_tile);
@@ -349,9 +378,8 @@ inline void store_dkv(const AttentionBackward& a, int b, int kv_head, int key_ti
 // For a tile of keys and all queries that see it: writes dk and dv.
 inline void attention_backward_keys_cpu(const AttentionBackward& a, int b, int kv_head, int key_tile) {
     const AttentionShape& s = a.shape;
-    HeadTile memory[5];
-    const KeyTile keys(s, a.qkv, b, kv_head, key_tile, AttentionPass::backward, memory[0].at,
-                       sizeof(HeadTile) / sizeof(float));
+    alignas(64) float memory[2 * tile_rows * max_head_size];
+    const KeyTile keys(s, a.qkv, b, kv_head, key_tile, AttentionPass::backward, memory);
     TileRegisters registers;
     ScoreTile p, ds;
     HeadTile dk, dv;
@@ -372,12 +400,13 @@ inline void attention_backward_keys_cpu(const AttentionBackward& a, int b, int k
 
 // Computes all gradients of one key/value head and its query heads. Scratch: dkv (tiles of keys, 2, 64,
 // width)
-inline void attention_backward_head_cpu(const AttentionBackward& a, float* dkv, int b, int kv_head) {
+inline void attention_backward_head_cpu(const AttentionBackward& a, float* dkv, PreparedKeys& prepared, int b,
+                                        int kv_head) {
     const AttentionShape& s = a.shape;
     int query_tiles = ceil_div(s.Tq, tile_rows), key_tiles = ceil_div(s.Tk, tile_rows);
     int width = tile_width(s.HS);
     std::fill_n(dkv, (size_t)key_tiles * 2 * tile_rows * width, 0.0f);
-    const auto keys = seen_keys(s, a.qkv, b, kv_head, 0, query_tiles, AttentionPass::backward);
+    const auto keys = prepared.seen(s, a.qkv, b, kv_head, 0, query_tiles);
     TileRegisters registers;
     for (int h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++)
         for (int i = 0; i < query_tiles; i++) attention_backward_queries_cpu(a, dkv, b, h, i, keys);
@@ -400,11 +429,13 @@ inline void attention_backward_products_cpu(const AttentionBackward& a, float* s
     const AttentionShape& s = a.shape;
     int query_tiles = ceil_div(s.Tq, tile_rows), key_tiles = ceil_div(s.Tk, tile_rows);
     int heads = s.B * s.NKV, threads = omp_get_max_threads();
+    PreparedKeys prepared(s, AttentionPass::backward);
     if (7 * heads >= 5 * ceil_div(heads, threads) * threads) {
         size_t head_scratch = attention_backward_head_scratch_cpu(s);
 #pragma omp parallel for schedule(dynamic)
         for (int head = 0; head < heads; head++) {
-            attention_backward_head_cpu(a, scratch + head * head_scratch, head / s.NKV, head % s.NKV);
+            attention_backward_head_cpu(a, scratch + head * head_scratch, prepared, head / s.NKV,
+                                        head % s.NKV);
         }
         return;
     }
@@ -413,8 +444,7 @@ inline void attention_backward_products_cpu(const AttentionBackward& a, float* s
         for (int b = 0; b < s.B; b++)
             for (int h = 0; h < s.NH; h++) {
                 const int tile = query_tiles - 1 - i;
-                const auto keys =
-                    seen_keys(s, a.qkv, b, h / s.group(), tile, tile + 1, AttentionPass::backward);
+                const auto keys = prepared.seen(s, a.qkv, b, h / s.group(), tile, tile + 1);
                 TileRegisters registers;
                 attention_backward_queries_cpu(a, nullptr, b, h, tile, keys);
             }

@@ -84,15 +84,18 @@ inline void* allocate_host_memory(size_t bytes) {
     return pointer;
 }
 
-// Memory that grows as needed and is kept.
+// Memory that is kept for the next use. of() returns room for `count`, uninitialized and aligned to 256
+// bytes, and ends what it returned before.
 template <typename T>
 class KeptMemory {
 public:
     T* of(size_t count) {
         if (count > capacity_) {
+            memory_.reset();
+            capacity_ = 0;
             memory_.reset((T*)allocate_host_memory(count * sizeof(T)));
-            capacity_ = memory_ ? count : 0;
             if (!memory_) throw std::bad_alloc();
+            capacity_ = count;
         }
         return memory_.get();
     }

@@ -24,8 +24,8 @@ rung of this ladder brings them closer:
 Threads take the next rows as soon as they are free, because other programs may slow one core down. The order
 of each sum depends only on the sizes, so a product is bit-identical every time.
 
-Dot products of pairs read the same panels: one instruction multiplies a vector of a right tile's pairs by one
-pair of a left tile.
+Dot products of pairs read the same panels: one instruction multiplies a pair of 16 columns of right by the
+same pair of one row of left, and adds to 16 sums.
 */
 #pragma once
 
@@ -40,7 +40,6 @@ pair of a left tile.
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.hpp>
 

@@ -1,5 +1,6 @@
 /*
-Matrix products in fp32 on a CPU, for the linear layers of kernels/matmul.cuh: oneDNN computes them.
+The forward product of a linear layer in fp32 on a CPU: oneDNN computes it. (Those of the backward pass need
+no bias, so kernels/matmul.cuh calls sgemm.)
 */
 #pragma once
 

@@ -6,8 +6,6 @@ products (TileOperand).
 */
 #pragma once
 
-#include <algorithm>
-
 #include "kernels/elements.h"     // Elements
 #include "kernels/matmul_bf16.h"  // cpu_products_in_bf16, Panels, multiply_near, TileRegisters
 
@@ -56,6 +54,7 @@ enum class OperandSide { left, right };
 // itself, or a copy by rows for the right side. It serves any number of products.
 class TileOperand {
 public:
+    TileOperand() {}
     // (M, K) on the left, (K, N) on the right; M and N are multiples of 16. memory: as many floats as a
     // matrix with rows and columns rounded up to 32, aligned to a cache line
     TileOperand(OperandSide side, Elements matrix, int rows, int columns, float* memory) : elements(matrix) {

@@ -1,5 +1,6 @@
 // Products of small matrices on the CPU, in fp32 and in bf16, against plain sums in double precision.
 // devices: cpu address
+#include "kernels/host_memory.h"
 #include "kernels/tile_product.h"
 #include "test/kernels/bf16_products.h"
 

@@ -141,7 +141,7 @@ L
     checked_defect 'fence.proxy.async.shared::cta;' '' 'no fence.proxy.async since'
 }
 
-nocard_soak_checks=151
+nocard_soak_checks=157
 # The runs of `make soak`: an Ampere card too, every recomputation and optimizer, shapes of other models, schedules. The
 # program's own test of a card is left to real cards: its products and its memory are too large here.
 nocard_soak() {
@@ -200,6 +200,9 @@ nocard_soak() {
 1 --recompute none --context 320 --channels 192 --global-batch 640
 1 --recompute block --context 320 --channels 80 --global-batch 640 --window 100 --bias on --mlp gelu --norm layernorm
 1 --recompute none --context 160 --channels 384 --kv-heads 1 --global-batch 640
+1 --recompute none --ngram 2,3 --ngram-rows 301 --ngram-width 16
+2 --recompute none --ngram 2,3 --ngram-rows 301 --ngram-width 16 --zero 1
+2 --recompute block --ngram 2,3 --ngram-rows 301 --ngram-width 16 --ngram-place host --tp 2
 L
     done
     unset NOCARD
