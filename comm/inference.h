@@ -61,8 +61,7 @@ inline Options inference_options(Options model, int zero, int tp, int cp, int pp
                                 .shard_group = zero == 3 ? data_ranks : 1,
                                 .tp_overlap = 1,
                                 .sequence_length = model.sequence_length,
-                                .ngram_place = model.ngram_place == TablePlace::disk ? TablePlace::host
-                                                                                     : model.ngram_place};
+                                .ngram_place = model.ngram_place};
     model.pp_layers = name_of(PipelineLayers::time);
     model.optimizer = OptimizerKind::adamw;  // not used; AdamW so that no groups are made for Muon
     return model;
@@ -74,11 +73,20 @@ inline int inference_micro_batches(int pp) {
     return pp == 1 ? 1 : 4 * pp;
 }
 
-// For all ranks: determines how a model is cut. shape(options) sets the batch sizes for a cut and returns the
-// workload of its passes. free: bytes that this rank may use. Refuses a cut that does not divide the model or
-// does not fit into memory.
-inline InferencePlan plan_inference(const Options& model, const InferenceCut& asked, const World& world,
-                                    const std::function<Workload(Options&)>& shape, size_t free, int cp = 1) {
+// Returns where the tables of a model may be, the best place first. Those of a run on disk may fit into
+// memory, because nothing is trained.
+inline std::vector<TablePlace> inference_places(const Options& model) {
+    if (model.ngram.empty()) return {model.ngram_place};
+    if (model.ngram_place != TablePlace::device) return {TablePlace::host, TablePlace::disk};
+    return {TablePlace::device, TablePlace::host, TablePlace::disk};
+}
+
+// For all ranks: determines how a model is cut, and where its tables are. shape(options) sets the batch sizes
+// for a cut and returns the workload of its passes. free: what this rank may use. Refuses a cut that does not
+// divide the model or does not fit into memory.
+inline InferencePlan plan_inference(Options model, const InferenceCut& asked, const World& world,
+                                    const std::function<Workload(Options&)>& shape, MemoryCapacity free,
+                                    int cp = 1) {
     int processes = world.size(), most_tensor_ranks = world.most_on_a_host();
     auto options_of = [&](int tp, int pp) {
         Options options = inference_options(model, asked.zero, tp, cp, pp, processes);
@@ -101,18 +109,24 @@ inline InferencePlan plan_inference(const Options& model, const InferenceCut& as
         ZeroSettings settings = {.level = asked.zero,
                                  .training = false,
                                  .table_place = options.ngram_place,
-                                 .table_dtype = options.ngram_dtype};
+                                 .table_dtype = options.ngram_dtype,
+                                 .table_cache =
+                                     std::min({(size_t)options.ngram_cache, free.device / 4, free.host / 4}),
+                                 .table_dir = temporary_folder()};
         auto groups = [classes = memory_of_mesh(layout.mesh, world)](const Workload&) { return classes; };
         plan.emplace(options, workload, layout, settings,
-                     memory_plan(options, workload, settings, layout, {free}, groups));
+                     memory_plan(options, workload, settings, layout, free, groups));
         return world.largest(!plan->memory.fits()) == 0;
     };
-    for (int ranks = 1; ranks <= processes; ranks++) {
-        for (int tp = ranks; tp >= 1; tp--) {
-            if (processes % (ranks * cp) || ranks % tp) continue;
-            if (asked.tp ? tp != asked.tp : tp > most_tensor_ranks) continue;
-            if (asked.pp && ranks / tp != asked.pp) continue;
-            if (fits(tp, ranks / tp)) return std::move(*plan);
+    for (TablePlace place : inference_places(model)) {
+        model.ngram_place = place;
+        for (int ranks = 1; ranks <= processes; ranks++) {
+            for (int tp = ranks; tp >= 1; tp--) {
+                if (processes % (ranks * cp) || ranks % tp) continue;
+                if (asked.tp ? tp != asked.tp : tp > most_tensor_ranks) continue;
+                if (asked.pp && ranks / tp != asked.pp) continue;
+                if (fits(tp, ranks / tp)) return std::move(*plan);
+            }
         }
     }
     world.on_all_ranks([&] { plan->memory.check(); });
@@ -337,12 +351,14 @@ struct CutModel {
 
     CutModel(const TrainedModel& model, const InferenceCut& asked, const World& world,
              const std::function<Workload(Options&)>& shape, LoadModel* load, int cp = 1)
-        : plan(plan_inference(model.options, asked, world, shape,
-                              available_memory(ranks_sharing_device(world)), cp)),
+        : plan(plan_inference(model.options, asked, world, shape, memory_capacity(world), cp)),
           mesh(world, plan.layout.mesh, nullptr,
                mesh_traffic(plan.options, plan.layout, plan.workload.B, plan.workload.sequence(),
                             plan.options.reduce_dtype)),
           passes(load(plan, mesh, model.reader, world)) {
+        if (plan.settings.table_place == TablePlace::disk && world.is_root())
+            fprintf(stderr, "tables do not fit into memory: their rows are in a temporary file in %s\n",
+                    plan.settings.table_dir.c_str());
         if (world.size() == 1) return;
         constexpr int parts = 1000000;
         size_t all = parameter_layout(plan.options).size();

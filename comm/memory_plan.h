@@ -148,6 +148,11 @@ struct MemoryCapacity {
     size_t device, host = SIZE_MAX;
 };
 
+inline MemoryCapacity memory_capacity(const World& world) {
+    return {available_memory(ranks_sharing_device(world)),
+            has_own_memory ? available_host_memory(world.local_size()) : SIZE_MAX};
+}
+
 // Determines whether a model fits into the memory of a rank, and the largest micro-batch with which it would.
 class MemoryPlan {
 public:
@@ -293,7 +298,7 @@ struct TrainingMemory {
     TrainingMemory(const Options& o, Recompute recompute, const World& world)
         : workload(training_workload(o, recompute)),
           layout(training_layout(o, workload)),
-          plan(memory_plan(o, workload, zero_settings(o), layout, capacity(world),
+          plan(memory_plan(o, workload, zero_settings(o), layout, memory_capacity(world),
                            beside(o, layout.mesh, world))) {}
 
     // For all ranks, after their groups are made: fails if the memory that the run still needs does not fit
@@ -305,10 +310,6 @@ struct TrainingMemory {
     }
 
 private:
-    static MemoryCapacity capacity(const World& world) {
-        return {available_memory(ranks_sharing_device(world)),
-                has_own_memory ? available_host_memory(world.local_size()) : SIZE_MAX};
-    }
     // Batches, of training and of each validation set, and what NCCL and CUDA graphs need.
     static std::function<std::vector<MemoryClass>(const Workload&)>
     beside(const Options& o, const MeshShape& mesh, const World& world) {

@@ -53,11 +53,12 @@ struct TableSizes {
     size_t row_bytes() const { return (size_t)W * dtype_size(dtype); }
     size_t table_bytes() const { return row_bytes() + sizeof(float); }
     size_t record_bytes() const { return tables() * table_bytes(); }
-    // Number of this rank's rows of each table that are in memory.
+    // Number of this rank's rows of each table that are in memory. Outside training, those of two passes are.
     size_t rows_in_memory(const ZeroSettings& settings) const {
         if (settings.table_place != TablePlace::disk || tables() == 0) return own_rows();
-        size_t bytes = record_bytes() + SlotNotes::bytes_of_slot;
-        return std::min({own_rows(), settings.table_cache / bytes, (size_t)INT32_MAX});
+        size_t cached = settings.table_cache / (record_bytes() + SlotNotes::bytes_of_slot);
+        if (!settings.training) cached = std::max(cached, 2 * asked());
+        return std::min({own_rows(), cached, (size_t)INT32_MAX});
     }
     // Distinct rows of a step, at most.
     size_t distinct() const { return (size_t)std::min<uint64_t>(lookups * (size_t)micro_batches, rows); }

@@ -143,8 +143,9 @@ public:
         parts_ = saved_parts_;
         if (parts_.size() <= 2) written_since_base_ = 0;
         if (parts_.size() > 1) written_since_base_ += written_;
-        std::string ignored;  // the next save tries again
-        if (PageFile* file = own_.file()) note_error(ignored, [&] { file->forget_before(scope_.id); });
+        std::string error;
+        if (PageFile* file = own_.file()) note_error(error, [&] { file->forget_before(scope_.id); });
+        if (!error.empty()) screen.warn("tables: " + error + " (the next save tries again)");
     }
 
     double stall() const override { return own_.snapshot().stalled(); }

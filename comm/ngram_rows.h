@@ -232,8 +232,9 @@ private:
         for (int layer : sizes_.layers) what += " " + std::to_string(layer);
         std::string path = text("%s/stage-%02d-owner-%05d", settings_.table_dir.c_str(),
                                 mesh_.position[Axis::pipeline], me_);
+        if (!settings_.training) path += "." + std::to_string(getpid());
         file_.emplace(path, RowCache::pages_for(sizes_.own_rows(), record), RowCache::page_bytes_for(record),
-                      XXH3_64bits(what.data(), what.size()));
+                      XXH3_64bits(what.data(), what.size()), !settings_.training);
         if (!file_->is_direct() && me_ == 0)
             screen.warn(text("%s: the file system does not support direct I/O, so pages of tables also fill "
                              "the system's cache",

@@ -132,15 +132,11 @@ class ScratchFile {
 public:
     // folder: if empty, the folder for temporary files
     explicit ScratchFile(const std::string& folder, int rank)
-        : path_(folder_of(folder) + text("/selftest.%d.%d", rank, (int)getpid())),
+        : path_((folder.empty() ? temporary_folder() : folder) +
+                text("/selftest.%d.%d", rank, (int)getpid())),
           file_(open_to_write(path_, O_RDWR | O_CREAT | O_EXCL)) {
         if (!file_) fail_with_errno(path_, "create it");
         unlink(path_.c_str());
-    }
-
-    static std::string folder_of(const std::string& folder) {
-        const char* temporary = getenv("TMPDIR");
-        return !folder.empty() ? folder : temporary && *temporary ? temporary : "/tmp";
     }
 
     void write(const std::vector<char>& data) {

@@ -143,6 +143,12 @@ inline void refuse_lfs_pointer(const FileHandle& file, const std::string& path) 
     if (pread(file.get(), begin, sizeof begin, 0) > 0) refuse_lfs_pointer({begin, sizeof begin}, path);
 }
 
+// Returns the folder for temporary files.
+inline std::string temporary_folder() {
+    const char* folder = getenv("TMPDIR");
+    return folder && *folder ? folder : "/tmp";
+}
+
 // Returns the content of a small file. Refuses one of more than `most` bytes, with the message `refusal`.
 inline std::string read_whole(const std::string& path, uint64_t most, const char* refusal) {
     struct stat status;

@@ -57,8 +57,9 @@ class PageFile {
 public:
     static constexpr size_t payload(size_t page_bytes) { return page_bytes - sizeof(uint64_t); }
 
-    // path: NAME, with its folder. identity: see UndoLog
-    PageFile(std::string path, uint64_t pages, size_t page_bytes, uint64_t identity)
+    // path: NAME, with its folder. identity: see UndoLog. is_scratch: nobody needs the file later; its name
+    // is removed at once, so that the system frees its space when this process ends
+    PageFile(std::string path, uint64_t pages, size_t page_bytes, uint64_t identity, bool is_scratch = false)
         : path_(std::move(path)),
           file_path_(path_ + ".pages"),
           pages_(pages),
@@ -85,6 +86,7 @@ public:
         if (fstat(file_.get(), &status) != 0) fail_with_errno(file_path_, "stat it");
         bool whole = (uint64_t)status.st_size == pages_ * page_bytes_;
         if (!whole || !ours || logs_.empty()) clear();
+        if (is_scratch) remove_file(file_path_);
     }
     PageFile(const PageFile&) = delete;
     PageFile& operator=(const PageFile&) = delete;

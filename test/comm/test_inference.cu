@@ -26,12 +26,12 @@ std::string cut_of(const InferencePlan& plan) {
 }
 
 std::string cut(const InferenceCut& asked, size_t free, const Options& model = a_model()) {
-    return cut_of(plan_inference(model, asked, test_world(), shape, free));
+    return cut_of(plan_inference(model, asked, test_world(), shape, {free}));
 }
 
 // Bytes that a rank needs for the model with this cut.
 size_t needs(const InferenceCut& cut) {
-    return plan_inference(a_model(), cut, test_world(), shape, SIZE_MAX).memory.needs();
+    return plan_inference(a_model(), cut, test_world(), shape, {SIZE_MAX}).memory.needs();
 }
 
 }  // namespace
@@ -55,6 +55,21 @@ TEST_CASE("inference: the fewest ranks that the model fits on, tensor ranks befo
     Options odd = a_model();
     odd.heads = odd.kv_heads = 1;  // not divisible over tensor ranks
     CHECK(cut({}, needs({1, 1}) / 2, odd) == "1 4 2 0");
+}
+
+TEST_CASE("inference: tables are in a file if they do not fit into memory") {
+    Options model = a_model();
+    model.ngram = "2", model.ngram_rows = 1 << 20;
+    complete(static_cast<ModelConfig&>(model));
+    auto place = [&](size_t free) {
+        return plan_inference(model, {1, 1}, test_world(), shape, {free}).settings.table_place;
+    };
+    const size_t table = ((size_t)1 << 20) * 64 * sizeof(floatX) / (size_t)test_world().size();
+    CHECK(place(SIZE_MAX) == TablePlace::device);
+    CHECK(place(table) == TablePlace::disk);
+    model.ngram_place = TablePlace::disk;
+    CHECK(place(SIZE_MAX) == TablePlace::host);
+    CHECK(place(table) == TablePlace::disk);
 }
 
 TEST_CASE("inference: a cut that does not divide the model or the ranks, and a model that is too large") {

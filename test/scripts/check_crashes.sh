@@ -148,7 +148,7 @@ unlucky() {
     fi
     report "$error at call $k, $point" "$trouble" "$name"
 }
-of_saves=("${points[@]}") small=("${tiny[@]}") reference=tabled
+of_saves=("${points[@]}") small=("${tiny[@]}") reference=tabled committed=
 tiny=("${tiny[@]/#200/3000}") tiny=("${tiny[@]/#64k/110k}")
 train tabled || echo "FAILED to run tabled"
 export FAULT_BELOW=tables

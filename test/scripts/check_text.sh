@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/text.sh
 program=$PWD/build/cpu-fp32/train_gpt llama3=$PWD/test/golden/tokenizers/llama3.json
-plan 43
+plan 47
 cd "$work" || exit 1
 export OMP_NUM_THREADS=2
 
@@ -174,6 +174,18 @@ for batch in 96 288; do
 done
 same_set() { grep -q '"validation":{"tokens":960,' set96/log.jsonl && [ "$(field val_loss set96)" = "$(field val_loss set288)" ]; }
 check "validation is on the same tokens whatever the batch is" same_set
+# Tables that are larger than memory, here the 2.5 GB that a process may have.
+run rows "$program" "${train[@]}" --train-data 'tokens/mine_train_*.bin' --val-data 'tokens/mine_val_*.bin' --val-every 30 \
+    --val-batches 100000 --ngram 2 --ngram-rows 100M --ngram-width 8 --ngram-place disk --ngram-cache 1M --run-dir rows
+small() { (ulimit -v 2500000 && TMPDIR=$work/temporary "$@"); }
+mkdir temporary
+run eval-rows small "$program" eval rows --data 'tokens/mine_val_*.bin' --micro-batch 4
+check "eval reads tables that are larger than memory from a file" gives rows eval-rows.out
+check "and says so" grep -qx "tables do not fit into memory: their rows are in a temporary file in $work/temporary" eval-rows.err
+run sample-rows small "$program" sample rows --tokens 20 --seed 4 --prompt 'bin'
+run sample-memory "$program" sample rows --tokens 20 --seed 4 --prompt 'bin'
+check "a sample is the same with rows in memory" cmp sample-rows.out sample-memory.out
+check "nothing is left of the file" test -z "$(ls temporary)"
 run same "$program" "${train[@]}" --train-data 'tokens/mine_*.bin' --val-data 'tokens/mine_val_*.bin' --steps 1 --warmup-steps 0 --run-dir same
 check "validation on what is trained on is a warning" grep -q '^ *warning: tokens/mine_val_000000.bin is also in --train-data' same.out
 run eval-odd "$program" eval odd --data 'tokens/mine_val_*.bin' --micro-batch 1
