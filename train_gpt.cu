@@ -1066,7 +1066,7 @@ inline StepShare step_share(const Gpt& g, uint64_t first, int micro_batches) {
 }
 
 // Computes the losses and gradients of a rank's `micro_batches` micro-batches. load: as in
-// run_micro_batches(); token_share: of a token in the loss
+// run_micro_batches(); token_share: a token's weight in the loss
 template <typename Load>
 void step_gradients(Gpt& g, const Lookups& lookups, int micro_batches, Load&& load, float token_share) {
     zero_gradients(g);
@@ -1076,7 +1076,7 @@ void step_gradients(Gpt& g, const Lookups& lookups, int micro_batches, Load&& lo
     g.tables.sum_gradients();
 }
 
-// Does so for this rank's part of `micro_batches` micro-batches over all data ranks, from sample `first` on.
+// Computes those of this rank's part of `micro_batches` micro-batches, which begin at sample `first`.
 inline void step_gradients(Gpt& g, DeviceBatches& batches, uint64_t first, int micro_batches) {
     StepShare share = step_share(g, first, micro_batches);
     step_gradients(g, batches.lookups(share.joined(), requests(share)), share.joined(),
@@ -1123,6 +1123,8 @@ struct GptPasses final : ModelInTraining {
         copy_to_host(values.data(), all, values.size(), g.stream, g.mesh);
         return joined_logits(values, texts, g.stage, ranks);
     }
+
+    void check_tables() const override { g.tables.synchronize(); }
 
     void copy_row(int from, int to, int length) override {
         Dims d(g.config, g.rows.ranks(), 1, 1);

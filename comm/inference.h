@@ -5,17 +5,20 @@ ModelPasses; training runs use them too, for samples and questions.
 
 A model is cut by --tp, --pp and --zero 3; `eval` also cuts sequences, by --cp. If --tp or --pp is not given,
 the model is cut over the fewest ranks on which it fits. The remaining processes form further data ranks,
-which divide the texts and batches among themselves.
+which divide the texts and batches among themselves. Only if no cut fits do tables move to a slower place.
 */
 #pragma once
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -73,8 +76,8 @@ inline int inference_micro_batches(int pp) {
     return pp == 1 ? 1 : 4 * pp;
 }
 
-// Returns where the tables of a model may be, the best place first. Those of a run on disk may fit into
-// memory, because nothing is trained.
+// Returns where the tables of a model may be, the best place first. A run has them on the host because they
+// are too large for the device; those of a run on disk may fit into memory here, where nothing is trained.
 inline std::vector<TablePlace> inference_places(const Options& model) {
     if (model.ngram.empty()) return {model.ngram_place};
     if (model.ngram_place != TablePlace::device) return {TablePlace::host, TablePlace::disk};
@@ -98,6 +101,8 @@ inline InferencePlan plan_inference(Options model, const InferenceCut& asked, co
         complete_ranks(options, processes);
     });
     std::optional<InferencePlan> plan;  // the last one tried
+    // the rest of the memory is for what the plan does not count
+    const size_t cache = std::min((size_t)model.ngram_cache, (has_own_memory ? free.host : free.device) / 4);
     auto fits = [&](int tp, int pp) {
         auto [options, workload] = options_of(tp, pp);
         if (!cut_refusal(options, tp, cp, pp).empty()) return false;
@@ -110,8 +115,7 @@ inline InferencePlan plan_inference(Options model, const InferenceCut& asked, co
                                  .training = false,
                                  .table_place = options.ngram_place,
                                  .table_dtype = options.ngram_dtype,
-                                 .table_cache =
-                                     std::min({(size_t)options.ngram_cache, free.device / 4, free.host / 4}),
+                                 .table_cache = cache,
                                  .table_dir = temporary_folder()};
         auto groups = [classes = memory_of_mesh(layout.mesh, world)](const Workload&) { return classes; };
         plan.emplace(options, workload, layout, settings,
@@ -181,6 +185,8 @@ struct ModelPasses : ModelOnRanks {
     // Computes the losses (B*T) of a context rank's tokens in each of `count` batches, and passes them to
     // take() on the first tensor rank of the last stage.
     virtual void losses(int count, const Load& load, const Take& take) = 0;
+    // Throws if rows of tables could not be read. The results of passes before that are then wrong.
+    virtual void check_tables() const = 0;
 };
 
 // Continues texts with a model. In each data rank, one process chooses tokens: the one with the logits.
@@ -351,14 +357,12 @@ struct CutModel {
 
     CutModel(const TrainedModel& model, const InferenceCut& asked, const World& world,
              const std::function<Workload(Options&)>& shape, LoadModel* load, int cp = 1)
-        : plan(plan_inference(model.options, asked, world, shape, memory_capacity(world), cp)),
+        : plan(check_place(plan_inference(model.options, asked, world, shape, memory_capacity(world), cp),
+                           world)),
           mesh(world, plan.layout.mesh, nullptr,
                mesh_traffic(plan.options, plan.layout, plan.workload.B, plan.workload.sequence(),
                             plan.options.reduce_dtype)),
           passes(load(plan, mesh, model.reader, world)) {
-        if (plan.settings.table_place == TablePlace::disk && world.is_root())
-            fprintf(stderr, "tables do not fit into memory: their rows are in a temporary file in %s\n",
-                    plan.settings.table_dir.c_str());
         if (world.size() == 1) return;
         constexpr int parts = 1000000;
         size_t all = parameter_layout(plan.options).size();
@@ -371,6 +375,23 @@ struct CutModel {
             world.size(), cut.tp, cut.cp > 1 ? text(" --cp %d", cut.cp).c_str() : "", cut.pp,
             cut.zero == 3 ? " --zero 3" : "", counted(cut.dp, "data rank").c_str(), 100 * most,
             size_text(all * sizeof(floatX)).c_str());
+    }
+
+private:
+    // For all ranks: says where tables go that do not fit into memory.
+    static InferencePlan check_place(InferencePlan plan, const World& world) {
+        if (plan.settings.table_place != TablePlace::disk) return plan;
+        const std::string& folder = plan.settings.table_dir;
+        if (world.is_root())
+            fprintf(stderr, "tables do not fit into memory: their rows go to temporary files in %s\n",
+                    folder.c_str());
+        world.on_all_ranks([&] {
+            if (access(folder.c_str(), W_OK | X_OK) != 0)
+                fail(
+                    "%s: no temporary file for tables can be created there: %s; set TMPDIR to another folder",
+                    folder.c_str(), strerror(errno));
+        });
+        return plan;
     }
 };
 
@@ -400,6 +421,7 @@ inline void sample(SampleOptions command, const World& world, LoadModel* load) {
     auto answer = [&](const std::vector<std::string>& prompts, int number) {
         world.on_all_ranks([&] {
             std::string figures = print_samples(model, command, prompts, number, generator);
+            cut.passes->check_tables();
             if (world.is_root()) fprintf(stderr, "%s\n", figures.c_str());
         });
     };
@@ -463,11 +485,11 @@ inline void evaluate_run(const OpenedRun& run, const EvalOptions& command, const
         const std::string& title = run.sets[i].title();
         DataScore score =
             evaluate_data(*run.files[i], title, command.limit, o, run.model->tokenizer.get(), losses);
-        world.on_all_ranks([&] { results.add(score, title); });
+        world.on_all_ranks([&] { cut.passes->check_tables(), results.add(score, title); });
     }
     if (run.questions.empty()) return;
     ChoiceScore score = evaluate_choices(run.questions, o, losses, true);
-    world.on_all_ranks([&] { results.add(score, command.choices); });
+    world.on_all_ranks([&] { cut.passes->check_tables(), results.add(score, command.choices); });
 }
 
 inline void evaluate_runs(const EvalOptions& command, const World& world, LoadModel* load) {

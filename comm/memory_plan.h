@@ -148,6 +148,7 @@ struct MemoryCapacity {
     size_t device, host = SIZE_MAX;
 };
 
+// Returns what each rank may use now.
 inline MemoryCapacity memory_capacity(const World& world) {
     return {available_memory(ranks_sharing_device(world)),
             has_own_memory ? available_host_memory(world.local_size()) : SIZE_MAX};
@@ -196,6 +197,11 @@ public:
     // Fails if the model does not fit.
     void check() const {
         if (fits()) return;
+        if (pins() > capacity_.host && !training_)
+            fail(
+                "the tables need %s of the host's memory for each rank, but only %s are free; free some, ask "
+                "for less at once, or use more machines",
+                size_text(pins()).c_str(), size_text(capacity_.host).c_str());
         if (pins() > capacity_.host)
             fail("--async-save and --offload: need %s of the host's memory for each rank, including its "
                  "batches, but only %s are free; give --async-save off, offload less, or choose a smaller "

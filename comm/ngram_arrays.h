@@ -53,7 +53,8 @@ struct TableSizes {
     size_t row_bytes() const { return (size_t)W * dtype_size(dtype); }
     size_t table_bytes() const { return row_bytes() + sizeof(float); }
     size_t record_bytes() const { return tables() * table_bytes(); }
-    // Number of this rank's rows of each table that are in memory. Outside training, those of two passes are.
+    // Number of this rank's rows of each table that are in memory. Outside training there is room for those
+    // of at least two passes.
     size_t rows_in_memory(const ZeroSettings& settings) const {
         if (settings.table_place != TablePlace::disk || tables() == 0) return own_rows();
         size_t cached = settings.table_cache / (record_bytes() + SlotNotes::bytes_of_slot);

@@ -20,6 +20,7 @@ table of the stage, the values of the row and its sum of squares.
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -235,7 +236,7 @@ private:
         if (!settings_.training) path += "." + std::to_string(getpid());
         file_.emplace(path, RowCache::pages_for(sizes_.own_rows(), record), RowCache::page_bytes_for(record),
                       XXH3_64bits(what.data(), what.size()), !settings_.training);
-        if (!file_->is_direct() && me_ == 0)
+        if (!file_->is_direct() && me_ == 0 && settings_.training)
             screen.warn(text("%s: the file system does not support direct I/O, so pages of tables also fill "
                              "the system's cache",
                              settings_.table_dir.c_str()));

@@ -5,15 +5,14 @@ attention.cuh.
 Scores are kept transposed, (keys, queries): a vector then holds one key's scores with 16 queries. So the
 maximum and the sum of a softmax need no reductions within a vector. Outputs and the gradients of queries are
 summed transposed too, (columns, queries), so that probabilities and the gradients of scores are right
-operands as they are. Only q, dout, and keys or values are transposed. A task visits several tiles of queries,
-and prepares the keys and values that these see once for all of them (PreparedKeys).
+operands as they are. Only q, dout, and keys or values are transposed. A task visits several tiles of queries
+of a head, and prepares the keys and values that these see once for all of them (PreparedKeys).
 Every sum runs over tiles in ascending order for any number of threads.
 */
 #pragma once
 
 #include <algorithm>
 #include <omp.h>
-#include <span>
 #include <vector>
 
 #include "kernels/attention_shape.h"
@@ -115,35 +114,44 @@ private:
     static size_t operand_room(int HS) { return (size_t)tile_rows * round_up(HS, 32) / 2; }
 };
 
-// The keys of each thread's task. All memory is allocated before threads start, because a thread of OpenMP
-// must not throw.
+// For each thread, the tiles of keys that it used last: a task that visits all queries of a head prepares
+// each tile once, unless there are more than `most` of them. All memory is allocated before threads start,
+// because a thread of OpenMP must not throw. A stream's thread has one of these at a time.
 class PreparedKeys {
 public:
-    PreparedKeys(const AttentionShape& s, AttentionPass pass)
-        : most_(ceil_div(s.keys_end(), tile_rows)),
-          room_(KeyTile::room(s.HS, pass)),
+    PreparedKeys(const AttentionShape& s, Qkv<const floatX> qkv, AttentionPass pass)
+        : s_(s),
+          qkv_(qkv),
           pass_(pass),
-          tiles_((size_t)omp_get_max_threads() * most_) {
+          places_(std::min(ceil_div(s.keys_end(), tile_rows), most)),
+          room_(KeyTile::room(s.HS, pass)),
+          held_((size_t)(omp_get_max_threads() * places_)) {
         thread_local KeptMemory<float> kept;
-        memory_ = kept.of(tiles_.size() * room_);
+        memory_ = kept.of(held_.size() * room_);
     }
+    PreparedKeys(const PreparedKeys&) = delete;
 
-    // Returns the tiles of keys of a head that at least one query of the tiles [begin, end) sees. They are
-    // valid until this thread's next call.
-    std::span<const KeyTile> seen(const AttentionShape& s, Qkv<const floatX> qkv, int b, int kv_head,
-                                  int begin, int end) {
-        const int first = s.first_key(b, begin * tile_rows) / tile_rows;
-        const int last = s.position(std::min(end * tile_rows, s.Tq) - 1) / tile_rows;
-        const size_t at = (size_t)omp_get_thread_num() * most_, count = last - first + 1;
-        for (size_t i = 0; i < count; i++)
-            tiles_[at + i] = {s, qkv, b, kv_head, first + (int)i, pass_, memory_ + (at + i) * room_};
-        return {&tiles_[at], count};
+    const KeyTile& tile(int b, int kv_head, int number) {
+        const int place = omp_get_thread_num() * places_ + number % places_;
+        Held& held = held_[place];
+        if (held.number != number || held.b != b || held.kv_head != kv_head)
+            held = {b, kv_head, number, {s_, qkv_, b, kv_head, number, pass_, memory_ + place * room_}};
+        return held.tile;
     }
 
 private:
-    size_t most_, room_;
-    AttentionPass pass_;
-    std::vector<KeyTile> tiles_;
+    static constexpr int most = 64;
+    struct Held {
+        int b = 0, kv_head = 0, number = -1;
+        KeyTile tile;
+    };
+
+    const AttentionShape& s_;
+    const Qkv<const floatX> qkv_;
+    const AttentionPass pass_;
+    const int places_;
+    const size_t room_;
+    std::vector<Held> held_;
     float* memory_;
 };
 
@@ -172,7 +180,8 @@ struct QueryRows {
 // One tile of queries of a head, and the keys that each sees.
 struct QueryTile {
     int start, count;
-    int position;  // the first query's
+    int position;                       // the first query's
+    int first_key_tile, last_key_tile;  // these queries see no others
     int first_key[tile_rows];
     QueryRows q;  // multiplied by the scale of the scores
     TileOperand qT;
@@ -184,11 +193,8 @@ struct QueryTile {
           q(s.HS, qkv.queries + s.query(b, start, h), s.q_row, count, s.scale()),
           qT(q.by_columns(s.HS)) {
         for (int i = 0; i < tile_rows; i++) first_key[i] = s.first_key(b, start + std::min(i, count - 1));
-    }
-
-    // Returns whether at least one of these queries sees one of the keys.
-    bool see(const KeyTile& keys) const {
-        return first_key[0] < keys.start + tile_rows && keys.start < position + count;
+        first_key_tile = first_key[0] / tile_rows;
+        last_key_tile = (position + count - 1) / tile_rows;
     }
 
     // Computes the scores of these queries with a tile of keys, -inf where a query does not see the key.
@@ -214,7 +220,7 @@ struct QueryTile {
 // Computes the output and lse of one tile of queries of head h.
 inline void attention_forward_tile_cpu(floatX* out, float* lse, Qkv<const floatX> qkv,
                                        const AttentionShape& s, int b, int h, int query_tile,
-                                       std::span<const KeyTile> all_keys) {
+                                       PreparedKeys& prepared) {
     const int width = tile_width(s.HS);
     QueryTile queries(s, qkv, b, h, query_tile);
     ScoreTile p, rounded;
@@ -224,8 +230,8 @@ inline void attention_forward_tile_cpu(floatX* out, float* lse, Qkv<const floatX
     std::fill_n(maximum, tile_rows, -1e30f);  // finite: a query may see nothing of its first tile of keys
     std::fill_n(total, tile_rows, 0.0f);
 
-    for (const KeyTile& keys : all_keys) {
-        if (!queries.see(keys)) continue;
+    for (int i = queries.first_key_tile; i <= queries.last_key_tile; i++) {
+        const KeyTile& keys = prepared.tile(b, h / s.group(), i);
         queries.scores(p, keys, s.HS);
 
         std::copy_n(maximum, tile_rows, shrink);
@@ -264,20 +270,19 @@ inline void attention_forward_tile_cpu(floatX* out, float* lse, Qkv<const floatX
     store_columns(out + s.output(b, queries.start, h), s.out_row(), sum.at, queries.count, s.HS, total);
 }
 
-// A task is some of a head's tiles of queries: as many as leave about eight tasks for each thread. Late tiles
-// see more keys, so they go first, and no thread is left with a long task at the end.
+// A task is some of a head's tiles of queries, or all of them if that leaves eight tasks for each thread.
+// Late tiles see more keys, so they go first, and no thread is left with a long task at the end.
 inline void attention_forward_cpu(floatX* out, float* lse, Qkv<const floatX> qkv, const AttentionShape& s) {
     const int tiles = ceil_div(s.Tq, tile_rows);
     const int part = ceil_div(tiles, ceil_div(8 * omp_get_max_threads(), s.B * s.NH));
-    PreparedKeys prepared(s, AttentionPass::forward);
+    PreparedKeys prepared(s, qkv, AttentionPass::forward);
 #pragma omp parallel for collapse(3) schedule(dynamic)
     for (int number = ceil_div(tiles, part) - 1; number >= 0; number--)
         for (int b = 0; b < s.B; b++)
             for (int h = 0; h < s.NH; h++) {
-                const int begin = number * part, end = std::min(begin + part, tiles);
-                const auto keys = prepared.seen(s, qkv, b, h / s.group(), begin, end);
                 TileRegisters registers;
-                for (int i = begin; i < end; i++) attention_forward_tile_cpu(out, lse, qkv, s, b, h, i, keys);
+                for (int i = number * part; i < std::min((number + 1) * part, tiles); i++)
+                    attention_forward_tile_cpu(out, lse, qkv, s, b, h, i, prepared);
             }
 }
 
@@ -345,20 +350,20 @@ struct BackwardQueries : QueryTile {
 // For a tile of queries and all keys that it sees: writes dq and, unless dkv (tiles of keys, 2, 64, width) is
 // null, adds the tile's contribution to dkv.
 inline void attention_backward_queries_cpu(const AttentionBackward& a, float* dkv, int b, int h,
-                                           int query_tile, std::span<const KeyTile> all_keys) {
+                                           int query_tile, PreparedKeys& prepared) {
     const AttentionShape& s = a.shape;
     const int width = tile_width(s.HS);
     BackwardQueries queries(a, b, h, query_tile);
     ScoreTile p, ds, rounded;
     HeadTile dq;  // (width, queries)
     dq.clear(s.HS);
-    for (const KeyTile& keys : all_keys) {
-        if (!queries.see(keys)) continue;
+    for (int i = queries.first_key_tile; i <= queries.last_key_tile; i++) {
+        const KeyTile& keys = prepared.tile(b, h / s.group(), i);
         queries.dscores(p, ds, keys, s.HS);
         TileOperand right_ds(OperandSide::right, ds.elements(), tile_rows, tile_rows, rounded.at);
         tile_product(dq.at, tile_rows, keys.transposed, right_ds, width, tile_rows, tile_rows, true);
         if (dkv) {
-            float* dk = dkv + (size_t)keys.start * 2 * width;
+            float* dk = dkv + (size_t)i * 2 * tile_rows * width;
             queries.add_dkv(dk, dk + tile_rows * width, p, ds, s.HS);
         }
     }
@@ -376,10 +381,10 @@ inline void store_dkv(const AttentionBackward& a, int b, int kv_head, int key_ti
 }
 
 // For a tile of keys and all queries that see it: writes dk and dv.
-inline void attention_backward_keys_cpu(const AttentionBackward& a, int b, int kv_head, int key_tile) {
+inline void attention_backward_keys_cpu(const AttentionBackward& a, int b, int kv_head, int key_tile,
+                                        PreparedKeys& prepared) {
     const AttentionShape& s = a.shape;
-    alignas(64) float memory[2 * tile_rows * max_head_size];
-    const KeyTile keys(s, a.qkv, b, kv_head, key_tile, AttentionPass::backward, memory);
+    const KeyTile& keys = prepared.tile(b, kv_head, key_tile);
     TileRegisters registers;
     ScoreTile p, ds;
     HeadTile dk, dv;
@@ -406,10 +411,9 @@ inline void attention_backward_head_cpu(const AttentionBackward& a, float* dkv, 
     int query_tiles = ceil_div(s.Tq, tile_rows), key_tiles = ceil_div(s.Tk, tile_rows);
     int width = tile_width(s.HS);
     std::fill_n(dkv, (size_t)key_tiles * 2 * tile_rows * width, 0.0f);
-    const auto keys = prepared.seen(s, a.qkv, b, kv_head, 0, query_tiles);
     TileRegisters registers;
     for (int h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++)
-        for (int i = 0; i < query_tiles; i++) attention_backward_queries_cpu(a, dkv, b, h, i, keys);
+        for (int i = 0; i < query_tiles; i++) attention_backward_queries_cpu(a, dkv, b, h, i, prepared);
     for (int i = 0; i < key_tiles; i++, dkv += 2 * tile_rows * width)
         store_dkv(a, b, kv_head, i, dkv, dkv + tile_rows * width);
 }
@@ -429,7 +433,7 @@ inline void attention_backward_products_cpu(const AttentionBackward& a, float* s
     const AttentionShape& s = a.shape;
     int query_tiles = ceil_div(s.Tq, tile_rows), key_tiles = ceil_div(s.Tk, tile_rows);
     int heads = s.B * s.NKV, threads = omp_get_max_threads();
-    PreparedKeys prepared(s, AttentionPass::backward);
+    PreparedKeys prepared(s, a.qkv, AttentionPass::backward);
     if (7 * heads >= 5 * ceil_div(heads, threads) * threads) {
         size_t head_scratch = attention_backward_head_scratch_cpu(s);
 #pragma omp parallel for schedule(dynamic)
@@ -443,15 +447,13 @@ inline void attention_backward_products_cpu(const AttentionBackward& a, float* s
     for (int i = 0; i < query_tiles; i++)
         for (int b = 0; b < s.B; b++)
             for (int h = 0; h < s.NH; h++) {
-                const int tile = query_tiles - 1 - i;
-                const auto keys = prepared.seen(s, a.qkv, b, h / s.group(), tile, tile + 1);
                 TileRegisters registers;
-                attention_backward_queries_cpu(a, nullptr, b, h, tile, keys);
+                attention_backward_queries_cpu(a, nullptr, b, h, query_tiles - 1 - i, prepared);
             }
 #pragma omp parallel for collapse(3) schedule(dynamic)
     for (int i = 0; i < key_tiles; i++)
         for (int b = 0; b < s.B; b++)
-            for (int h = 0; h < s.NKV; h++) attention_backward_keys_cpu(a, b, h, i);
+            for (int h = 0; h < s.NKV; h++) attention_backward_keys_cpu(a, b, h, i, prepared);
 }
 
 inline void attention_backward_cpu(const AttentionBackward& a, float* scratch, float* dbias) {

@@ -85,7 +85,7 @@ inline void* allocate_host_memory(size_t bytes) {
 }
 
 // Memory that is kept for the next use. of() returns room for `count`, uninitialized and aligned to 256
-// bytes, and ends what it returned before.
+// bytes, and invalidates what it returned before.
 template <typename T>
 class KeptMemory {
 public:

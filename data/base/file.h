@@ -13,6 +13,7 @@ directory.
 #include <csetjmp>
 #include <csignal>
 #include <cstdint>
+#include <cstdlib>
 #include <cstdio>
 #include <cstring>
 #include <fcntl.h>

@@ -520,7 +520,8 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(ngram_place), "Layout", alike, by_name,
          "Where the rows of tables are stored, spread over all ranks of the stages that have tables: in "
          "device memory; in host memory, where CPU cores update them, and each step's rows are copied to the "
-         "devices; or on disk, with the rows in use cached in host memory. The result is the same.",
+         "devices; or on disk, with the rows in use cached in host memory. The result is the same. sample "
+         "and eval choose the fastest place with enough memory, and put files into $TMPDIR or /tmp.",
          overridable, !positional, later},
         {FIELD(ngram_cache), "Layout", alike, size(4096, 1e15),
          "--ngram-place disk: bytes of host memory in which each rank keeps rows of its tables. It must hold "

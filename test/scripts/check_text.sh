@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/text.sh
 program=$PWD/build/cpu-fp32/train_gpt llama3=$PWD/test/golden/tokenizers/llama3.json
-plan 47
+plan 48
 cd "$work" || exit 1
 export OMP_NUM_THREADS=2
 
@@ -181,7 +181,10 @@ small() { (ulimit -v 2500000 && TMPDIR=$work/temporary "$@"); }
 mkdir temporary
 run eval-rows small "$program" eval rows --data 'tokens/mine_val_*.bin' --micro-batch 4
 check "eval reads tables that are larger than memory from a file" gives rows eval-rows.out
-check "and says so" grep -qx "tables do not fit into memory: their rows are in a temporary file in $work/temporary" eval-rows.err
+check "and says so" grep -qx "tables do not fit into memory: their rows go to temporary files in $work/temporary" eval-rows.err
+(ulimit -v 2500000 && TMPDIR=$work/nowhere "$program" eval rows --data 'tokens/mine_val_*.bin') >nowhere.out 2>&1
+check "a folder that is not there is refused" test \
+    "$(tail -n +2 nowhere.out)" = "train_gpt: $work/nowhere: no temporary file for tables can be created there: No such file or directory; set TMPDIR to another folder"
 run sample-rows small "$program" sample rows --tokens 20 --seed 4 --prompt 'bin'
 run sample-memory "$program" sample rows --tokens 20 --seed 4 --prompt 'bin'
 check "a sample is the same with rows in memory" cmp sample-rows.out sample-memory.out
