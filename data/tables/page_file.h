@@ -76,6 +76,7 @@ public:
         if (!try_lock(file_))
             fail("%s: another run is using it; wait until it ends, or choose another --ngram-dir",
                  file_path_.c_str());
+        if (is_scratch) remove_file(file_path_);
         bool ours = true;
         for (const std::string& other : files_of(".undo.")) {
             std::optional<UndoLog::Preamble> found = UndoLog::preamble_of(other);
@@ -86,7 +87,6 @@ public:
         if (fstat(file_.get(), &status) != 0) fail_with_errno(file_path_, "stat it");
         bool whole = (uint64_t)status.st_size == pages_ * page_bytes_;
         if (!whole || !ours || logs_.empty()) clear();
-        if (is_scratch) remove_file(file_path_);
     }
     PageFile(const PageFile&) = delete;
     PageFile& operator=(const PageFile&) = delete;

@@ -2,13 +2,13 @@
 # The README's way from text to text: training a tokenizer, tokenizing a folder, tokenizers and data of other programs, a blend,
 # samples and evaluations.
 # suite: test
-# needs: cpu-fp32/train_gpt
+# needs: cpu-fp32/train_gpt cpu-fp32/fault_injection.so
 # seconds: 15
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/text.sh
-program=$PWD/build/cpu-fp32/train_gpt llama3=$PWD/test/golden/tokenizers/llama3.json
-plan 48
+program=$PWD/build/cpu-fp32/train_gpt faults=$PWD/build/cpu-fp32/fault_injection.so llama3=$PWD/test/golden/tokenizers/llama3.json
+plan 49
 cd "$work" || exit 1
 export OMP_NUM_THREADS=2
 
@@ -188,6 +188,11 @@ check "a folder that is not there is refused" test \
 run sample-rows small "$program" sample rows --tokens 20 --seed 4 --prompt 'bin'
 run sample-memory "$program" sample rows --tokens 20 --seed 4 --prompt 'bin'
 check "a sample is the same with rows in memory" cmp sample-rows.out sample-memory.out
+faulty() { LD_PRELOAD=$faults FAULT_BELOW=temporary FAULT_CALLS=read small "$program" eval rows --data 'tokens/mine_val_*.bin' --micro-batch 4; }
+FAULT=none FAULT_AT=0 FAULT_LIST=$work/reads faulty >faulty.out 2>&1
+FAULT=EIO FAULT_AT=$(wc -l <reads) faulty >faulty.out 2>faulty.err
+check "no result is printed of rows that could not be read" eval \
+    "[ $? = 75 ] && [ ! -s faulty.out ] && grep -q '^train_gpt: $work/temporary/stage-.*: Input/output error' faulty.err"
 check "nothing is left of the file" test -z "$(ls temporary)"
 run same "$program" "${train[@]}" --train-data 'tokens/mine_*.bin' --val-data 'tokens/mine_val_*.bin' --steps 1 --warmup-steps 0 --run-dir same
 check "validation on what is trained on is a warning" grep -q '^ *warning: tokens/mine_val_000000.bin is also in --train-data' same.out
