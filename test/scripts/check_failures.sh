@@ -232,7 +232,11 @@ check "with exit code 0 and a checkpoint" eval "test $code = 0 && '$cpu' sample 
 announced() { grep -oE 'stopping after step [0-9]+, then saving.*' "$1.out" | grep -oE '[0-9]+' | uniq; }
 stopped() { sed -nE 's/^stopped as asked after step ([0-9]+);.*/\1/p' "$1.out"; }
 begun() { grep -q 'stopping after step' "$1.out"; }
-saved() { ended "$1" 30 && [ "$code" = 0 ] && [ -n "$(stopped "$1")" ] && [ "$(announced "$1")" = "$(stopped "$1")" ] && "$cpu" sample "$1" --tokens 1; }
+saved() {
+    ended "$1" 240 || { echo "it goes on"; return 1; }
+    echo "exit code $code; announced: $(announced "$1"); stopped: $(stopped "$1")"
+    [ "$code" = 0 ] && [ -n "$(stopped "$1")" ] && [ "$(announced "$1")" = "$(stopped "$1")" ] && "$cpu" sample "$1" --tokens 1
+}
 slow_save() { # NAME RANKS
     start_job "$1" "$2" env LD_PRELOAD="$faults" FAULT=stall FAULT_SECONDS=1 FAULT_CALLS=sync FAULT_AT=1 \
         "$cpu" "${tiny[@]}" --log-every 100000
