@@ -202,6 +202,7 @@ private:
 // lists, on the host
 
 inline void NgramTables::list(TableLists& list, const Lookups& lookups) {
+    list.early = list.sent = 0;
     if (ledger) {
         imagine(list, lookups);
     } else {
@@ -211,25 +212,21 @@ inline void NgramTables::list(TableLists& list, const Lookups& lookups) {
         wait_for(read_by_compute_[number], mesh_);
         wait_for(read_by_host_[number], mesh_);
         list_rows(list, lookups);
-        list.from = list.to;
-        list.distinct = list.wants();
     }
+    list.from = list.to;
+    list.distinct = list.wants();
     if (several()) ask_owners(list);
     if (ledger) return;
     if (several() && settings_.training) list_sums(list);
     if (!on_host()) return;
     std::copy_n(list.asked, list.asks(), list.fetched);
     std::iota(list.place, list.place + list.asks(), 0);
-    list.early = list.sent = 0;
 }
 
 // A ledger assumes that all lookups are of different rows, spread evenly over the owners.
 inline void NgramTables::imagine(TableLists& list, const Lookups& lookups) const {
     size_t all = std::min(sizes_.distinct(), (size_t)lookups.count * sizes_.lookups);
     list.to.assign(sizes_.owners, all / sizes_.owners);
-    list.from = list.to;
-    list.distinct = list.wants();
-    list.early = list.sent = 0;
 }
 
 // The place of a row in the hash table, or the empty place where it belongs.
@@ -293,8 +290,8 @@ inline void NgramTables::list_rows(TableLists& list, const Lookups& lookups) {
     }
 }
 
-// Fills asked and `from`. Rows are numbered within this owner's table. With a ledger, there is no memory
-// behind the lists.
+// Fills asked and `from`. Rows are numbered within this owner's table. A ledger's lists are not backed by
+// memory, so it only records the work.
 inline void NgramTables::ask_owners(TableLists& list) {
     const size_t owners = sizes_.owners;
     int *received = arrays_.counts + owners, *there = arrays_.host_counts, *back = there + owners;

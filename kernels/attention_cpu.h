@@ -170,7 +170,7 @@ struct QueryRows {
     }
     QueryRows(const QueryRows&) = delete;  // operands refer to it
 
-    // Return (64, width), or transposed, (HS, 64).
+    // Return the rows as an operand (64, width), or transposed, (HS, 64).
     TileOperand by_rows() { return {OperandSide::right, elements, tile_rows, elements.row, memory[0].at}; }
     TileOperand by_columns(int HS) {
         return {OperandSide::right, elements.transposed(), HS, tile_rows, memory[1].at};

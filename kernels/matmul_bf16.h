@@ -58,29 +58,21 @@ inline bool cpu_products_in_bf16 = false;
 
 #define WITH_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,prfchw,amx-tile,amx-bf16")))
 
-enum class Bf16Instructions { none, dot_products, matrix_unit };
-
-// Returns what this process may use. ONEDNN_MAX_CPU_ISA may disable instructions.
-inline Bf16Instructions bf16_instructions() {
-    static const Bf16Instructions usable = [] {
-        auto has = [](dnnl::cpu_isa isa) {
-            return ((unsigned)dnnl::get_effective_cpu_isa() & (unsigned)isa) == (unsigned)isa;
-        };
-        // Linux lets a process use the unit's registers only after it has asked for them
-        constexpr int request_permission = 0x1023, tile_registers = 18;
-        if (has(dnnl::cpu_isa::avx512_core_amx) &&
-            syscall(SYS_arch_prctl, request_permission, tile_registers) == 0)
-            return Bf16Instructions::matrix_unit;
-        return has(dnnl::cpu_isa::avx512_core_bf16) ? Bf16Instructions::dot_products : Bf16Instructions::none;
-    }();
-    return usable;
+// Returns whether this process may use the instructions. ONEDNN_MAX_CPU_ISA may disable them.
+inline bool has_instructions(dnnl::cpu_isa wanted) {
+    return ((unsigned)dnnl::get_effective_cpu_isa() & (unsigned)wanted) == (unsigned)wanted;
 }
 
 inline bool has_cpu_products_in_bf16() {
-    return bf16_instructions() != Bf16Instructions::none;
+    return has_instructions(dnnl::cpu_isa::avx512_core_bf16);
 }
+
 inline bool has_matrix_unit() {
-    return bf16_instructions() == Bf16Instructions::matrix_unit;
+    // Linux lets a process use the unit's registers only after it has asked for them.
+    constexpr int request_permission = 0x1023, tile_registers = 18;
+    static const bool granted = has_instructions(dnnl::cpu_isa::avx512_core_amx) &&
+                                syscall(SYS_arch_prctl, request_permission, tile_registers) == 0;
+    return granted;
 }
 
 // ----------------------------------------------------------------------------

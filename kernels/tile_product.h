@@ -56,7 +56,8 @@ class TileOperand {
 public:
     TileOperand() {}
     // (M, K) on the left, (K, N) on the right; M and N are multiples of 16. memory: as many floats as a
-    // matrix with rows and columns rounded up to 32, aligned to a cache line
+    // matrix with rows and columns rounded up to 32, or half as many for products in bf16, aligned to a cache
+    // line
     TileOperand(OperandSide side, Elements matrix, int rows, int columns, float* memory) : elements(matrix) {
 #ifdef CPU_BF16_INSTRUCTIONS
         if (cpu_products_in_bf16) {

@@ -57,8 +57,8 @@ class PageFile {
 public:
     static constexpr size_t payload(size_t page_bytes) { return page_bytes - sizeof(uint64_t); }
 
-    // path: NAME, with its folder. identity: see UndoLog. is_scratch: nobody needs the file later; its name
-    // is removed at once, so that the system frees its space when this process ends
+    // path: NAME, with its folder. identity: see UndoLog. is_scratch: only this process needs the file, so
+    // its name is removed at once, and the system frees its space when the process ends
     PageFile(std::string path, uint64_t pages, size_t page_bytes, uint64_t identity, bool is_scratch = false)
         : path_(std::move(path)),
           file_path_(path_ + ".pages"),

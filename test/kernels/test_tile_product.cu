@@ -22,7 +22,7 @@ std::vector<double> product(const Sizes& s, Elements a, Elements b, std::vector<
 struct Room {
     KeptMemory<float> memory;
     float* of(int rows, int columns) {
-        size_t size = round_up(rows, 32) * round_up(columns, 32);
+        size_t size = round_up(rows, 32) * round_up(columns, 32) / (cpu_products_in_bf16 ? 2 : 1);
         return std::fill_n(memory.of(size), size, NAN) - size;
     }
 };

@@ -233,7 +233,7 @@ announced() { grep -oE 'stopping after step [0-9]+, then saving.*' "$1.out" | gr
 stopped() { sed -nE 's/^stopped as asked after step ([0-9]+);.*/\1/p' "$1.out"; }
 begun() { grep -q 'stopping after step' "$1.out"; }
 saved() {
-    ended "$1" 240 || { echo "it goes on"; return 1; }
+    ended "$1" 240 || { echo "it is still running"; return 1; }
     echo "exit code $code; announced: $(announced "$1"); stopped: $(stopped "$1")"
     [ "$code" = 0 ] && [ -n "$(stopped "$1")" ] && [ "$(announced "$1")" = "$(stopped "$1")" ] && "$cpu" sample "$1" --tokens 1
 }
