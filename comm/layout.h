@@ -23,8 +23,8 @@ How the options cut a model over ranks, and a step into micro-batches.
 // classifier.
 
 // Returns the number of layers, at least one, of each of `parts` parts. cost(part, begin, end) is the cost of
-// layers [begin, end) as that part, in any unit, such as time or bytes. Among equally good cuts it prefers
-// parts of similar cost.
+// layers [begin, end) as that part, in any unit, such as time or bytes; it grows with the number of layers.
+// Among equally good cuts it prefers parts of similar cost.
 template <typename Cost>
 std::vector<int> even_split(int layers, int parts, Cost&& cost) {
     if (parts < 1 || parts > layers) {
@@ -52,6 +52,7 @@ std::vector<int> even_split(int layers, int parts, Cost&& cost) {
             for (int end = last ? layers : begin + 1; end <= latest_end; end++) {
                 const Best& rest = best[part + 1][end];
                 double own = cost(part, begin, end);
+                if (own > (1 + 1e-6) * best[part][begin].largest) break;  // more layers cost even more
                 Best with = {std::max(own, rest.largest), own * own + rest.squares, end};
                 if (with < best[part][begin]) best[part][begin] = with;
             }

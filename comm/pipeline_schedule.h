@@ -323,7 +323,8 @@ public:
     void begin_run(bool has_backward) {
         has_backward_ = has_backward;
         kept_.clear();
-        in_use_.clear();
+        free_.clear();
+        slots_ = 0;
     }
 
     // Returns the slots of the chunk's layers for an action. Actions come in the order of the list.
@@ -334,7 +335,7 @@ public:
         if (work == PipelineWork::forward) kept = take(layers_[chunk]);
         std::vector<int> slots = kept;
         if (work == PipelineWork::backward || work == PipelineWork::weight_gradient) {
-            for (int slot : kept) in_use_[slot] = false;
+            free_.insert(kept.begin(), kept.end());
             kept_.erase({chunk, micro_batch});
         }
         return slots;
@@ -364,19 +365,16 @@ private:
     // Takes the lowest free slots, so that there are never more slots than are in use at the same time.
     std::vector<int> take(int count) {
         std::vector<int> slots;
-        for (int slot = 0; (int)slots.size() < count; slot++) {
-            if (slot == (int)in_use_.size()) in_use_.push_back(false);
-            if (in_use_[slot]) continue;
-            in_use_[slot] = true;
-            slots.push_back(slot);
-        }
+        for (int i = 0; i < count; i++)
+            slots.push_back(free_.empty() ? slots_++ : free_.extract(free_.begin()).value());
         return slots;
     }
 
     std::vector<int> layers_;
     bool has_backward_ = false;
     std::map<std::pair<int, int>, std::vector<int>> kept_;  // by chunk and micro-batch
-    std::vector<bool> in_use_;
+    std::set<int> free_;  // those of the first `slots_` slots that are not in use
+    int slots_ = 0;
 };
 
 // ----------------------------------------------------------------------------

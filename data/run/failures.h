@@ -177,8 +177,11 @@ inline double simulate_run(const FailureModel& m, double training, uint64_t numb
 // Returns the share of a run's time that makes lasting progress, averaged over many runs; 0 if any would not
 // end.
 inline double effective_training_time(const FailureModel& m, double training) {
-    constexpr int runs = 100;
+    constexpr int most_runs = 100;
+    constexpr double enough_failures = 1e5;
     double all = 0;
-    for (int run = 0; run < runs && all < HUGE_VAL; run++) all += simulate_run(m, training, run);
+    int runs = 0;
+    while (runs < most_runs && all * m.per_second() < enough_failures)
+        all += simulate_run(m, training, runs++);
     return runs * training / all;
 }

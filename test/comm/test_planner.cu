@@ -329,7 +329,7 @@ TEST_CASE("products in fp8 are planned where there are some") {
 TEST_CASE("failures and what helps are part of a plan") {
     std::string line =
         "--model gpt3-175B --machine h100 --gpus 4096 --global-batch 4M --tokens 100G --tp 8 --pp 8 "
-        "--micro-batch 1";
+        "--micro-batch 1 --zero 1 --recompute block --pp-schedule 1f1b";
     nlohmann::json usual = planned(line)["failures"], none = planned(line + " --failures 0")["failures"];
     CHECK(usual["hours_between"] == doctest::Approx(1000 * 24 / 3.79 / 512));
     double of_network = usual["hours_between_of"]["network"];
