@@ -3,7 +3,8 @@
 #   make                   builds ./train_gpt for the device found here
 #   make quickstart        trains a small model for two minutes on text found here
 #   make test              builds and runs the tests (UNIT=norm: one)
-#   make test-all          test plus sanitizers, fuzzers, crashes and compiling for GPUs
+#   make test-all          test plus the program on a simulated GPU, sanitizers,
+#                          fuzzers, crashes and compiling for GPUs
 #   make soak              longer runs and random faults, for an hour
 #   make bench             bench-kernels and bench-train
 #   make bench-kernels     each kernel (KERNELS="attention norm": some)

@@ -241,7 +241,6 @@ private:
     PipelineTask enter(const PipelineAction& action);
     void leave(const PipelineTask& task);
 
-    const Mesh& mesh_;
     const PipelineShape shape_;
     const PipelineCapacity capacity_;
     const int stage_;
@@ -277,8 +276,7 @@ inline const PipelineShape& checked_pipeline(const Mesh& mesh, const PipelineSha
 
 inline Pipeline::Pipeline(Arena& memory, const Mesh& mesh, const PipelineShape& shape,
                           const PipelineCapacity& capacity, size_t count, cudaStream_t compute, bool overlap)
-    : mesh_(mesh),
-      shape_(checked_pipeline(mesh, shape, capacity)),
+    : shape_(checked_pipeline(mesh, shape, capacity)),
       capacity_(capacity),
       stage_(mesh.position[Axis::pipeline]),
       most_(count),
