@@ -174,8 +174,8 @@ inline double simulate_run(const FailureModel& m, double training, uint64_t numb
     return HUGE_VAL;
 }
 
-// Returns the share of a run's time that makes lasting progress, averaged over many runs; 0 if any would not
-// end.
+// Returns the share of a run's time that makes lasting progress, averaged over 100 runs, or over fewer that
+// have 100,000 failures together; 0 if any would not end.
 inline double effective_training_time(const FailureModel& m, double training) {
     constexpr int most_runs = 100;
     constexpr double enough_failures = 1e5;
