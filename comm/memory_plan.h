@@ -198,9 +198,8 @@ public:
     void check() const {
         if (fits()) return;
         if (pins() > capacity_.host && !training_)
-            fail("tables: need %s of the host's memory for each rank, but only %s are free; free some, ask "
-                 "for "
-                 "less at once, or use more machines",
+            fail("tables: need %s of the host's memory for each rank, but only %s are free; free some, "
+                 "ask for less at once, or use more machines",
                  size_text(pins()).c_str(), size_text(capacity_.host).c_str());
         if (pins() > capacity_.host)
             fail("--async-save and --offload: need %s of the host's memory for each rank, including its "

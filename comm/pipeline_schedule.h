@@ -324,7 +324,7 @@ public:
         has_backward_ = has_backward;
         kept_.clear();
         free_.clear();
-        slots_ = 0;
+        slot_count_ = 0;
     }
 
     // Returns the slots of the chunk's layers for an action. Actions come in the order of the list.
@@ -366,15 +366,15 @@ private:
     std::vector<int> take(int count) {
         std::vector<int> slots;
         for (int i = 0; i < count; i++)
-            slots.push_back(free_.empty() ? slots_++ : free_.extract(free_.begin()).value());
+            slots.push_back(free_.empty() ? slot_count_++ : free_.extract(free_.begin()).value());
         return slots;
     }
 
     std::vector<int> layers_;
     bool has_backward_ = false;
     std::map<std::pair<int, int>, std::vector<int>> kept_;  // by chunk and micro-batch
-    std::set<int> free_;  // those of the first `slots_` slots that are not in use
-    int slots_ = 0;
+    std::set<int> free_;  // those of the first `slot_count_` slots that are not in use
+    int slot_count_ = 0;
 };
 
 // ----------------------------------------------------------------------------

@@ -117,7 +117,7 @@ plan_units() {
     [[ $build != cuda-* ]] || most=$lines_of_cuda_group
     for folders in "${groups_of_folders[@]}"; do
         folder=${folders##* } files=() lines=() total=0
-        # `make test` leaves the program on the simulated device, a third of the compiling, to `make test-all`.
+        # `make test` leaves the program on the simulated device, a quarter of the compiling, to `make test-all`.
         [[ "$1-$build-$folder-$UNIT" != test-simt-*-program- ]] || continue
         for file in $(printf 'test/%s/test_*.cu ' $folders); do
             [ -e "$file" ] && runs_on "$file" "$build" && wanted "$(basename "$file" .cu | cut -c6-)" || continue
