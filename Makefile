@@ -81,6 +81,10 @@ endif
 MPICXX   ?= mpicxx
 NCCL     ?= -lnccl
 cores    := $(shell nproc)
+# Without -j, the program's objects are compiled in parallel. So are the programs of tests, but by test/run.sh.
+ifeq ($(filter-out all quickstart dist,$(MAKECMDGOALS))$(filter -j%,$(MAKEFLAGS)),)
+MAKEFLAGS += -j$(cores)
+endif
 # instructions for products in bf16 that this processor has
 flags     = $(shell sed -n 's/^flags.*: //p;T;q' /proc/cpuinfo 2>/dev/null)
 cpu_bf16  = $(strip $(if $(filter avx512_bf16,$(flags)),bf16 dot products) $(if $(filter amx_bf16,$(flags)),AMX))
@@ -150,6 +154,12 @@ endif
 compile := $(CXX) -x c++ $(speed) $(host) -DDEVICE_CPU $(defines) $(includes)
 link    := $(CXX) -fopenmp
 libs    := -ldnnl
+# The linker generates the code of train_gpt.o, on all cores at once (link-time optimization): compiled in one piece, this
+# object would take twice as long as commands.o beside it. At -Og and with clang that gains little.
+ifeq ($(QUICK)$(SANITIZE)$(findstring clang,$(CXX)),)
+late := -flto=auto -flto-compression-level=1
+link += -flto=auto
+endif
 endif
 # the command in `compile`, at another optimization level if one is given
 compile_at = $(if $(1),$(subst $(speed),,$(compile)) $(1),$(compile))
@@ -245,7 +255,7 @@ vpath commands.cu data/commands
 
 # Runs on the simulated device are short, so the program is compiled at -O1, which is quicker.
 $(BUILD)/%.o: %.cu $(BUILD)/command | $(BUILD)/found-build
-	$(call compile_at,$(if $(filter simt,$(DEVICE)),-O1)) -MMD -MP -c $< -o $@
+	$(call compile_at,$(if $(filter simt,$(DEVICE)),-O1)) $(late) -MMD -MP -c $< -o $@
 
 ifeq ($(DEVICE),cuda)
 # nvcc reads a program once for the host, and once for each architecture of cards, for which the code of the host would take most

@@ -22,8 +22,8 @@ typedef float Lanes
 
 // Computes the first `vectors` vectors of columns of c (M, N) = or += a (M, K) b (K, N).
 template <int vectors>
-inline void tile_product_columns(float* c, int ldc, Elements a, const float* b, int ldb, int M, int K,
-                                 bool accumulate) {
+[[gnu::always_inline]] inline void tile_product_columns(float* c, int ldc, Elements a, const float* b,
+                                                        int ldb, int M, int K, bool accumulate) {
     constexpr int rows = sum_registers / vectors;
     for (int m = 0; m < M; m += rows) {
         Lanes sum[rows][vectors];
@@ -86,8 +86,8 @@ private:
 };
 
 // Computes c (M, N) = or += a (M, K) b (K, N). Needs TileRegisters.
-inline void tile_product(float* c, int ldc, const TileOperand& a, const TileOperand& b, int M, int N, int K,
-                         bool accumulate) {
+[[gnu::always_inline]] inline void tile_product(float* c, int ldc, const TileOperand& a, const TileOperand& b,
+                                                int M, int N, int K, bool accumulate) {
 #ifdef CPU_BF16_INSTRUCTIONS
     if (cpu_products_in_bf16) return multiply_near(c, ldc, a.panels, b.panels, M, N, accumulate);
 #endif
