@@ -283,6 +283,18 @@ public:
         return result;
     }
 
+    // Counts the section_parts() of a whole unit.
+    size_t section_parts(int unit) const {
+        size_t count = 0;
+        each_row(unit, [&](const TensorRow& row, size_t) {
+            if (row.shard != Shard::rows || place.tp == 1)
+                count += row.section_count();
+            else
+                for (const LocalSection& section : local_[row.id].sections) count += section.count > 0;
+        });
+        return count;
+    }
+
     // The ranges of a unit whose gradients are partial sums, to be summed over tensor ranks.
     std::vector<GradientSum> sums(int unit) const {
         std::vector<GradientSum> sums;
@@ -410,7 +422,7 @@ private:
         int count = 0;
         for (const TensorRow& before : rows_) {
             if (row && before.id == row->id) break;
-            if (is_in(before, unit)) count += (int)before.all_sections().size();
+            if (is_in(before, unit)) count += (int)before.section_count();
         }
         return count;
     }

@@ -189,13 +189,10 @@ struct ZeroArrays {
 
 private:
     static size_t norm_scratch_size(const ParameterLayout& layout, int shards) {
-        size_t floats = 0, sections = 0;
+        size_t floats = 0;
         for (int unit : layout.held()) {
-            size_t size = layout.unit_size(unit);
-            bool like_before = floats > 0 && layout.has(unit - 1) && layout.are_alike(unit, unit - 1);
-            if (!like_before) sections = layout.section_parts(unit, layout.parts(unit, 0, size)).size();
             // each end of a range may cut a chunk, and a section has at most one range
-            floats += sum_squares_scratch(size / shards) + sections;
+            floats += sum_squares_scratch(layout.unit_size(unit) / shards) + layout.section_parts(unit);
         }
         return floats;
     }

@@ -294,6 +294,7 @@ struct TensorRow {
                : unit == Unit::head      ? TensorKind::head
                                          : TensorKind::matrix;
     }
+    size_t section_count() const { return std::max<size_t>(sections.size(), 1); }
     // Returns at least one section.
     std::vector<Section> all_sections() const {
         return sections.empty() ? std::vector<Section>{{rows}} : sections;
