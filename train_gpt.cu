@@ -77,7 +77,7 @@ struct Gpt {
     const Mesh& mesh;
     Stage stage;             // this rank's part of the model
     ParameterLayout layout;  // offsets of its parameters
-    const Norm norm = norm_kernel(config.norm);
+    const Norm norm = config.norm == NormKind::layernorm ? Norm::layernorm : Norm::rmsnorm;
     const bool swiglu = config.mlp == MlpKind::swiglu;
     const RowsInPlace in_place{config, workload.recompute};  // norms whose rows recomputation has regathered
 
@@ -544,7 +544,7 @@ struct Mlp : Sublayer {
 
     Mlp(const BlockArrays& l, const LinearInput& inp, Side side) : Sublayer(l, inp, side) {
         if (g.swiglu) return;
-        fc.gelu = fcproj.gelu = gelu_kernel(g.config.mlp);
+        fc.gelu = fcproj.gelu = g.config.mlp == MlpKind::gelu_exact ? Gelu::exact : Gelu::tanh;
         fc.gelu_out = a.act, fc.gelu_amax = act8.amax();
         fcproj.gelu_inp = a.fc, fcproj.gelu_amax = dfc8.amax();
     }
@@ -1183,6 +1183,7 @@ struct GptPasses final : ModelInTraining {
 
     void try_gradients(DeviceBatches& batches, uint64_t first, int micro_batches) override {
         step_gradients(g, batches, first, micro_batches);
+        g.graphs.clear(g.stream);  // the algorithms of products may change now
     }
 
     void gradients_beside(DeviceBatches& batches, uint64_t first) override {

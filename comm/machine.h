@@ -95,8 +95,9 @@ inline Machine machine_from_json(const nlohmann::json& json, const std::string& 
             machine.*field.rate = object.number(field.name, field.most);
     }
     if (!object.has("capability") && machine.element_bytes == sizeof(float)) machine.capability = 0;
-    if (machine.attention_forward == 0) machine.attention_forward = with_mma.forward * machine.gemm_flops;
-    if (machine.attention_backward == 0) machine.attention_backward = with_mma.backward * machine.gemm_flops;
+    const AttentionShare share = attention_share(machine.capability);
+    if (machine.attention_forward == 0) machine.attention_forward = share.forward * machine.gemm_flops;
+    if (machine.attention_backward == 0) machine.attention_backward = share.backward * machine.gemm_flops;
     machine.measured = object.boolean("measured", false);
     machine.bf16_products = object.boolean("bf16_products", false);
     object.done("leave it out, or see comm/machine.h for the known fields");

@@ -133,7 +133,8 @@ inline double expected_step(const Options& o, Recompute recompute, const World& 
         PlanTask task = {.options = o, .machine = machine, .devices = world.size()};
         Cut cut = o;
         cut.recompute = recompute;
-        seconds = Planner(task).simulated(cut, {}).seconds;
+        Planner planner(task);
+        if (planner.can_simulate(cut)) seconds = planner.simulated(cut, {}).seconds;
     });
     return seconds;
 }

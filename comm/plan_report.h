@@ -524,7 +524,7 @@ inline Cut given_cut(Planner& planner, const PlanLine& line) {
 // Fails, and reports what would fit.
 [[noreturn]] inline void refuse_plan(Planner& planner, const PlanLine& line, const PlanTask& task) {
     PlannedStep least = planner.smallest();
-    if (least.memory.empty()) {
+    if (least.memory.empty() || planner.fits(least.cut)) {
         fail("plan: no layout divides %s and the %lld sequences of a step evenly with these options; leave "
              "out some of the layout options",
              line.options.model.c_str(), line.options.global_batch / line.options.sequence_length);

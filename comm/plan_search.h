@@ -99,11 +99,15 @@ public:
         long long tokens = (long long)cut.micro_batch * o.sequence_length;
         return tokens <= INT_MAX && rows_of_rank(cut) % cut.tp_overlap == 0 &&
                sequences_ % ((long long)cut.dp * cut.micro_batch) == 0 && cut.dp % cut.shard_group == 0 &&
-               (interleaved || cut.pp_chunks == 1) && (long long)cut.pp * cut.pp_chunks <= o.layers &&
+               can_simulate(cut) && (interleaved || cut.pp_chunks == 1) &&
+               (long long)cut.pp * cut.pp_chunks <= o.layers &&
                (kind_of<PipelineLayers>(o.pp_layers) != PipelineLayers::list ||
                 comma_separated(o.pp_layers).size() == (size_t)cut.pp * cut.pp_chunks) &&
                (o.matmul_dtype != MatmulDtype::fp8 || fp8_refusal(options_of(cut)).empty());
     }
+
+    // Returns whether the step's micro-batches are few enough, if all of them have to be simulated.
+    bool can_simulate(const Cut& cut) const { return !keeps_all(cut) || micro_batches(cut) <= most_of_gpipe; }
 
     // Returns up to `count` layouts, the fastest first, one per division of the ranks; empty if none fits.
     std::vector<PlannedStep> best(int count) {
@@ -331,6 +335,8 @@ private:
 
     // ---- all layouts
 
+    static constexpr long long most_of_gpipe = 1 << 12;
+    static bool keeps_all(const Cut& cut) { return cut.pp_schedule == PipelineSchedule::gpipe && cut.pp > 1; }
     // fp8 copies of weights are identified by address, and level 3 moves weights.
     int most_zero() const { return task_.options.matmul_dtype == MatmulDtype::fp8 ? 2 : 3; }
 
@@ -339,6 +345,7 @@ private:
         if (task_.keeps_micro_batch) cut.micro_batch = o.micro_batch;
         if (task_.keeps_schedule && cut.pp > 1) cut.pp_schedule = o.pp_schedule;
         if (task_.keeps_chunks && cut.pp > 1) cut.pp_chunks = o.pp_chunks;
+        if (cut.pp_chunks > 1 && !task_.keeps_schedule) cut.pp_schedule = PipelineSchedule::interleaved;
         if (task_.keeps_zero) cut.zero = o.zero;
         if (task_.keeps_shard) cut.shard_group = o.shard_group;
         if (cut.zero == 0) cut.shard_group = 1;
@@ -602,15 +609,12 @@ private:
     // Returns how many micro-batches to simulate, because more would show nothing new; all of them for gpipe,
     // which keeps them all.
     int enough_micro_batches(const Cut& cut) const {
-        constexpr long long most = 1 << 12;
         long long all = micro_batches(cut);
-        if (cut.pp_schedule == PipelineSchedule::gpipe && cut.pp > 1) {
-            if (all > most)
-                fail("--pp-schedule gpipe: keeps all %lld micro-batches of a step, but at most %lld can be "
-                     "simulated; give 1f1b",
-                     all, most);
-            return (int)all;
-        }
+        if (!can_simulate(cut))
+            fail("--pp-schedule gpipe: keeps all %lld micro-batches of a step, but at most %lld can be "
+                 "simulated; give 1f1b",
+                 all, most_of_gpipe);
+        if (keeps_all(cut)) return (int)all;
         // The last group of an interleaved pipeline may be smaller, and stages wait longer for it.
         long long left = cut.pp_chunks > 1 ? all % cut.pp : 0;
         return (int)std::min(all, left + std::max(2 * cut.pp, ceil_div(32, cut.pp) * cut.pp));

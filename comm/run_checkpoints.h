@@ -375,6 +375,7 @@ public:
 
     // For all ranks: saves, or starts a save in the background.
     void save(const RunPosition& position) {
+        finish();  // the last save; if it failed, the best checkpoints are those before it
         Phase phase("save");
         clock_.restart();
         double start = seconds_now();
@@ -479,7 +480,7 @@ private:
         for (const std::string& folder : folders) {
             try {
                 RunPosition position = load(run_of(folder), false);
-                if (is_own(folder, position.step)) on_disk_ = position.step;
+                on_disk_ = is_own(folder, position.step) ? position.step : -1;
                 best_ = position.best;
                 loaded_ = folder;
                 return position;
@@ -517,7 +518,9 @@ private:
         std::string index = world_.broadcast_text(run.index);
         std::unique_ptr<CheckpointReader> reader;
         world_.on_all_ranks([&] { reader = std::make_unique<CheckpointReader>(run.checkpoint, index); });
+        is_trusted_ = false;  // until all of it is loaded
         std::string converted = load_checkpoint(parts_, world_, *reader, weights_only);
+        is_trusted_ = true;
         if (!weights_only) saver_.loaded(*reader);
         if (!converted.empty()) print("             %s\n", converted.c_str());
         RunPosition position = {(int)run.step, (uint64_t)reader->index().samples()};

@@ -95,29 +95,6 @@ inline AdaGrad make_adagrad(const Options& o, int step) {
     return {(float)(o.ngram_lr * schedule(o, step)), 1e-8f, step + 1};
 }
 
-// Converts to the kernels' own enum.
-inline Norm norm_kernel(NormKind kind) {
-    switch (kind) {
-    case NormKind::layernorm:
-        return Norm::layernorm;
-    case NormKind::rmsnorm:
-        return Norm::rmsnorm;
-    }
-    __builtin_unreachable();
-}
-
-// Returns the form of GELU. SwiGLU uses no GELU, so the result for it is ignored.
-inline Gelu gelu_kernel(MlpKind kind) {
-    switch (kind) {
-    case MlpKind::gelu:
-    case MlpKind::swiglu:
-        return Gelu::tanh;
-    case MlpKind::gelu_exact:
-        return Gelu::exact;
-    }
-    __builtin_unreachable();
-}
-
 // Returns the number of tokens whose logits exist at once, if the user does not set it. For each chunk, the
 // fp32 gradient of the classifier's weights is read and written: 8 bytes per element, for 2 FLOPs per element
 // and token. A card that does 150 to 300 FLOPs in the time that a byte takes is kept busy by about a thousand

@@ -55,15 +55,6 @@ public:
                                 from.spikes.in_a_row, from.step));
             return;
         }
-        times_ = to->step == last_ ? times_ + 1 : 1;
-        last_ = to->step;
-        if (times_ > most_times) {
-            world_.fail_on_all(
-                text("--spike-sigma %g: after step %d there were %d spikes in a row, %d times; "
-                     "give a larger value, a lower --learning-rate or different --train-data",
-                     o_.spike_sigma, to->step, o_.spike_skips, times_),
-                exit_not_finite);
-        }
         SpikeHistory::Samples passed_over = {to->samples, from.samples};
         at = *to;
         at.spikes.in_a_row = 0;
@@ -73,6 +64,16 @@ public:
             if (log_) log_->go_back(at.step);
         });
         progress_.went_back(at.step, from.step, from.spikes.in_a_row, passed_over);
+        times_ = at.step == last_ ? times_ + 1 : 1;
+        last_ = at.step;
+        // Only now: what is saved because of this error is the position that the state has.
+        if (times_ > most_times) {
+            world_.fail_on_all(
+                text("--spike-sigma %g: after step %d there were %d spikes in a row, %d times; "
+                     "give a larger value, a lower --learning-rate or different --train-data",
+                     o_.spike_sigma, at.step, o_.spike_skips, times_),
+                exit_not_finite);
+        }
     }
 
 private:

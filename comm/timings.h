@@ -274,9 +274,10 @@ private:
         stage.passes.resize(size / sizeof(FlightEntry));
         memcpy((void*)stage.passes.data(), bytes, size);
         int step = stage.passes[0].step;
+        if (pipelines_.size() > 1 && !pipelines_.contains(step))
+            pipelines_.erase(pipelines_.begin());  // some stage posted no passes
         std::vector<StagePasses>& stages = pipelines_[step];
         stages.push_back(std::move(stage));
-        if (pipelines_.size() > 2) pipelines_.erase(pipelines_.begin());  // some stage posted no passes
         if ((int)stages.size() < shape_.stages) return;
         std::ranges::sort(stages, {}, &StagePasses::stage);
         progress_.ranks({{"step", step}, {"pipeline", pipeline_record(stages, shape_)}});

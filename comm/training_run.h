@@ -342,8 +342,12 @@ struct TrainingRun {
         if (at.best.begin(set.name, set.content))
             progress.note("--keep-best  losses so far were measured on other tokens: the checkpoints "
                           "that were best by them are no longer kept");
-        if (at.step > 0 && at.best.add(at.step, loss, o.keep_best))
+        if (at.step == 0) return;
+        if (BestCheckpoints(at.best).add(at.step, loss, o.keep_best)) {
+            checkpoints.finish();  // if that save fails, its step is no longer among the best
             saving = saving || !checkpoints.is_on_disk(at.step);
+        }
+        at.best.add(at.step, loss, o.keep_best);
     }
 
     void answer_questions() {

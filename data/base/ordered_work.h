@@ -33,7 +33,7 @@ public:
             for (unsigned i = 0; i < std::max(1u, threads); i++) threads_.emplace_back([this] { run(); });
         } catch (const std::system_error&) {
             stop();
-            fail("--threads %u: the system cannot create that many threads; lower it", threads);
+            throw;  // the message of this error has a remedy
         }
     }
     OrderedWork(const OrderedWork&) = delete;

@@ -82,7 +82,8 @@ inline ProcessStatus process_status(const std::string& folder) {
     return status;
 }
 
-// The exit code of a child as a shell reports it.
+// The exit code of a child as a shell reports it: this number plus the signal that killed it, if one did.
+constexpr int shell_signals = 128;
 inline int shell_code(int wait_status) {
-    return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
+    return WIFSIGNALED(wait_status) ? shell_signals + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
 }

@@ -61,7 +61,9 @@ public:
 
     // Returns the content of a file as JSON; null if there is none.
     nlohmann::ordered_json json(const char* name) const {
-        auto json = nlohmann::ordered_json::parse(source(name), nullptr, false);
+        std::string content = source(name);
+        if (json_depth(content) > deepest_json) return {};
+        auto json = nlohmann::ordered_json::parse(content, nullptr, false);
         return json.is_object() ? json : nlohmann::ordered_json();
     }
 

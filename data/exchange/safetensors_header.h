@@ -127,19 +127,21 @@ inline SafetensorsHeader read_rows(std::string_view source, const std::string& p
     using Event = nlohmann::json::parse_event_t;
     constexpr int deepest = 4;                 // values are nested in the table, a row and a shape at most
     constexpr size_t most_values = 1'000'000;  // in a row
+    constexpr size_t most_objects = 16;        // there, too: the parser compares each with all before it
     SafetensorsHeader header;
     std::set<std::string> names, fields;  // fields: of the row called `name`
     std::string name;
-    size_t values = 0;
+    size_t values = 0, objects = 0;
     auto on_event = [&](int depth, Event event, nlohmann::json& value) {
-        if (depth > deepest || ++values > most_values) {
+        objects += event == Event::object_start && depth > 1;
+        if (depth > deepest || objects > most_objects || ++values > most_values) {
             fail("%s: \"%s\" is too deep or has too many values in the header; the file is of another kind",
                  path.c_str(), printable(name).c_str());
         }
         if (event == Event::key && depth == 1) {
             name = value;
             fields.clear();
-            values = 0;
+            values = objects = 0;
             if (!names.insert(name).second) {
                 fail("%s: \"%s\" is in the header twice; the file is damaged", path.c_str(),
                      printable(name).c_str());

@@ -640,8 +640,8 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(text_field), "Text", alike, any_text,
          ".jsonl: the field that holds a document's text; a line without it is a bad line."},
         {FIELD(skip_binary), "Text", alike, on_off,
-         "Skip files that do not begin as UTF-8 text: those with zero bytes, UTF-16 or Latin-1. off: name "
-         "them, but use them as they are."},
+         "Skip packed files, and files that do not begin as UTF-8 text: those with zero bytes, UTF-16 or "
+         "Latin-1. off: refuse packed files, and name the others, but use them as they are."},
         {FIELD(skip_bad), "Text", alike, count(0, most),
          ".jsonl: number of bad lines (truncated, or with null as text) to skip; they are counted and named. "
          "One more ends the command."},
@@ -649,7 +649,7 @@ inline const std::vector<OptionRow>& option_table() {
          "Fraction of the documents set aside for validation. 0: none. 1: all, for a validation set only."},
         {FIELD(shard_tokens), "Text", alike, count(1024, 1 << 30), "Maximum number of tokens per file."},
         {FIELD(threads), "Text", alike, range(0, 4096), "Encoding threads. 0: one per core."},
-        {FIELD(train_tokenizer), "Text", alike, count(0, 16777216),
+        {FIELD(train_tokenizer), "Text", alike, count(0, 4194304),
          "Train a byte-level BPE tokenizer with this many tokens on the text, write it to "
          "PREFIX_tokenizer.json and use it; its last token ends a document. 0: use --tokenizer."},
         {FIELD(pre_tokenizer), "Text", alike, by_name,

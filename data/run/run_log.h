@@ -234,8 +234,9 @@ private:
             if (!value.is_object()) return false;
             int64_t step = json_integer(value["step"], 0, INT64_MAX, file_->path());
             bool of_step = false;
-            for (const char* kind : {"loss", "checkpoint", "start", "eval", "dropped_lines", "timings",
-                                     "slow", "ms", "pipeline", "health", "stopped"})
+            for (const char* kind :
+                 {"loss", "checkpoint", "start", "eval", "dropped_lines", "timings", "slow", "ms", "pipeline",
+                  "health", "stopped", "trust_ratios", "weights"})
                 of_step = of_step || value.contains(kind);
             return step < last || (step == last && of_step);
         } catch (const Error&) {

@@ -25,7 +25,7 @@ at the same time, and a host whose selftest names a suspect is put aside as well
 class Scratch {
 public:
     Scratch() {
-        std::string name = (std::filesystem::temp_directory_path() / "train_gpt_launch.XXXXXX").string();
+        std::string name = temporary_folder() + "/train_gpt_launch.XXXXXX";
         if (!mkdtemp(name.data())) fail_with_errno(name, "create a temporary folder for hostfiles");
         path_ = name;
     }

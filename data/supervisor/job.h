@@ -107,6 +107,7 @@ class Keeper {
 public:
     [[noreturn]] static void keep(const std::string& run_dir, JobRecord record, const Words& command,
                                   int ready, int lock, int log) {
+        const pid_t supervisor = getppid();
         setsid();
         int nowhere = open("/dev/null", O_RDWR | O_CLOEXEC);
         dup2(nowhere, STDIN_FILENO);
@@ -144,7 +145,9 @@ public:
         }
         record.code = child < 0 ? 127 : shell_code(status);
         constexpr int most_tries = 600;  // one per second
-        for (int i = 0; i < most_tries && !try_to_write(run_dir, record); i++) sleep(1);
+        // A supervisor that still exists learns the code from this process.
+        for (int i = 0; i < most_tries && !try_to_write(run_dir, record) && getppid() != supervisor; i++)
+            sleep(1);
         _exit(record.code);
     }
 
@@ -153,9 +156,15 @@ private:
     // notice when the supervisor closes them.
     static void close_others(int one, int other) {
         unsigned low = (unsigned)std::min(one, other), high = (unsigned)std::max(one, other);
-        close_range(STDERR_FILENO + 1, low - 1, 0);
-        if (low + 1 < high) close_range(low + 1, high - 1, 0);
-        close_range(high + 1, ~0U, 0);
+        close_all(STDERR_FILENO + 1, low - 1);
+        if (low + 1 < high) close_all(low + 1, high - 1);
+        close_all(high + 1, ~0U);
+    }
+    static void close_all(unsigned first, unsigned last) {
+        if (first > last || close_range(first, last, 0) == 0) return;
+        // before Linux 5.9, and in containers that do not know the call
+        const unsigned end = (unsigned)sysconf(_SC_OPEN_MAX);
+        for (unsigned file = first; file <= last && file < end; file++) close((int)file);
     }
 
     static bool try_to_write(const std::string& run_dir, const JobRecord& record) {

@@ -279,7 +279,7 @@ private:
         last_sign_ = seconds_now();
         stepped_ = false;
         stops_passed_on_ = 0;
-        ending_ = 0;
+        ending_ = 0, unsaved_ = false;
         diagnosis_ = {};
     }
 
@@ -295,7 +295,8 @@ private:
                 show_output();
                 look_at_steps();
                 attempt_.code = code;
-                attempt_.end = ending_ > 0 ? JobEnd::hung : end_of_job(code, !words_.reason().empty());
+                attempt_.end =
+                    ending_ > 0 && !unsaved_ ? JobEnd::hung : end_of_job(code, !words_.reason().empty());
                 // A launcher that cannot start any rank the first time is not set up correctly.
                 bool no_rank = state_.number == 1 && agents_.last_sign() == 0 && !stepped_;
                 if (attempt_.end == JobEnd::launcher && no_rank) attempt_.end = JobEnd::bad_input;
@@ -338,8 +339,8 @@ private:
         stops_passed_on_ = stops_asked;
         if (again && stop_asked_by == SIGINT) {
             tell("asked again: the job is ended without saving");
-            job_->end(SIGTERM);
-            ending_ = seconds_now();
+            job_->end(is_single() ? SIGKILL : SIGTERM);
+            ending_ = seconds_now(), unsaved_ = true;
         } else if (!again) {
             tell("asked to stop: the job saves and ends (Ctrl-C again: without saving)");
             job_->ask_to_stop();
@@ -352,7 +353,8 @@ private:
     double hang_limit() const {
         constexpr double least = 60, starting = 600, steps = 20;
         if (o_.hang_timeout > 0) return stepped_ ? o_.hang_timeout : std::max(o_.hang_timeout, least);
-        if (!stepped_ || agents_.saves()) return starting;
+        if (agents_.saves()) return starting + line_.disk_wait;
+        if (!stepped_) return starting;
         return std::max(least, steps * progress_.longest_step());
     }
 
@@ -380,10 +382,15 @@ private:
         attempt_.why = why(end);
         state_.trained = progress_.trained_since(state_.first_step);
         bool asked = stops_asked > 0;
-        if (end == JobEnd::done) {
+        // Until training begins, the request to stop ends the job.
+        bool before_a_step = asked && !stepped_ && attempt_.code == shell_signals + SIGUSR1;
+        if (end == JobEnd::done || before_a_step) {
             state_.attempts.push_back(attempt_);
             if (state_.incident) close_incident();
-            end_with(asked ? "stopped as asked" : "done", 0);
+            end_with(before_a_step ? "stopped as asked, before a step"
+                     : asked       ? "stopped as asked"
+                                   : "done",
+                     0);
             return;
         }
         tell(text("start %d ended (%s, exit code %d): %s", state_.number, name_of(end), attempt_.code,
@@ -421,10 +428,12 @@ private:
     }
 
     std::string why(JobEnd end) const {
+        if (unsaved_) return "ended without saving, as asked";
         if (end == JobEnd::hung) return diagnosis_.sentence;
         if (!words_.reason().empty()) return words_.reason();
         if (!words_.launcher_reason().empty()) return words_.launcher_reason();
-        if (end == JobEnd::killed) return text("signal %d killed a process of the job", attempt_.code - 128);
+        if (end == JobEnd::killed)
+            return text("signal %d killed a process of the job", attempt_.code - shell_signals);
         return text("the launcher ended with exit code %d: %s", attempt_.code, words_.last().c_str());
     }
 
@@ -593,6 +602,7 @@ private:
     double next_write_ = 0;
     bool stepped_ = false;  // since this start
     int stops_passed_on_ = 0;
+    bool unsaved_ = false;  // it is ended without saving, as asked
 };
 
 inline int launch(const GivenOptions& given, const std::vector<std::string>& job) {

@@ -23,6 +23,7 @@ struct LaunchLine {
     std::vector<Host> hosts;  // empty: this machine
     std::string hosts_from;   // the file or variable that names them
     int max_time = 0;         // seconds since launch began; 0: no limit
+    int disk_wait = 0;        // seconds for which the job tries again to save
     int ranks = 1;
     int unit = 1;  // the number of ranks is a multiple of it
 };
@@ -67,11 +68,11 @@ inline void place_job(LaunchLine& line, const Options& job) {
     }
 }
 
-inline void check_job(const Options& job, const GivenOptions& given) {
+inline void check_job(const Options& job) {
     if (job.run_dir.empty())
         fail("--run-dir: missing after the --; name the run's directory, where launch also keeps its own "
              "files");
-    if (is_given("--overwrite", given))
+    if (job.overwrite)
         fail("--overwrite: would delete the job's progress at each restart; remove %s by hand, or name "
              "another --run-dir",
              printable(job.run_dir).c_str());
@@ -88,7 +89,8 @@ inline bool saves_as_chosen(const GivenOptions& given, const std::string& run_di
     note_error(not_there, [&] { begun = options_from_json(run_options_json(run_dir), "options.json"); });
     const OptionRow& row = *find_option("--save-every", command_train);
     return is_given(row, given) || is_given("--keep-every", given) || begun.keep_every > 0 ||
-           value_text(row, begun) != value_text(row.standard(command_train));
+           (begun.save_every.unit != Interval::best &&  // the choice that launch itself makes
+            value_text(row, begun) != value_text(row.standard(command_train)));
 }
 
 // of_launch: the options of launch itself; job_words: the words after the --.
@@ -103,12 +105,13 @@ inline LaunchLine parse_launch(const GivenOptions& of_launch, const std::vector<
              line.job[0].c_str());
     GivenOptions given = read_arguments(command_train, line.job);
     Options job = asked_options(given);
-    check_job(job, given);
+    check_job(job);
     if (job.resume.empty()) line.job.insert(line.job.end(), {"--resume", name_of(ResumeFrom::newest)});
     // A failure may happen at any time, and loses what was trained since the last checkpoint.
     if (!saves_as_chosen(given, job.run_dir)) line.job.insert(line.job.end(), {"--save-every", "auto"});
     line.run_dir = job.run_dir;
     line.max_time = job.max_time;
+    line.disk_wait = job.disk_wait;
     place_job(line, job);
     return line;
 }

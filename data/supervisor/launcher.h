@@ -50,7 +50,7 @@ inline Words shell_words(std::string_view line, const char* option) {
 class Launcher {
 public:
     // `on_hosts`: hosts are named, by the user or by a scheduler.
-    Launcher(const std::string& line, bool on_hosts) : on_hosts_(on_hosts) {
+    Launcher(const std::string& line, bool on_hosts) {
         words_ = shell_words(line, "--launcher");
         if (words_.empty()) fail("--launcher: empty; give mpirun, srun or a command line");
         // At most one rank per slot: with these options, each host in turn gets as many ranks as it has
@@ -59,11 +59,12 @@ public:
             bool is_allowed = getenv("OMPI_ALLOW_RUN_AS_ROOT") && getenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM");
             bool as_root = geteuid() == 0 && !is_allowed;
             if (as_root && !has_word("--allow-run-as-root")) {
-                if (!in_container())
-                    fail("--launcher %s: Open MPI refuses to run as root; run as another user, or give "
-                         "--launcher '%s --allow-run-as-root'",
-                         printable(line).c_str(), printable(line).c_str());
-                add({"--allow-run-as-root"});
+                if (in_container())
+                    add({"--allow-run-as-root"});
+                else
+                    refusal_ = text("--launcher %s: Open MPI refuses to run as root; run as another user, or "
+                                    "give --launcher '%s --allow-run-as-root'",
+                                    printable(line).c_str(), printable(line).c_str());
             }
             if (on_hosts && !mentions("{hosts}")) add({"--hostfile", "{hosts}"});
             if (!has_word("--map-by")) add({"--map-by", "slot"});
@@ -86,6 +87,7 @@ public:
 
     // Returns the command that starts `command` on these hosts; `file` lists them (hosts_file_text).
     Words start(const std::vector<HostRanks>& places, const std::string& file, const Words& command) const {
+        if (!refusal_.empty()) fail("%s", refusal_.c_str());
         Words result;
         std::string names;
         for (const HostRanks& place : places) append_item(names, place.name, ",");
@@ -99,8 +101,6 @@ public:
         result.insert(result.end(), command.begin(), command.end());
         return result;
     }
-
-    bool on_hosts() const { return on_hosts_; }
 
 private:
     bool mentions(std::string_view what) const {
@@ -123,5 +123,5 @@ private:
     }
 
     Words words_;
-    bool on_hosts_;
+    std::string refusal_;  // why nothing can be started; empty: it can
 };

@@ -21,6 +21,7 @@ the data or the program, so the count of failures starts again after it.
 #include <vector>
 
 #include "data/base/error.h"
+#include "data/base/this_machine.h"  // shell_signals
 #include "data/options/choice.h"
 
 enum class JobEnd {
@@ -36,12 +37,12 @@ NAMES_OF(JobEnd, "done", "bad input", "not finite", "failed part", "killed", "hu
 
 // Returns how a job ended. code: its exit code, as a shell reports it.
 inline JobEnd end_of_job(int code, bool program_said_why) {
-    constexpr int signals = 128, last_signal = 64;
+    constexpr int last_signal = 64;
     if (code == 0) return JobEnd::done;
     if (code == exit_not_finite) return JobEnd::not_finite;
     if (code == exit_failed_part) return JobEnd::failed_part;
     if (code == exit_bad_input && program_said_why) return JobEnd::bad_input;
-    if (code > signals && code <= signals + last_signal) return JobEnd::killed;
+    if (code > shell_signals && code <= shell_signals + last_signal) return JobEnd::killed;
     return JobEnd::launcher;
 }
 

@@ -71,7 +71,7 @@ private:
             while (rest.find('\n') != rest.npos) add(next_line(rest));
             half_line_ = rest.size() > longest_line ? "" : std::string(rest);
         }
-        return last_step_ > before;
+        return last_step_ > std::max(before, started_after_);
     }
 
     // Returns whether the bytes read last are still there: a truncated log may have grown again since.

@@ -154,12 +154,13 @@ public:
     std::string write(const SupervisorState& state) {
         std::string error, content = state.json(unix_seconds()).dump(1, ' ', false, replace) + "\n";
         note_error(error, [&] { write_whole(supervisor_path(run_dir_), content); });
+        const std::string note = incidents_.waiting() > 0 ? incidents_.sync() : "";
         bool was_behind = std::exchange(behind_, !error.empty());
-        if (behind_ == was_behind) return "";
+        if (behind_ == was_behind) return note;
         return behind_ ? error + " (the supervisor continues without it)"
                        : supervisor_path(run_dir_) + ": can be written again";
     }
-    bool behind() const { return behind_; }
+    bool behind() const { return behind_ || incidents_.waiting() > 0; }
 
     std::string add(const Incident& incident) { return incidents_.add(incident.json()); }
 

@@ -81,12 +81,13 @@ public:
     std::vector<TextFile> files;
     uint64_t bytes = 0;  // sum over all files; 0: unknown
     // Files that were skipped, by kind: empty ones; in folders also hidden ones, token files, broken links,
-    // pipes and devices; and with skip_binary those that would be in `strange`.
+    // pipes and devices; and with skip_binary packed ones and those
+    // that would be in `strange`.
     std::map<std::string, NamedFiles> skipped;
     // Files that are not UTF-8, by kind: binary, UTF-16, others. They are in `files` nevertheless.
     std::map<std::string, NamedFiles> strange;
 
-    // skip_binary: skips strange files.
+    // skip_binary: skips packed and strange files.
     explicit DocumentSearch(bool skip_binary = false) : skip_binary_(skip_binary) {}
 
     // Links given by name are followed, and so are links to files; links to folders found on the way are not.
@@ -167,7 +168,12 @@ private:
             skipped["tokens or tokenizer"].add(path);
             return;
         }
-        refuse_packed(path, beginning);
+        if (const char* packed = packed_with(beginning)) {
+            if (!skip_binary_)
+                fail("%s: is packed with %s; unpack it first, or leave it out", path.c_str(), packed);
+            skipped["packed"].add(path);
+            return;
+        }
         std::string name = path;
         for (char& c : name) c = (char)tolower((unsigned char)c);
         bool named = name.ends_with(".gz");
@@ -233,23 +239,26 @@ private:
         return most > beginning.size() / 4 && 8 * least < most ? "UTF-16" : "binary";
     }
 
-    // Without this check, packed files would be treated as text with strange bytes.
-    static void refuse_packed(const std::string& path, std::string_view beginning) {
+    // Returns what a file is packed with; null: nothing. It would otherwise be treated as text with strange
+    // bytes.
+    static const char* packed_with(std::string_view beginning) {
         struct {
             std::string_view magic;
             const char* name;
+            std::string_view then = {};  // from byte 4 on
         } kinds[] = {{"\x28\xb5\x2f\xfd", "zstd"},
                      {std::string_view("\xfd"
                                        "7zXZ\0",
                                        6),
                       "xz"},
-                     {"BZh", "bzip2"},
+                     {"BZh", "bzip2", "1AY&SY"},
                      {"PK\x03\x04", "zip"},
                      {"PAR1", "Parquet"}};
-        for (const auto& [magic, name] : kinds) {
-            if (beginning.starts_with(magic))
-                fail("%s: is packed with %s; unpack it first, or leave it out", path.c_str(), name);
+        std::string_view rest = beginning.substr(std::min<size_t>(4, beginning.size()));
+        for (const auto& [magic, name, then] : kinds) {
+            if (beginning.starts_with(magic) && rest.starts_with(then)) return name;
         }
+        return nullptr;
     }
 
     static constexpr size_t looked_at = 8192;  // bytes examined at the beginning of a file

@@ -125,18 +125,6 @@ public:
         return token >= 0 && token < vocab_size() && added_[(size_t)token] && added_[(size_t)token]->special;
     }
 
-    // Tokens that the library adds around a text if asked to "add special tokens"; encode() never adds them.
-    const std::vector<int>& beginning() const { return beginning_; }
-    const std::vector<int>& ending() const { return ending_; }
-
-    // Returns whether decode(encode(text)) may differ from the text.
-    bool changes_text() const {
-        bool takes_space = std::any_of(parts_->added.begin(), parts_->added.end(),
-                                       [](const AddedToken& token) { return token.lstrip || token.rstrip; });
-        return !normalizer_.changes_nothing() || pre_tokenizer_.adds_space() || takes_space ||
-               dropped_spaces_ > 0;
-    }
-
     const TokenizerParts& parts() const { return *parts_; }
 
 private:
@@ -258,24 +246,8 @@ private:
         } else if (type == "ByteLevel") {
             for (const char* name : {"add_prefix_space", "trim_offsets", "use_regex"}) object.ignore(name);
         } else if (type == "TemplateProcessing") {
-            object.ignore("pair");
-            JsonObject special = object.child("special_tokens");
-            bool behind = false;
-            for (const auto& piece : object.array("single")) {
-                JsonObject one(piece, where + ": single");
-                if (!one.get("Sequence").is_null()) {
-                    if (behind) fail("%s: the text appears twice; it must appear once", where.c_str());
-                    behind = true;
-                    continue;
-                }
-                std::string name = one.child("SpecialToken").string("id");
-                JsonObject token(special.get(name), special.where(printable(name)));
-                for (const auto& id : token.array("ids")) {
-                    (behind ? ending_ : beginning_)
-                        .push_back(
-                            (int)json_integer(id, 0, vocab_size() - 1, where + ": special_tokens: ids"));
-                }
-            }
+            // encode() adds no tokens around a text
+            for (const char* name : {"single", "pair", "special_tokens"}) object.ignore(name);
         } else {
             fail("%s: %s is not supported; use TemplateProcessing or ByteLevel", where.c_str(),
                  printable(type).c_str());
@@ -303,5 +275,4 @@ private:
     std::vector<Decoding> decoding_;
     std::vector<std::pair<std::string, std::string>> replacements_;
     int dropped_spaces_ = 0;
-    std::vector<int> beginning_, ending_;
 };

@@ -148,7 +148,7 @@ public:
             for (WordCounts& counts : counts_) threads_.emplace_back([this, &counts] { work(counts); });
         } catch (const std::system_error&) {
             stop(true);
-            fail("--threads %u: the system cannot create that many threads; lower it", threads);
+            throw;  // the message of this error has a remedy
         }
     }
 

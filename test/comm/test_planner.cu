@@ -861,6 +861,12 @@ TEST_CASE("what cannot be planned is refused in a line that says what can") {
     CHECK_REFUSED(planned_text(line + "--gpus 8 --explain --tp 3"), "--tp 3: ");
     CHECK_REFUSED(planned_text(line + "--gpus 8 --tp 3"), "no layout divides");
     CHECK_REFUSED(planned_text(line + "--gpus 8 --micro-batch 1024"), "no layout divides");
+    // the smallest layout would fit, but has one data rank
+    CHECK_REFUSED(planned_text(line + "--gpus 8 --shard-group 3"), "no layout divides");
+    // gpipe keeps all micro-batches; layouts with too many of them to be simulated are left out
+    CHECK(!planned("--model gpt2-124M --machine h100 --gpus 16 --pp 4 --pp-schedule gpipe --micro-batch 1 "
+                   "--global-batch 8M")["layouts"]
+               .empty());
 
     // The number of devices that the message recommends does suffice.
     std::string refused =

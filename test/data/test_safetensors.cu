@@ -374,6 +374,11 @@ TEST_CASE_FIXTURE(Refusals, "nesting") {
         check_header(deep, 0, "header");
         check_header("{\"a\":" + deep, 0, "in the header; ");
     }
+    // a million of these would take the parser minutes
+    std::string objects = "{}";
+    for (int i = 0; i < 20; i++) objects += ",{}";
+    check_header("{\"a\":{\"shape\":[" + objects + "]}}", 0,
+                 "\"a\" is too deep or has too many values in the header; ");
 }
 
 TEST_CASE_FIXTURE(Refusals, "holes, overlaps and runs backwards") {

@@ -249,7 +249,7 @@ TEST_CASE("a launcher's command line gets what it lacks, and what a user wrote s
     unsetenv("OMPI_ALLOW_RUN_AS_ROOT");
     if (geteuid() == 0) {
         if (!in_container())
-            CHECK_REFUSED(Launcher("mpirun", false), "give --launcher 'mpirun --allow-run-as-root'");
+            CHECK_REFUSED(started("mpirun", false, places), "give --launcher 'mpirun --allow-run-as-root'");
         setenv("container", "podman", 1);
         for (const char* line : {"mpirun", "mpirun --allow-run-as-root"})
             CHECK(started(line, false, places).starts_with("[mpirun][--allow-run-as-root][--map-by]"));
@@ -305,6 +305,12 @@ TEST_CASE("a command line of launch is taken apart, and gets one line where it i
         CHECK(line.job.back() == "auto");
         CHECK(line.job[line.job.size() - 2] == (every == 50 ? "--resume" : "--save-every"));
     }
+    // the choice of an earlier launch: the same command line is that of the same job
+    begun.save_every = {Interval::best, 0};
+    write_run_options(folder.path, options_to_json(begun));
+    CHECK(launch_error("launch -- train --run-dir " + folder.path, &line).empty());
+    CHECK(line.job[line.job.size() - 2] == "--save-every");
+    CHECK(launch_error("launch" + job + " --overwrite off").empty());
     CHECK(launch_error("launch" + job, &line).empty());
     CHECK(line.ranks == 1);
     CHECK(launch_error("launch --ranks 4" + job + " --dp 4", &line).empty());
@@ -405,6 +411,12 @@ TEST_CASE("progress is that of the log as it stands, also when it was cut and gr
     CHECK(progress.update());
     CHECK(progress.trained_since(0) == doctest::Approx(0.5));
     CHECK(progress.trained_since(1) == doctest::Approx(0.4));
+    // The run started again after step 2. What was logged before that is no progress.
+    const std::string again = "{\"step\":0,\"start\":{}}\n" + step(1, 100) + step(2, 100);
+    write_file(log_path(folder.path), again + "{\"step\":2,\"start\":{}}\n");
+    CHECK(!progress.update());
+    write_file(log_path(folder.path), again + "{\"step\":2,\"start\":{}}\n" + step(3, 300));
+    CHECK(progress.update());
     // the run went back to step 1, and its log is already longer than before
     write_file(log_path(folder.path), "{\"step\":0,\"start\":{}}\n" + step(1, 100) +
                                           "{\"step\":1,\"start\":{}}\n" + step(2, 200) + step(3, 200) +

@@ -74,10 +74,8 @@ TEST_CASE("text files: what is packed in another way is refused") {
     const struct {
         std::string beginning, kind;
     } rows[] = {
-        {"\x28\xb5\x2f\xfd", "zstd"},
-        {std::string("\xfd\x37zXZ\0", 6), "xz"},
-        {"BZh", "bzip2"},
-        {"PK\x03\x04", "zip"},
+        {"\x28\xb5\x2f\xfd", "zstd"}, {std::string("\xfd\x37zXZ\0", 6), "xz"},
+        {"BZh91AY&SY", "bzip2"},      {"PK\x03\x04", "zip"},
         {"PAR1", "Parquet"},
     };
     for (auto& row : rows) {
@@ -86,6 +84,11 @@ TEST_CASE("text files: what is packed in another way is refused") {
         write_file(path, row.beginning + "more");
         check_error(error_of([&] { found({path}); }), path, "is packed with " + row.kind + "; ");
     }
+    write_file(folder / "text", "BZhang wrote this.");
+    DocumentSearch search(true);
+    search.add(folder.path);
+    CHECK(search.files.size() == 1);
+    CHECK(search.skipped["packed"].count == std::size(rows));
 }
 
 TEST_CASE("text files: what is skipped or strange is told by kind") {

@@ -7,7 +7,7 @@
 # limit: 3600
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-checks=23
+checks=24
 plan $checks
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs plant=$PWD/build/cpu-fp32/plant_spikes
 command -v mpirun >/dev/null || { skip "no mpirun here" $checks; exit; }
@@ -97,3 +97,5 @@ train lost 1 --resume clean/checkpoints/step_00000020 --train-data all.bin "${wa
 code=$?
 ends() { [ $code = 70 ] && grep -q '^train_gpt: --spike-sigma 6: after step 51 there were 3 spikes in a row, 4 times; ' lost.out; }
 check "spikes without end end the run" ends
+at_last() { [ "$(ls lost/checkpoints | grep -E '^step_[0-9]+$' | tail -n 1)" = step_00000051 ] && grep -q 'the run up to step 51 is saved' lost.out; }
+check "and its newest checkpoint is the one it went back to" at_last
