@@ -245,7 +245,7 @@ private:
         struct {
             std::string_view magic;
             const char* name;
-            std::string_view then = {};  // from byte 4 on
+            std::string_view then = {};  // follows after four bytes
         } kinds[] = {{"\x28\xb5\x2f\xfd", "zstd"},
                      {std::string_view("\xfd"
                                        "7zXZ\0",
