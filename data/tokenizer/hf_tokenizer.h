@@ -125,6 +125,14 @@ public:
         return token >= 0 && token < vocab_size() && added_[(size_t)token] && added_[(size_t)token]->special;
     }
 
+    // Returns whether decode(encode(text)) may differ from the text.
+    bool changes_text() const {
+        bool takes_space = std::any_of(parts_->added.begin(), parts_->added.end(),
+                                       [](const AddedToken& token) { return token.lstrip || token.rstrip; });
+        return !normalizer_.changes_nothing() || pre_tokenizer_.adds_space() || takes_space ||
+               dropped_spaces_ > 0;
+    }
+
     const TokenizerParts& parts() const { return *parts_; }
 
 private:

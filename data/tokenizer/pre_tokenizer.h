@@ -40,6 +40,12 @@ public:
     // Returns whether the resulting words are in the byte alphabet.
     bool byte_level() const { return byte_level_; }
 
+    // Returns whether a step may prepend a space to the text.
+    bool adds_space() const {
+        return std::any_of(steps_.begin(), steps_.end(),
+                           [](const Step& step) { return step.kind != Step::split; });
+    }
+
     // Calls word(piece) for each word of a text, in order. `leading`: the text is at the beginning of the
     // whole input.
     template <typename F>

@@ -88,6 +88,9 @@ TEST_CASE("hf tokenizer: names and ids") {
     CHECK(tokenizer.token_bytes(tokenizer.id_of("Ġlanguage").value()) == " language");
     check_error(error_of([&] { tokenizer.decode({708}); }), "token 708", "not in the vocabulary of 708");
     check_error(error_of([&] { tokenizer.decode({-1}); }), "token -1", "not in the vocabulary");
+    CHECK_FALSE(tokenizer.changes_text());
+    CHECK(HfTokenizer::read(golden_path("qwen")).changes_text());
+    CHECK(HfTokenizer::read(golden_path("llama2")).changes_text());
 }
 
 // ----------------------------------------------------------------------------
