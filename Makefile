@@ -81,8 +81,9 @@ endif
 MPICXX   ?= mpicxx
 NCCL     ?= -lnccl
 cores    := $(shell nproc)
-# Without -j, the program's objects are compiled in parallel. So are the programs of tests, but by test/run.sh.
-ifeq ($(filter-out all quickstart dist,$(MAKECMDGOALS))$(filter -j%,$(MAKEFLAGS)),)
+# Without -j, the program's objects are compiled in parallel. So are the programs of tests, but by test/run.sh. While Make 4.3
+# reads this, only the environment has the -j of a make that called this one.
+ifeq ($(filter-out all quickstart dist,$(MAKECMDGOALS))$(filter -j%,$(MAKEFLAGS) $(shell echo "$$MAKEFLAGS")),)
 MAKEFLAGS += -j$(cores)
 endif
 # instructions for products in bf16 that this processor has

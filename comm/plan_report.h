@@ -526,8 +526,11 @@ inline Cut given_cut(Planner& planner, const PlanLine& line) {
     PlannedStep least = planner.smallest();
     if (least.memory.empty() || planner.fits(least.cut)) {
         fail("plan: no layout divides %s and the %lld sequences of a step evenly with these options; leave "
-             "out some of the layout options",
-             line.options.model.c_str(), line.options.global_batch / line.options.sequence_length);
+             "out some of the layout options%s",
+             line.options.model.c_str(), line.options.global_batch / line.options.sequence_length,
+             task.keeps_schedule && line.options.pp_schedule == PipelineSchedule::gpipe
+                 ? ", or gpipe, which is planned for few micro-batches only"
+                 : "");
     }
     // Doubles the device count until the model fits, then bisects: with more devices, none needs more memory.
     std::string nearest;

@@ -80,6 +80,7 @@ public:
     // For all ranks, after a failed save: saves by other means, and returns the checkpoint's folder. If no
     // checkpoint can be saved, all ranks throw CommonError, which says what was saved.
     std::string save(SaveReport failed) {
+        Phase phase("save");
         if (!options_.fallback_dir.empty()) {
             std::string fallback = shared_run_dir(options_.fallback_dir, options_.run_dir);
             if (is_ours(fallback)) {
@@ -375,7 +376,7 @@ public:
 
     // For all ranks: saves, or starts a save in the background.
     void save(const RunPosition& position) {
-        finish();  // the last save; if it failed, the best checkpoints are those before it
+        finish();  // ends the save before; if that failed, `position` has lost its best checkpoints
         Phase phase("save");
         clock_.restart();
         double start = seconds_now();
@@ -520,7 +521,6 @@ private:
         world_.on_all_ranks([&] { reader = std::make_unique<CheckpointReader>(run.checkpoint, index); });
         is_trusted_ = false;  // until all of it is loaded
         std::string converted = load_checkpoint(parts_, world_, *reader, weights_only);
-        is_trusted_ = true;
         if (!weights_only) saver_.loaded(*reader);
         if (!converted.empty()) print("             %s\n", converted.c_str());
         RunPosition position = {(int)run.step, (uint64_t)reader->index().samples()};
@@ -531,6 +531,7 @@ private:
             position.spikes = spike_history_from_json(about.value("spikes", nlohmann::json()),
                                                       index_path(run.checkpoint) + ": spikes");
         });
+        is_trusted_ = true;
         return position;
     }
 

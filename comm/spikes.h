@@ -66,7 +66,7 @@ public:
         progress_.went_back(at.step, from.step, from.spikes.in_a_row, passed_over);
         times_ = at.step == last_ ? times_ + 1 : 1;
         last_ = at.step;
-        // Only now: what is saved because of this error is the position that the state has.
+        // Only now: this error saves the run, and `at` must match the weights.
         if (times_ > most_times) {
             world_.fail_on_all(
                 text("--spike-sigma %g: after step %d there were %d spikes in a row, %d times; "

@@ -110,7 +110,8 @@ public:
                  layout_.split.size(), begin_.back());
         auto list = training ? pipeline_actions(shape, number()) : forward_actions(shape);
         capacity = pipeline_capacity(list, shape.chunks);
-        // Evaluation may have more micro-batches than a step, of which interleaved stages hold this number.
+        // Evaluation may have more micro-batches than a step; an interleaved stage then holds as many as
+        // there are stages.
         if (shape.chunks > 1) capacity.micro_batches = std::max(capacity.micro_batches, shape.stages);
         layer_slots = ActivationSlots::most(layers(0), list, training);
         inner_slots = ActivationSlots::most(layers(1), list, training);

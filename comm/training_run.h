@@ -345,6 +345,7 @@ struct TrainingRun {
         if (at.step == 0) return;
         if (BestCheckpoints(at.best).add(at.step, loss, o.keep_best)) {
             checkpoints.finish();  // if that save fails, its step is no longer among the best
+            at.best.begin(set.name, set.content);
             saving = saving || !checkpoints.is_on_disk(at.step);
         }
         at.best.add(at.step, loss, o.keep_best);

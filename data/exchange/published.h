@@ -59,7 +59,7 @@ public:
         return file != files_.end() && file->is_string() ? file->get<std::string>() : "";
     }
 
-    // Returns the content of a file as JSON; null if there is none.
+    // Returns the content of a file as JSON; null if there is none, or it is not valid.
     nlohmann::ordered_json json(const char* name) const {
         std::string content = source(name);
         if (json_depth(content) > deepest_json) return {};

@@ -127,7 +127,7 @@ inline SafetensorsHeader read_rows(std::string_view source, const std::string& p
     using Event = nlohmann::json::parse_event_t;
     constexpr int deepest = 4;                 // values are nested in the table, a row and a shape at most
     constexpr size_t most_values = 1'000'000;  // in a row
-    constexpr size_t most_objects = 16;        // there, too: the parser compares each with all before it
+    constexpr size_t most_objects = 16;        // there, too: after each, the parser walks over all before it
     SafetensorsHeader header;
     std::set<std::string> names, fields;  // fields: of the row called `name`
     std::string name;

@@ -168,8 +168,8 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(hang_timeout), "Failures", alike, range(0, most),
          "Seconds without progress on any rank before {launch: the job is ended and }the rank that blocks "
          "progress is named{launch: ; until the first step, at least a minute}. {launch: 0: twenty times the "
-         "longest recent step, at least a minute; ten minutes while a job starts and while it saves.}{agent: "
-         "0: never.}"},
+         "longest recent step, at least a minute; ten minutes while a job starts, and --disk-wait more while "
+         "it saves.}{agent: 0: never.}"},
         {FIELD_OF(AgentOptions, run_dir), "Run", own, any_text, "Run directory to watch."},
         {FIELD(every), "Run", own, range(0.01, 3600), "Seconds between lines."},
         {FIELD(grace), "Failures", alike, range(0, most),

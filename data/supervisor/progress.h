@@ -23,8 +23,8 @@ class Progress {
 public:
     explicit Progress(std::string run_dir) : run_dir_(std::move(run_dir)) {}
 
-    // Reads what was appended to the log or, if it was truncated, all of it; then all its steps count as new.
-    // Returns whether there are new steps.
+    // Reads what was appended to the log or, if it was truncated, all of it. Then its steps since the newest
+    // start count as new. Returns whether there are new steps.
     bool update() {
         std::string error;
         bool grown = false;

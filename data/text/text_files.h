@@ -81,8 +81,7 @@ public:
     std::vector<TextFile> files;
     uint64_t bytes = 0;  // sum over all files; 0: unknown
     // Files that were skipped, by kind: empty ones; in folders also hidden ones, token files, broken links,
-    // pipes and devices; and with skip_binary packed ones and those
-    // that would be in `strange`.
+    // pipes and devices; and with skip_binary packed ones and those that would be in `strange`.
     std::map<std::string, NamedFiles> skipped;
     // Files that are not UTF-8, by kind: binary, UTF-16, others. They are in `files` nevertheless.
     std::map<std::string, NamedFiles> strange;
@@ -239,8 +238,8 @@ private:
         return most > beginning.size() / 4 && 8 * least < most ? "UTF-16" : "binary";
     }
 
-    // Returns what a file is packed with; null: nothing. It would otherwise be treated as text with strange
-    // bytes.
+    // Returns what a file is packed with; null: nothing. Without this check, such a file would be treated as
+    // text with strange bytes.
     static const char* packed_with(std::string_view beginning) {
         struct {
             std::string_view magic;
