@@ -44,9 +44,10 @@ inline int64_t json_depth(std::string_view source) {
 constexpr int deepest_json = 32;
 
 // Returns a discarded value if the text is not JSON, or is nested too deep.
-inline nlohmann::json try_json(std::string_view source) {
-    if (json_depth(source) > deepest_json) return nlohmann::json::value_t::discarded;
-    return nlohmann::json::parse(source, nullptr, false);
+template <typename Json = nlohmann::json>
+inline Json try_json(std::string_view source) {
+    if (json_depth(source) > deepest_json) return Json::value_t::discarded;
+    return Json::parse(source, nullptr, false);
 }
 
 inline nlohmann::json parse_json(std::string_view source, const std::string& file) {

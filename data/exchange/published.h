@@ -61,9 +61,7 @@ public:
 
     // Returns the content of a file as JSON; null if there is none, or it is not valid.
     nlohmann::ordered_json json(const char* name) const {
-        std::string content = source(name);
-        if (json_depth(content) > deepest_json) return {};
-        auto json = nlohmann::ordered_json::parse(content, nullptr, false);
+        auto json = try_json<nlohmann::ordered_json>(source(name));
         return json.is_object() ? json : nlohmann::ordered_json();
     }
 

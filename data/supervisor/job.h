@@ -162,7 +162,7 @@ private:
     }
     static void close_all(unsigned first, unsigned last) {
         if (first > last || close_range(first, last, 0) == 0) return;
-        // before Linux 5.9, and in containers that do not know the call
+        // Before Linux 5.9, and in containers that refuse the call; the supervisor has far fewer files open.
         constexpr unsigned most = 4096;
         for (unsigned file = first; file <= last && file < most; file++) close((int)file);
     }
