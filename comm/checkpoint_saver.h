@@ -3,7 +3,7 @@ Saves the state of a run (comm/stateful.h): every rank writes a data file for ea
 has data, and the first rank publishes the checkpoint when all files are on disk. A run that saves in the
 background does not stop meanwhile.
 
-    save()      all ranks    wait for the save in progress; contributors begin to copy their data
+    save()      all ranks    contributors begin to copy their data
                 threads      make the folder; agree on tensors and files;
                              hash, write, fsync; send the places of the pieces to the first rank
                 first rank's write the index, rename the folder, delete older checkpoints
@@ -104,13 +104,10 @@ public:
     CheckpointSaver(const CheckpointSaver&) = delete;
     CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
-    // For all ranks: saves the state, at once or in the background. about: the header of the index, with the
-    // step and the samples. In the background, returns the report of the previous save if this one had to
-    // wait for it, and nothing otherwise. In the foreground, returns the report of this save.
-    std::optional<SaveReport> save(nlohmann::ordered_json about) {
+    // For all ranks, while no save is under way: saves the state, at once or in the background. finish() then
+    // returns the outcome. about: the header of the index, with the step and the samples
+    void save(nlohmann::ordered_json about) {
         double start = seconds_now();
-        std::optional<SaveReport> before;
-        if (under_way()) before = finish();
         report_ = {};
         report_.step = about.at("step").get<int64_t>();
         report_.folder =
@@ -133,7 +130,6 @@ public:
         else
             work();
         report_.stalled = seconds_now() - start;
-        return scope_.in_background ? before : finish();
     }
 
     // For all ranks: notes that the state was loaded from this checkpoint.
@@ -146,7 +142,7 @@ public:
     // Returns whether finish() would return at once on this rank.
     bool is_ready() const { return work_.is_done(); }
 
-    // For all ranks, while a save is in progress: waits until it is done.
+    // For all ranks, while a save is under way: waits until it is done, and returns its report.
     SaveReport finish() {
         Phase phase("save");
         WaitsForOthers wait;

@@ -41,6 +41,8 @@ inline void check_plan(const Options& o, const Machine& machine) {
     if (fp8 && !multiplies_fp8(machine.capability))
         fail("--matmul-dtype fp8: the machine does not multiply in fp8; give --matmul-dtype auto, or plan "
              "for an Ada or Hopper card or later");
+    if (std::string reason = fp8_refusal_on_any_layout(o); fp8 && !reason.empty())
+        fail("--matmul-dtype fp8: %s, or give --matmul-dtype auto", reason.c_str());
     if (o.fp8_fast_gradients && !fp8)
         fail("--fp8-fast-gradients on: needs --matmul-dtype fp8; give --fp8-fast-gradients off");
     bool bf16 = machine.element_bytes < (int)sizeof(float) || machine.bf16_products;

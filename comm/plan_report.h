@@ -511,6 +511,8 @@ inline PlanTask plan_task(const PlanLine& line, const Machine& machine) {
 inline Cut given_cut(Planner& planner, const PlanLine& line) {
     Options o = line.options;
     complete_layout(o, line.command.gpus);
+    if (std::string reason = fp8_refusal(o); o.matmul_dtype == MatmulDtype::fp8 && !reason.empty())
+        fail("--matmul-dtype fp8: %s, or give --matmul-dtype auto", reason.c_str());
     Cut cut = o;
     if (cut.recompute == Recompute::automatic) {
         cut.recompute = least_recomputation([&](Recompute kind) {

@@ -106,7 +106,8 @@ private:
 
     SaveReport save_as(const std::string& run_dir, bool weights_alone) {
         CheckpointSaver saver(parts_, world_, run_dir, {}, false, weights_alone);
-        SaveReport report = *saver.save(about_);
+        saver.save(about_);
+        SaveReport report = saver.finish();
         report_(report);
         return report;
     }
@@ -326,6 +327,7 @@ public:
           before_save_(std::move(before_save)),
           report_(std::move(report)),
           clock_(o, world.size()),
+          in_background_(in_background),
           saver_(parts_, world, o.run_dir, retention_of(o), in_background) {}
 
     const Contributors& parts() const { return parts_; }
@@ -383,7 +385,8 @@ public:
         before_save_();
         before_seconds_ = seconds_now() - start;
         saving_ = position.best;
-        if (auto report = saver_.save(header(position))) tell(*report);
+        saver_.save(header(position));
+        if (!in_background_) finish();
     }
 
     bool is_on_disk(int step) const { return on_disk_ == step; }
@@ -563,6 +566,7 @@ private:
     const std::function<void()> before_save_;
     Report report_;
     SaveClock clock_;
+    const bool in_background_;
     CheckpointSaver saver_;
     double before_seconds_ = 0;  // seconds that before_save_ took for the last save
     bool is_trusted_ = true;

@@ -237,10 +237,15 @@ inline void check_precision(const Options& o, size_t element_bytes = sizeof(floa
     }
 }
 
+// Says why a run cannot have products in fp8, whatever the rest of its layout; empty if it can.
+inline std::string fp8_refusal_on_any_layout(const Options& o) {
+    if (o.zero == 3) return "weights must stay at one address, and --zero 3 moves them; give --zero 2";
+    return o.ngram.empty() ? "" : "n-gram memory multiplies in bf16; leave out --ngram";
+}
+
 // Says why a run with this layout cannot have products in fp8; empty if it can.
 inline std::string fp8_refusal(const Options& o) {
-    if (o.zero == 3) return "weights must stay at one address, and --zero 3 moves them; give --zero 2";
-    if (!o.ngram.empty()) return "n-gram memory multiplies in bf16; leave out --ngram";
+    if (std::string reason = fp8_refusal_on_any_layout(o); !reason.empty()) return reason;
     auto multiplies = [](size_t size) { return size % 16 == 0; };
     for (const LocalProduct& product : local_products(o, o.tp, o.cp)) {
         if (multiplies(product.inputs) && multiplies(product.outputs)) continue;

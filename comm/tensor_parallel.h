@@ -34,6 +34,7 @@ so the backward pass regathers them, overlapped with the weight gradient that pr
 #include "comm/recorder.h"          // TraceSpan
 #include "comm/mesh.h"              // Mesh
 #include "data/base/error.h"
+#include "kernels/accumulate.cuh"   // accumulate
 #include "kernels/fp8_matmul.cuh"   // BlockProducts
 #include "kernels/gelu.cuh"         // Gelu
 #include "kernels/causal_conv.cuh"  // causal_conv_forward, causal_conv_backward
@@ -448,7 +449,7 @@ void row_parallel_backward(const TensorParallel& tp, const Linear& l, const floa
         l.conv.products ? convolution(first, rows) : product(first, rows);
     };
     if (l.dbias && l.dout_column_sums)
-        add_bias_sums(l.dbias, l.dout_column_sums, l.OC, tp.stream);
+        accumulate(l.dbias, l.dout_column_sums, (size_t)l.OC, tp.stream);
     else if (l.dbias)
         matmul_backward_bias(l.dbias, tp.scratch, own_dout, tp.rows.own_rows(l.N), l.OC, tp.stream);
     bool gathered = !begins(side);

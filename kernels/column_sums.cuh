@@ -64,10 +64,6 @@ inline void matmul_backward_bias_cpu(float* dbias, float* scratch, const floatX*
     }
 }
 
-inline void add_bias_sums_cpu(float* dbias, const float* sums, int OC) {
-    for (int o = 0; o < OC; o++) dbias[o] += sums[o];
-}
-
 // ----------------------------------------------------------------------------
 // CUDA kernels
 #ifndef DEVICE_CPU
@@ -137,19 +133,13 @@ __global__ void sum_columns_kernel(float* sums, const floatX* dout, int N, int O
     }
 }
 
-template <int slices>
 __global__ void add_slices_kernel(float* dbias, const float* sums, int OC) {
     int column = blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= OC) return;
     float total = 0;
 #pragma unroll 16
-    for (int slice = 0; slice < slices; slice++) total += sums[(size_t)slice * OC + column];
+    for (int slice = 0; slice < bias_slices; slice++) total += sums[(size_t)slice * OC + column];
     dbias[column] += total;
-}
-
-template <int slices>
-void launch_add_slices(float* dbias, const float* sums, int OC, cudaStream_t stream) {
-    launch(add_slices_kernel<slices>, ceil_div(OC, 64), 64, 0, stream, dbias, sums, OC);
 }
 
 inline void launch_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC,
@@ -158,7 +148,7 @@ inline void launch_backward_bias(float* dbias, float* scratch, const floatX* dou
         dim3 grid(ceil_div(OC, warp_size * W), bias_slices);
         launch(sum_columns_kernel<W>, grid, bias_warps * warp_size, 0, stream, scratch, dout, N, OC);
     });
-    launch_add_slices<bias_slices>(dbias, scratch, OC, stream);
+    launch(add_slices_kernel, ceil_div(OC, 64), 64, 0, stream, dbias, scratch, OC);
 }
 
 #endif
@@ -179,14 +169,4 @@ inline void matmul_backward_bias(float* dbias,        // (OC) +=
     ON_DEVICE(stream, column_sums_cost(dbias, scratch, dout, N, OC),
               matmul_backward_bias_cpu(dbias, scratch, dout, N, OC),
               launch_backward_bias(dbias, scratch, dout, N, OC, stream));
-}
-
-// Adds `sums` to the gradient of the bias, for a dout whose kernel has already summed its columns.
-inline void add_bias_sums(float* dbias,       // (OC) +=
-                          const float* sums,  // (OC)
-                          int OC, cudaStream_t stream) {
-    ON_DEVICE(stream,
-              (LaunchCost{.read = array_bytes(dbias, OC) + array_bytes(sums, OC),
-                          .written = array_bytes(dbias, OC)}),
-              add_bias_sums_cpu(dbias, sums, OC), launch_add_slices<1>(dbias, sums, OC, stream));
 }

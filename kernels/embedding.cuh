@@ -39,24 +39,17 @@ struct VocabRange {
     HOST_DEVICE size_t row(int token) const { return (size_t)(token - first); }
 };
 
-// Lists of rows: place(i) is a row of dout, and row(i) the row of a table that it is added to, or -1 for
-// none. Equal rows of the table are adjacent.
-struct TokenList {
-    const int *by_token, *tokens;
-    VocabRange vocab;
+// A list of rows to add: place(i) is a row of dout, and row(i) the row of a table that it is added to, or -1
+// for none. Equal rows of the table are adjacent.
+struct RowList {
+    const int *order, *rows;
+    VocabRange vocab = {};
 
-    HOST_DEVICE int place(int i) const { return by_token[i]; }
+    HOST_DEVICE int place(int i) const { return order[i]; }
     HOST_DEVICE int row(int i) const {
-        int token = tokens[by_token[i]];
-        return vocab.has(token) ? token - vocab.first : -1;
+        int row = rows[order[i]];
+        return vocab.has(row) ? row - vocab.first : -1;
     }
-};
-
-struct PositionList {
-    const int *by_position, *positions;
-
-    HOST_DEVICE int place(int i) const { return by_position[i]; }
-    HOST_DEVICE int row(int i) const { return positions[by_position[i]]; }
 };
 
 // Length of the pieces in which a GPU sums a list, then the list of their carries, and so on.
@@ -89,8 +82,8 @@ inline void embedding_forward_cpu(floatX* out, const int* tokens, const floatX* 
 }
 
 // The iteration that meets the first of several equal rows adds them all.
-template <typename T, typename List>
-void add_rows_cpu(float* table, const T* dout, const List& list, int N, int C) {
+template <typename T>
+void add_rows_cpu(float* table, const T* dout, const RowList& list, int N, int C) {
 #pragma omp parallel for schedule(dynamic, 64)
     for (int first = 0; first < N; first++) {
         int row = list.row(first);
@@ -104,8 +97,8 @@ void add_rows_cpu(float* table, const T* dout, const List& list, int N, int C) {
     }
 }
 
-inline void embedding_backward_cpu(float* dwte, float* dwpe, const floatX* dout, const TokenList& tokens,
-                                   const PositionList& positions, int N, int C) {
+inline void embedding_backward_cpu(float* dwte, float* dwpe, const floatX* dout, const RowList& tokens,
+                                   const RowList& positions, int N, int C) {
     add_rows_cpu(dwte, dout, tokens, N, C);
     if (dwpe) add_rows_cpu(dwpe, dout, positions, N, C);
 }
@@ -310,8 +303,7 @@ inline void embedding_backward(float* dwte /* (vocab.count, C) += */, float* dwp
                                const int* positions /* (N) below T; null only if dwpe is */,
                                const int* by_position /* (N) of sort_by_position; null only if dwpe is */,
                                int N, int C, cudaStream_t stream, VocabRange vocab = {}) {
-    TokenList of_tokens = {by_token, tokens, vocab};
-    PositionList of_positions = {by_position, positions};
+    RowList of_tokens = {by_token, tokens, vocab}, of_positions = {by_position, positions};
     auto cost = [&]() -> LaunchCost {
         double rows = tables_bytes(dwte, dwpe, N, C, vocab),
                lists = array_bytes(by_token, 2, N) + (dwpe ? array_bytes(by_position, 2, N) : 0);
@@ -321,8 +313,8 @@ inline void embedding_backward(float* dwte /* (vocab.count, C) += */, float* dwp
     };
     ON_DEVICE(stream, cost(), embedding_backward_cpu(dwte, dwpe, dout, of_tokens, of_positions, N, C),
               with_vec_width<float>(C, [=](auto width) {
-                  RowSums<TokenList, floatX> first = {of_tokens, N, dout, dwte};
-                  RowSums<PositionList, floatX> second = {of_positions, dwpe ? N : 0, dout, dwpe};
+                  RowSums<RowList, floatX> first = {of_tokens, N, dout, dwte};
+                  RowSums<RowList, floatX> second = {of_positions, dwpe ? N : 0, dout, dwpe};
                   launch_sum_rows<width()>(first, second, scratch, C, stream);
               }));
 }
@@ -334,15 +326,15 @@ void sum_rows(float* table /* (rows, C) += */,
               const T* inp /* (N, C) */, const int* rows /* (N) of the table */,
               const int* order /* (N) of sort_by */, int N, int C, cudaStream_t stream) {
     if (N == 0) return;
-    TokenList list = {order, rows, {}};
+    RowList list = {order, rows};
     auto cost = [&]() -> LaunchCost {  // assumes that all rows are different
         return {.read = array_bytes(inp, N, C) + array_bytes(table, N, C) + array_bytes(order, 2, N),
                 .written = array_bytes(table, N, C),
                 .launches = sum_rows_launches(N)};
     };
     ON_DEVICE(stream, cost(), add_rows_cpu(table, inp, list, N, C), with_vec_width<float>(C, [=](auto width) {
-                  RowSums<TokenList, T> first = {list, N, inp, table};
-                  RowSums<PositionList, T> second = {{}, 0, inp, table};
+                  RowSums<RowList, T> first = {list, N, inp, table};
+                  RowSums<RowList, T> second = {{}, 0, inp, table};
                   launch_sum_rows<width()>(first, second, scratch, C, stream);
               }));
 }

@@ -17,6 +17,7 @@ that is faster (column_sums.cuh has the one for column sums).
 #include <utility>
 #include <vector>
 
+#include "kernels/accumulate.cuh"
 #include "kernels/column_sums.cuh"
 #include "kernels/common.cuh"
 #include "kernels/gelu.cuh"
@@ -68,7 +69,7 @@ inline cublasStatus_t multiply_fused(const Product& product, const ProductPlan& 
                                      cudaStream_t stream) {
     cublasStatus_t status = start_product(plan, algorithm, operands, stream);
     if (status == CUBLAS_STATUS_SUCCESS && operands.dbias)
-        launch_add_slices<1>(operands.dbias, operands.sums, product.n, stream);
+        accumulate(operands.dbias, operands.sums, (size_t)product.n, stream);
     return status;
 }
 

@@ -6,6 +6,7 @@ at the same time, and a host whose selftest names a suspect is put aside as well
 */
 #pragma once
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -53,8 +54,10 @@ private:
 
 class HostChecks {
 public:
-    HostChecks(const Launcher& launcher, Scratch& scratch, const std::string& run_dir, double seconds)
-        : launcher_(launcher), scratch_(scratch), seconds_(seconds) {
+    // stopped: ends a check when it is set
+    HostChecks(const Launcher& launcher, Scratch& scratch, const std::string& run_dir, double seconds,
+               const volatile sig_atomic_t& stopped)
+        : launcher_(launcher), scratch_(scratch), seconds_(seconds), stopped_(stopped) {
         std::error_code error;
         probe_ = std::filesystem::absolute(run_dir, error).string() + "/.probe.XXXXXX";
         probed_ = (bool)FileHandle(mkostemp(probe_.data(), O_CLOEXEC));
@@ -65,7 +68,7 @@ public:
 
     // Puts aside hosts that do not answer, or that a selftest finds unfit, and takes back those that are fit
     // again. selftest: its command; empty: none. Returns notes for the user about changes since the last
-    // check.
+    // check. A check that was stopped changes nothing.
     std::vector<std::string> check(std::vector<Host>& hosts, const Words& selftest) {
         const std::vector<Host> before = hosts;
         std::vector<CommandResult> answers = answers_of(hosts);
@@ -84,6 +87,10 @@ public:
                 "files of all ranks in one folder, and those that ranks there save are missing from "
                 "it; a restart resumes from the last complete checkpoint, or from the beginning");
         if (!selftest.empty()) test(hosts, selftest);
+        if (stopped_) {
+            hosts = before;
+            return {};
+        }
         for (size_t i = 0; i < hosts.size(); i++) {
             if (!hosts[i].aside.empty() && before[i].aside.empty())
                 notes.push_back(hosts[i].name + " is put aside: " + hosts[i].aside);
@@ -127,7 +134,7 @@ private:
                 commands.push_back(
                     launcher_.start(place, scratch_.hosts_file(place), {"/bin/sh", "-c", look, probe_}));
             }
-            std::vector<CommandResult> results = run_commands(commands, seconds_);
+            std::vector<CommandResult> results = run_commands(commands, seconds_, stopped_);
             for (size_t k = 0; k < asked.size(); k++) answers[asked[k]] = std::move(results[k]);
         }
         return answers;
@@ -144,7 +151,7 @@ private:
             commands.push_back(launcher_.start(place, scratch_.hosts_file(place), selftest));
         }
         constexpr double most_seconds = 600;
-        std::vector<CommandResult> results = run_commands(commands, most_seconds);
+        std::vector<CommandResult> results = run_commands(commands, most_seconds, stopped_);
         for (size_t i = 0; i < tested.size(); i++) tested[i]->aside = suspect_of(results[i], most_seconds);
     }
 
@@ -171,6 +178,7 @@ private:
     const Launcher& launcher_;
     Scratch& scratch_;
     const double seconds_;
+    const volatile sig_atomic_t& stopped_;
     std::string probe_;
     bool probed_;
 };

@@ -190,7 +190,7 @@ public:
         int ready[2];
         if (pipe2(ready, O_CLOEXEC) != 0) fail_with_errno(run_dir, "make a pipe for the job");
         FileHandle from(ready[0]), to(ready[1]);
-        keeper_ = fork();
+        keeper_ = fork_patiently();
         if (keeper_ < 0) fail_with_errno(command[0], "start it");
         if (keeper_ == 0) Keeper::keep(run_dir, record_, command, to.get(), lock.get(), log.get());
         to.close();

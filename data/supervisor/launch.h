@@ -37,11 +37,11 @@ and through a pipe, so a disk that hangs does not matter.
 #include "data/supervisor/progress.h"
 #include "data/supervisor/state.h"
 
-// Signals that ask a supervisor to let its job save and exit: the number received, and the last one.
-static volatile sig_atomic_t stops_asked = 0, stop_asked_by = 0;
+// Set once a signal has asked the supervisor to let its job save and exit, and once Ctrl-C has asked again.
+static volatile sig_atomic_t stop_asked = 0, end_asked = 0;
 inline void ask_supervisor(int signal) {
-    stops_asked = stops_asked + 1;
-    stop_asked_by = signal;
+    if (stop_asked && signal == SIGINT) end_asked = 1;
+    stop_asked = 1;
 }
 
 // Collects the reasons that a job's output gives for its end.
@@ -118,6 +118,9 @@ public:
     }
 
 private:
+    // How a running job is made to end.
+    enum class Ending { none, saving, unsaved, hung };
+
     // Ensures that a run has only one supervisor.
     static FileHandle lock_of(const std::string& run_dir) {
         make_folder(run_dir, "check the path or name another with --run-dir");
@@ -194,6 +197,11 @@ private:
     // Starts the job on the hosts that answer. Returns false if that is impossible; state_.result says why.
     bool start() {
         if (checks_hosts_) check_hosts();
+        wait_for_log();
+        if (stop_asked) {
+            end_with(text("stopped as asked, before start %d of the job", state_.number + 1), 0);
+            return false;
+        }
         std::vector<HostRanks> places = place_ranks(line_.hosts, line_.ranks, line_.unit);
         if (places.empty()) return give_up_without_hosts();
         places_ = std::move(places);
@@ -211,11 +219,6 @@ private:
         state_.number++;
         state_.places = places_;
         write_state();
-        wait_for_log();
-        if (stops_asked > 0) {
-            end_with("stopped as asked, before the job was restarted", 0);
-            return false;
-        }
         tell(text("start %d: %s", state_.number, command_line(command).c_str()));
         job_.emplace(line_.run_dir, state_.number, command);
         begin_following();
@@ -253,7 +256,7 @@ private:
 
     // Ranks that were killed may keep the log locked a moment longer, and new ones would be refused.
     void wait_for_log() {
-        for (int i = 0; i < 300 && is_locked(log_path(line_.run_dir)); i++) usleep(100000);
+        for (int i = 0; i < 300 && !stop_asked && is_locked(log_path(line_.run_dir)); i++) usleep(100000);
     }
 
     void check_hosts() {
@@ -264,7 +267,7 @@ private:
             selftest = {program_, "selftest", "--run-dir", line_.run_dir};
             tell("each host tests itself: its devices, links and disk");
         }
-        HostChecks checks(launcher_, scratch_, line_.run_dir, o_.check_timeout);
+        HostChecks checks(launcher_, scratch_, line_.run_dir, o_.check_timeout, stop_asked);
         for (const std::string& note : checks.check(line_.hosts, selftest)) tell(note);
     }
 
@@ -278,8 +281,7 @@ private:
                       {program_, "agent", "--run-dir", line_.run_dir});
         last_sign_ = seconds_now();
         stepped_ = false;
-        stops_passed_on_ = 0;
-        ending_ = 0, unsaved_ = false;
+        ending_ = Ending::none;
         diagnosis_ = {};
     }
 
@@ -296,7 +298,7 @@ private:
                 look_at_steps();
                 attempt_.code = code;
                 attempt_.end =
-                    ending_ > 0 && !unsaved_ ? JobEnd::hung : end_of_job(code, !words_.reason().empty());
+                    ending_ == Ending::hung ? JobEnd::hung : end_of_job(code, !words_.reason().empty());
                 // A launcher that cannot start any rank the first time is not set up correctly.
                 bool no_rank = state_.number == 1 && agents_.last_sign() == 0 && !stepped_;
                 if (attempt_.end == JobEnd::launcher && no_rank) attempt_.end = JobEnd::bad_input;
@@ -334,19 +336,23 @@ private:
     }
 
     void pass_stops_on() {
-        if (stops_asked == stops_passed_on_) return;
-        bool again = stops_passed_on_ > 0;
-        stops_passed_on_ = stops_asked;
-        if (again && stop_asked_by == SIGINT) {
+        if (end_asked && ending_ != Ending::unsaved) {
             tell("asked again: the job is ended without saving");
-            job_->end(is_single() ? SIGKILL : SIGTERM);
-            ending_ = seconds_now(), unsaved_ = true;
-        } else if (!again) {
+            end_job(Ending::unsaved, is_single() ? SIGKILL : SIGTERM);
+        } else if (stop_asked && ending_ == Ending::none) {
             tell("asked to stop: the job saves and ends (Ctrl-C again: without saving)");
             job_->ask_to_stop();
+            ending_ = Ending::saving;
+        } else {
+            return;
         }
         state_.stopping = true;
         write_state();
+    }
+
+    void end_job(Ending ending, int signal) {
+        job_->end(signal);
+        ending_ = ending, ending_since_ = seconds_now();
     }
 
     // Returns the seconds without a sign of life after which a job counts as hung.
@@ -360,15 +366,13 @@ private:
 
     void look_for_a_hang() {
         double now = seconds_now();
-        if (ending_ == 0 && now - last_sign_ > hang_limit()) {
+        if (ending_ == Ending::hung || ending_ == Ending::unsaved) {
+            if (now - ending_since_ > o_.grace) end_job(ending_, SIGKILL);
+        } else if (now - last_sign_ > hang_limit()) {
             diagnosis_ = agents_.diagnosis(hang_limit() / 2);
             tell(text("no progress for %.0f s: %s; the job is ended", now - last_sign_,
                       diagnosis_.sentence.c_str()));
-            job_->end(SIGTERM);
-            ending_ = now;
-        } else if (ending_ > 0 && now - ending_ > o_.grace) {
-            job_->end(SIGKILL);
-            ending_ = now;
+            end_job(Ending::hung, SIGTERM);
         }
     }
 
@@ -381,7 +385,7 @@ private:
         attempt_.ended = unix_seconds();
         attempt_.why = why(end);
         state_.trained = progress_.trained_since(state_.first_step);
-        bool asked = stops_asked > 0;
+        bool asked = stop_asked;
         // Until training begins, the request to stop ends the job.
         bool before_a_step = asked && !stepped_ && attempt_.code == shell_signals + SIGUSR1;
         if (end == JobEnd::done || before_a_step) {
@@ -423,12 +427,11 @@ private:
         if (next.kind == Restart::from_before) go_back();
         write_state();
         if (next.wait > 0) tell(text("restarts in %.3g s", next.wait));
-        for (double until = seconds_now() + next.wait; seconds_now() < until && stops_asked == 0;)
-            usleep(50000);
+        for (double until = seconds_now() + next.wait; seconds_now() < until && !stop_asked;) usleep(50000);
     }
 
     std::string why(JobEnd end) const {
-        if (unsaved_) return "ended without saving, as asked";
+        if (ending_ == Ending::unsaved) return "ended without saving, as asked";
         if (end == JobEnd::hung) return diagnosis_.sentence;
         if (!words_.reason().empty()) return words_.reason();
         if (!words_.launcher_reason().empty()) return words_.launcher_reason();
@@ -439,7 +442,7 @@ private:
 
     // Returns the ranks that are held to be the cause, and their hosts; empty: none.
     std::string who() const {
-        std::vector<int> ranks = ending_ > 0 ? diagnosis_.ranks : std::vector<int>();
+        std::vector<int> ranks = diagnosis_.ranks;
         if (ranks.empty() && words_.rank() >= 0) ranks = {words_.rank()};
         std::string names;
         for (int rank : ranks) {
@@ -598,11 +601,10 @@ private:
     HangDiagnosis diagnosis_;
     double last_sign_ = 0;       // seconds_now()
     double last_step_time_ = 0;  // unix_seconds()
-    double ending_ = 0;          // when the termination of the job began; 0: it has not
+    double ending_since_ = 0;    // likewise
     double next_write_ = 0;
     bool stepped_ = false;  // since this start
-    int stops_passed_on_ = 0;
-    bool unsaved_ = false;  // it is ended without saving, as asked
+    Ending ending_ = Ending::none;
 };
 
 inline int launch(const GivenOptions& given, const std::vector<std::string>& job) {

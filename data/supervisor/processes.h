@@ -71,6 +71,15 @@ inline void usual_signals() {
     sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
+// Forks. A machine that is short of memory or processes has a minute to recover.
+inline pid_t fork_patiently() {
+    constexpr double patience = 60;
+    for (double limit = seconds_now() + patience;; usleep(200000)) {
+        pid_t id = fork();
+        if (id >= 0 || seconds_now() > limit) return id;
+    }
+}
+
 // A child in its own process group, whose standard output, optionally with its errors, is read here. Its
 // standard input is open and empty for as long as this object lives. If the child is still running when the
 // object is destroyed, its whole group is killed.
@@ -82,7 +91,7 @@ public:
             fail_with_errno(command[0], "make a pipe for it");
         input_ = FileHandle(in[1]), output_ = FileHandle(out[0]);
         FileHandle child_input(in[0]), child_output(out[1]);
-        id_ = fork();
+        id_ = fork_patiently();
         if (id_ < 0) fail_with_errno(command[0], "start it");
         if (id_ == 0) {
             setpgid(0, 0);
@@ -147,15 +156,17 @@ struct CommandResult {
     std::string output;  // including errors
 };
 
-// Runs commands side by side, at most `at_once` at a time, each for at most `seconds`.
-inline std::vector<CommandResult> run_commands(const std::vector<Words>& commands, double seconds) {
+// Runs commands side by side, at most `at_once` at a time, each for at most `seconds`, and ends them once
+// `stopped` is set.
+inline std::vector<CommandResult> run_commands(const std::vector<Words>& commands, double seconds,
+                                               const volatile sig_atomic_t& stopped) {
     constexpr size_t at_once = 128;
     std::vector<CommandResult> results(commands.size());
     for (size_t begin = 0; begin < commands.size(); begin += at_once) {
         size_t end = std::min(begin + at_once, commands.size());
         std::vector<PipedChild> children;
         for (size_t i = begin; i < end; i++) children.emplace_back(commands[i], true);
-        for (double limit = seconds_now() + seconds; seconds_now() < limit; usleep(20000)) {
+        for (double limit = seconds_now() + seconds; seconds_now() < limit && !stopped; usleep(20000)) {
             bool running = false;
             for (size_t i = begin; i < end; i++) {
                 PipedChild& child = children[i - begin];
@@ -187,7 +198,7 @@ public:
         FileHandle from(in[0]), to(in[1]);
         fcntl(to.get(), F_SETFL, O_NONBLOCK);
         [[maybe_unused]] ssize_t sent = write(to.get(), input.data(), input.size());  // a pipe holds 64 KiB
-        id_ = fork();
+        id_ = fork_patiently();
         if (id_ < 0) fail_with_errno(command, "start it");
         if (id_ == 0) {
             setsid();

@@ -257,12 +257,12 @@ public:
 
     // Saves while training continues. Returns the report of this save.
     SaveReport save() {
-        std::optional<SaveReport> report = saver_.save(about_step(step_));
+        saver_.save(about_step(step_));
         step_++;
         each_change(step_, [&](uint64_t id) { table_.set(id, row_of(id, step_)); });
-        if (saver_.under_way()) report = saver_.finish();
+        SaveReport report = saver_.finish();
         fill(toy_.state, (uint64_t)step_);
-        return *report;
+        return report;
     }
 
     void load(const std::string& folder) {

@@ -64,8 +64,8 @@ struct CommonFolder {
 
 // Called on all ranks: saves, and returns the report, waiting if the save runs in the background.
 SaveReport save_now(CheckpointSaver& saver, int64_t step) {
-    std::optional<SaveReport> report = saver.save(about_step(step));
-    return saver.under_way() ? saver.finish() : *report;
+    saver.save(about_step(step));
+    return saver.finish();
 }
 
 std::string load(ToyState& toy, const std::string& folder, bool weights_only = false) {
@@ -127,28 +127,25 @@ TEST_CASE("a state comes back bit for bit") {
             CheckpointSaver saver(toy.parts, test_world(), run.path, {}, in_background);
             fill(toy.state);
             CHECK(wrong_bytes(toy.state, slots) == 0);
-            std::optional<SaveReport> report = saver.save(about_step(7));
-            CHECK(saver.under_way() == in_background);
+            saver.save(about_step(7));
+            CHECK(saver.under_way());
             // a checkpoint has the state from when save() was called
             fill(toy.state, 1);
-            if (in_background) {
-                CHECK(!report);
-                report = saver.finish();
-            }
+            SaveReport report = saver.finish();
             CHECK(saver.is_ready());
             CHECK(!saver.under_way());
-            CHECK(report->error == "");
-            CHECK(report->remark == "");
-            CHECK(report->step == 7);
-            CHECK(report->folder == checkpoint_folder(run.path, 7));
-            CHECK(report->stalled >= 0);
+            CHECK(report.error == "");
+            CHECK(report.remark == "");
+            CHECK(report.step == 7);
+            CHECK(report.folder == checkpoint_folder(run.path, 7));
+            CHECK(report.stalled >= 0);
             size_t elements = toy.layout.parameter_count(), width = 0;
             for (Slot slot : slots) width += dtype_size(dtype_of(slot));
-            CHECK(report->bytes == elements * width);  // each element is written once
+            CHECK(report.bytes == elements * width);  // each element is written once
 
-            CHECK(load(toy, report->folder) == "");
+            CHECK(load(toy, report.folder) == "");
             CHECK(wrong_bytes(toy.state, slots) == 0);
-            CheckpointReader reader(report->folder);
+            CheckpointReader reader(report.folder);
             CHECK(reader.index().step() == 7);
             CHECK(reader.index().samples() == 21);
             CHECK(reader.index().about["options"]["seed"] == 5);
@@ -385,15 +382,10 @@ TEST_CASE("saves in a row, of which the newest are kept") {
     CHECK(!saver.under_way());
     for (int step = 10; step <= 50; step += 10) {
         fill(toy.state, step);
-        // the caller does not wait for the previous save
-        std::optional<SaveReport> before = saver.save(about_step(step));
-        CHECK(before.has_value() == (step > 10));
-        if (before) {
-            CHECK(before->step == step - 10);
-            CHECK(before->error == "");
-        }
+        SaveReport report = save_now(saver, step);
+        CHECK(report.step == step);
+        CHECK(report.error == "");
     }
-    CHECK(saver.finish().step == 50);
     CHECK(checkpoint_steps(run.path) == std::vector<int64_t>{50, 40, 20});
     for (int step : {20, 40, 50}) {
         load(toy, checkpoint_folder(run.path, step));
@@ -474,15 +466,15 @@ TEST_CASE("a file that is too large for its rank costs the checkpoint, and nothi
         limit.rlim_cur = 1000;
         bool last = test_world().rank() == n - 1;
         if (last) setrlimit(RLIMIT_FSIZE, &limit);
-        std::optional<SaveReport> report = saver.save(about_step(2));
+        saver.save(about_step(2));
         while (!saver.is_ready()) sched_yield();
         if (last) setrlimit(RLIMIT_FSIZE, &free_limit);
-        if (!report) report = saver.finish();
-        CAPTURE(report->error);
-        CHECK(report->error.find(data_file_name(n - 1) + ": cannot write it: File too large; ") !=
+        SaveReport report = saver.finish();
+        CAPTURE(report.error);
+        CHECK(report.error.find(data_file_name(n - 1) + ": cannot write it: File too large; ") !=
               std::string::npos);
-        CHECK(report->error.find(n > 1 ? text("rank %d of %d", n - 1, n) : "; ") != std::string::npos);
-        CHECK(common(report->error));
+        CHECK(report.error.find(n > 1 ? text("rank %d of %d", n - 1, n) : "; ") != std::string::npos);
+        CHECK(common(report.error));
         CHECK(checkpoint_steps(run.path) == std::vector<int64_t>{1});
         CHECK(!fs::exists(checkpoint_folder(run.path, 2) + ".partial"));
         fill(toy.state, 1);

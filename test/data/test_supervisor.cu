@@ -565,6 +565,8 @@ TEST_CASE("a process is told from a later one of the same number") {
     CHECK(!is_alive(find_process(1 << 29)));
 }
 
+constexpr volatile sig_atomic_t not_stopped = 0;
+
 TEST_CASE("commands that do not end are ended") {
     std::vector<CommandResult> results;
     auto are_late = [&] { return results[0].code < 0 || results[1].output.empty() || results[2].code < 0; };
@@ -572,12 +574,20 @@ TEST_CASE("commands that do not end are ended") {
         results = run_commands({{"/bin/sh", "-c", "echo a >&2; exit 3"},
                                 {"/bin/sh", "-c", "echo b; exec sleep 600"},
                                 {"/nothing/there"}},
-                               limit);
+                               limit, not_stopped);
     CHECK(results[0].code == 3);
     CHECK(results[0].output == "a\n");
     CHECK(results[1].code == -1);
     CHECK(results[1].output == "b\n");
     CHECK(results[2].code == 127);
+}
+
+TEST_CASE("commands are ended once the supervisor is asked to stop") {
+    volatile sig_atomic_t stopped = 1;
+    double begin = seconds_now();
+    std::vector<CommandResult> results = run_commands({{"/bin/sleep", "600"}}, 600, stopped);
+    CHECK(results[0].code == -1);
+    CHECK(seconds_now() - begin < 300);
 }
 
 TEST_CASE("a host that answers is used, one that does not is put aside, and one without the run's directory "
@@ -593,7 +603,7 @@ TEST_CASE("a host that answers is used, one that does not is put aside, and one 
     std::vector<Host> hosts = {{"up", 1}, {"down", 1}, {"apart", 1}, {"back", 1, "was down"}};
     std::vector<std::string> notes;
     {
-        HostChecks checks(launcher, scratch, folder.path, 100);
+        HostChecks checks(launcher, scratch, folder.path, 100, not_stopped);
         notes = checks.check(hosts, {});
     }
     CHECK(hosts[0].aside.empty());
@@ -605,6 +615,12 @@ TEST_CASE("a host that answers is used, one that does not is put aside, and one 
     CHECK(notes[1].find("down is put aside") == 0);
     CHECK(notes[2] == "back can be used again");
     CHECK(folder.files() == std::vector<std::string>{"rsh"});
+
+    hosts[1].aside.clear();
+    volatile sig_atomic_t stopped = 1;
+    HostChecks checks(launcher, scratch, folder.path, 100, stopped);
+    CHECK(checks.check(hosts, {}).empty());
+    CHECK(hosts[1].aside.empty());
 }
 
 TEST_CASE("what agents say makes the newest state of each rank, and the one that is stopped is named") {
@@ -667,7 +683,7 @@ TEST_CASE("a host whose selftest names a suspect is put aside, with the reason, 
     Launcher launcher(script + " {names} {ranks}", true);
     Scratch scratch;
     std::vector<Host> hosts = {{"good", 4}, {"bad", 4}, {"odd", 4}};
-    HostChecks checks(launcher, scratch, folder.path, 100);
+    HostChecks checks(launcher, scratch, folder.path, 100, not_stopped);
     std::vector<std::string> notes = checks.check(hosts, {"selftest"});
     CHECK(hosts[0].aside.empty());
     CHECK(hosts[1].aside == "selftest: rank 1 of 4: the disk is slow");

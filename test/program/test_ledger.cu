@@ -357,7 +357,7 @@ TEST_CASE("what the sums of biases' gradients, made by kernels that write the ma
         double rows = (double)step.B * step.T, layers = c.layers * step.micro_batches;
         double gain = -step.gain([&](std::vector<LedgerEntry>& entries) {
             std::erase_if(entries, [&](const LedgerEntry& entry) {
-                return is_of(entry, "add_bias_sums") ||
+                return is_of(entry, "accumulate") ||
                        (is_of(entry, "attention_backward") && entry.cost.written == 12 * c.channels &&
                         entry.cost.flops() == 0);
             });

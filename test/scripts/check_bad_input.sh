@@ -8,7 +8,7 @@
 # seconds: 5
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 84
+plan 85
 program=${PROGRAM:-$PWD/build/cpu-fp32/train_gpt} golden=$PWD/test/golden/tokenizers
 at_end() { umount "$work/full" 2>/dev/null; }
 cd "$work" || exit 1
@@ -119,6 +119,7 @@ a card that there is not             | --machine h101: not a known card, the nea
 a machine's file without rates       | empty.json: multiprocessors is missing;                         | plan --model llama3-8B --machine empty.json --gpus 8 --global-batch 4M
 a model too large for the devices    | plan: llama3-70B does not fit on 2 devices:                     | plan --model llama3-70B --machine h100 --gpus 2 --global-batch 64k
 chunks of another schedule           | --pp-chunks 4: with --pp-schedule 1f1b each stage has only one  | plan --model llama3-8B --machine h100 --gpus 64 --global-batch 4M --pp-schedule 1f1b --pp-chunks 4
+a plan in fp8 that moves weights     | --matmul-dtype fp8: weights must stay at one address, and       | plan --model llama3-8B --machine h100 --gpus 64 --global-batch 4M --zero 3 --matmul-dtype fp8
 a measurement of no such name        | --measure m.txt: not the name of a .json file,                  | plan --measure m.txt
 a measurement over another file      | --measure empty.json: already exists;                           | plan --measure empty.json
 a measurement and a plan             | --measure: makes no plan; leave out other options than          | plan --measure m.json --gpus 8
