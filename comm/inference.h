@@ -471,7 +471,9 @@ struct OpenedRun {
 // For all ranks.
 inline void evaluate_run(const OpenedRun& run, const EvalOptions& command, const World& world,
                          LoadModel* load, EvaluationResults& results) {
-    const Options& o = run.model->options;
+    Options o = run.model->options;
+    // Models published by others are evaluated with attention across documents.
+    if (!run.model->is_trained_here()) o.document_end = -1;
     auto shape = [](const Options& o) -> Workload {
         return {.B = o.micro_batch,
                 .T = o.own_tokens(),

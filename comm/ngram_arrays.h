@@ -214,7 +214,9 @@ struct TableArrays {
         }
         if (settings.staging) {
             memory.of("staging for checkpoints", true);
-            for (size_t i = 0; i < n && !on_host; i++) staged.push_back(take_table(true));
+            // pinned, because training waits for the copies from the device
+            for (size_t i = 0; i < n && !on_host; i++)
+                staged.push_back({memory.take<char>(here * s.row_bytes()), memory.take<float>(here)});
             copied_rows = on_host ? std::max(here / 8, std::min(here, least_copied)) : 0;
             copies = memory.take_pages<char>(copied_rows * s.record_bytes());
         }

@@ -239,8 +239,8 @@ private:
 // file system. So the first rank looks, and informs the others.
 
 // StoredRun::index stays on the rank that read it: it is large, and only one of the checkpoints is loaded.
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StoredRun, checkpoint, run_dir, tokenizer, step, options, notes, gone,
-                                   older)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StoredRun, checkpoint, run_dir, tokenizer, step, is_published, options,
+                                   notes, gone, older)
 
 // Returns the options of a checkpoint that name missing files, for example after a run was moved.
 inline std::vector<std::string> gone_files(const StoredRun& run) {

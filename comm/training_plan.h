@@ -40,6 +40,7 @@ inline TrainingPlan check_training(const TrainingLine& line, const World& world)
         plan.val_data.push_back(open_token_files(world, set.list, o.vocab_size, T, SampleOrder::sequential));
     world.on_all_ranks([&] {
         plan.tokenizer = Tokenizer::load_if_any(o.tokenizer);
+        if (plan.tokenizer && line.origin && line.origin->is_published) plan.tokenizer->begin_prompts();
         for (size_t i = 0; i < sets.size(); i++) {
             ValidationSet set = validation_set(*plan.val_data[i], T, o.val_tokens);
             set.name = sets[i].name;

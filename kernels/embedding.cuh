@@ -268,6 +268,7 @@ inline void embedding_forward(floatX* out /* (N, C) */, const int* tokens /* (N)
                               const floatX* wpe /* (T, C) or null */,
                               const int* positions /* (N) below T; null only if wpe is */, int N, int C,
                               cudaStream_t stream, VocabRange vocab = {}) {
+    if (N == 0) return;
     ON_DEVICE(stream,
               (LaunchCost{.read = tables_bytes(wte, wpe, N, C, vocab) + array_bytes(tokens, N) +
                                   (wpe ? array_bytes(positions, N) : 0),

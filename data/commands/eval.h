@@ -93,7 +93,7 @@ inline DataScore evaluate_data(const TokenLoader& files, const std::string& titl
             int target = targets_here[i];
             loss += loss_here;
             targets++;
-            if (!tokenizer || target == o.document_end) return;
+            if (!tokenizer || target == o.document_end || tokenizer->is_special(target)) return;
             if (!tokenizer->has(target)) {
                 fail("%s: token %d is not in the tokenizer; name the one that the data was made with",
                      title.c_str(), target);

@@ -93,6 +93,10 @@ public:
     TextGenerator(const TextGenerator&) = delete;
     TextGenerator& operator=(const TextGenerator&) = delete;
 
+    // Hides the first token of each text, if it is this one, from all tokens but the second: training hides
+    // the end of a document from the one that follows.
+    void hide_first(int document_end) { hidden_ = document_end; }
+
     // Returns the tokens of a text so far.
     const std::vector<int>& text(int number) const { return texts_[(size_t)number].tokens; }
     int number(int row) const { return number(row, ranks_.rank); }
@@ -132,7 +136,11 @@ public:
     // For all ranks: adds a token to each text. A rank that chooses tokens determines those of its own texts.
     void add(std::vector<int>& tokens) {
         agree_on(tokens);
-        for (size_t i = 0; i < texts_.size(); i++) texts_[i].tokens.push_back(tokens[i]);
+        for (size_t i = 0; i < texts_.size(); i++) {
+            Text& text = texts_[i];
+            text.tokens.push_back(tokens[i]);
+            if (text.tokens.size() == 2 && text.tokens[0] == hidden_) text.begin = 1, text.past = 0;
+        }
     }
 
 protected:
@@ -212,6 +220,7 @@ private:
     const int multiple_;
     const DataRanks ranks_;
     std::vector<Text> texts_;
+    int hidden_ = -1;
     bool chooses_ = false;
 };
 
@@ -246,10 +255,11 @@ void generate_texts(TextGenerator& generator, int count, const std::vector<int>&
     }
 }
 
-// Returns the tokens that a text starts from: the prompt or, if it is empty, the token that ends a document.
+// Returns the tokens that a text starts from: the prompt or, if it is empty, the token that begins a text or
+// ends the document before it.
 inline std::vector<int> prompt_tokens(const Options& o, const Tokenizer* tokenizer, std::string_view prompt) {
-    if (prompt.empty()) return {std::max(o.document_end, 0)};
-    std::vector<int> tokens = tokenizer->encode(prompt);
+    std::vector<int> tokens = tokenizer ? tokenizer->encode_prompt(prompt) : std::vector<int>();
+    if (tokens.empty() && prompt.empty()) return {std::max(o.document_end, 0)};
     if (tokens.empty()) fail("--prompt: has no tokens; give it other text, or use another tokenizer");
     return tokens;
 }
@@ -261,6 +271,7 @@ std::string sample_text(const Options& o, const Tokenizer* tokenizer, int step, 
     std::string sample = o.prompt;
     uint64_t key = random_key(o.seed, text("sample at step %d", step));
     auto generator = make_generator({prompt_tokens(o, tokenizer, o.prompt)});
+    generator.hide_first(o.document_end);
     generate_texts(generator, o.sample_tokens, {o.document_end}, {.temperature = 0.8f}, {key},
                    [&](int, int token) {
                        sample += decoder.add(token);
@@ -355,6 +366,7 @@ std::string print_samples(const TrainedModel& model, const SampleOptions& comman
     double start = seconds_now();
     long long tokens = 0;
     auto generator = make_generator(prompts_of_texts);
+    if (model.is_trained_here()) generator.hide_first(o.document_end);
     generate_texts(
         generator, command.tokens, ends_of_text(model),
         {command.temperature, command.top_k, command.top_p, command.min_p, command.repetition_penalty}, keys,

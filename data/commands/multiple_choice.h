@@ -66,7 +66,7 @@ inline ChoiceExample parse_choices(const nlohmann::json& value, const Tokenizer&
     ChoiceExample example;
     example.place = place;
 
-    tokenizer.encode(object.string(hellaswag ? "ctx" : "context"), example.context);
+    example.context = tokenizer.encode_prompt(object.string(hellaswag ? "ctx" : "context"));
     if (example.context.empty()) {
         if (tokenizer.end_of_text() < 0) {
             fail("%s: the context is empty, and the tokenizer has no end-of-text token to take its place; "

@@ -35,6 +35,7 @@ inline ModelConfig read_model(const nlohmann::json& json, const std::string& fil
         HfConfig config(object, model);
         config.size("vocab_size", model.vocab_size);
         config.flag("tie_word_embeddings", model.tie_embeddings, model.tie_embeddings);
+        config.only("is_causal", true);
         family.config(config);
         read_others(object, HfConfig::remedy, config.unknown);
         unknown = config.unknown;

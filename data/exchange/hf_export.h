@@ -94,7 +94,7 @@ inline nlohmann::ordered_json tokenizer_config(const std::string& tokenizer, con
 }
 
 // Returns the torch name of the weights' dtype. For fp32 weights that an import converted from fp16, this is
-// still float16, unless another dtype was requested.
+// still float16, unless another dtype was requested or they were trained.
 inline const char* torch_dtype(const nlohmann::ordered_json& published, Dtype dtype, bool as_stored) {
     if (dtype == Dtype::bf16) return "bfloat16";
     bool half = false;
@@ -116,15 +116,23 @@ inline void export_hf(CheckpointReader& reader, const Options& model, const std:
     if (!tokenizer_file.empty()) tokenizer = read_text(tokenizer_file);
     HfConfig::Json theirs = published.json(Published::config),
                    generation = published.json(Published::generation);
+    const bool trained = reader.index().step() > 0;
+    // An import takes the tokenizer's end of a text, which the config need not name.
+    std::vector<int> ends;
+    if (!theirs.is_null()) ends = hf_ends_of_text(theirs, INT_MAX);
+    int document_end = model.document_end;
+    if (!ends.empty() && !tokenizer_file.empty() &&
+        Tokenizer::load(tokenizer_file).end_of_text() == document_end)
+        document_end = ends[0];
     HfConfig::Json config =
-        hf_config_json(model, hf::torch_dtype(theirs, dtype, as_stored), model.document_end, theirs);
+        hf_config_json(model, hf::torch_dtype(theirs, dtype, as_stored && !trained), document_end, theirs);
     if (generation.is_null()) {
         generation = HfConfig::Json::object();
         for (const char* key : {"bos_token_id", "eos_token_id"}) {
             if (config.contains(key) && !config[key].is_null()) generation[key] = config[key];
         }
     }
-    hf::keep_end(generation, model.document_end);
+    hf::keep_end(generation, document_end);
     std::vector<hf::TextFile> texts = {{Published::generation, generation.dump(2) + "\n"}};
     if (!tokenizer.empty()) {
         texts.push_back({"tokenizer.json", tokenizer});

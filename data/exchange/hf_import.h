@@ -171,7 +171,8 @@ inline Options imported_options(const std::string& folder, const std::string& ru
     options.document_end = ends.empty() ? -1 : ends[0];
     if (!tokenizer) return options;
     options.tokenizer = tokenizer_path(run_dir);
-    if (options.document_end < 0) options.document_end = tokenizer->end_of_text();
+    // The config of a chat model may name the token that ends a turn; `tokenize` asks the tokenizer.
+    if (int end = tokenizer->end_of_text(); end >= 0) options.document_end = end;
     if (tokenizer->vocab_size() > options.vocab_size)
         fail("%s: has %d tokens, but the model has only %d; replace it with the model's own tokenizer",
              tokenizer->file().c_str(), tokenizer->vocab_size(), options.vocab_size);

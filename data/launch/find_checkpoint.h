@@ -43,6 +43,7 @@ inline StoredRun stored_run(const CheckpointReader& reader) {
     run.checkpoint = folder;
     run.run_dir = run_of_checkpoint(folder);
     run.step = index.step();
+    run.is_published = index.about.contains(published_key);
     run.options = index.about["options"];
     std::string tokenizer = tokenizer_path(run.run_dir);
     if (!run.run_dir.empty() && access(tokenizer.c_str(), F_OK) == 0) run.tokenizer = tokenizer;

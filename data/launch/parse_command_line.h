@@ -36,6 +36,7 @@ public:
     // Loads the given tokenizer, or else that of the model.
     TokenizerChoice(Options& options, const std::string& asked_for) {
         auto tokenizer = Tokenizer::load_if_any(asked_for.empty() ? options.tokenizer : asked_for);
+        if (!tokenizer && !asked_for.empty()) options.document_end = -1;
         if (!tokenizer) return;
         needed_ = tokenizer->vocab_size();
         if (asked_for.empty()) return;

@@ -29,6 +29,7 @@ struct StoredRun {
     std::string run_dir;             // the run that it belongs to; empty: none
     std::string tokenizer;           // copy of its tokenizer in that run; empty: there is none
     int64_t step = 0;                // completed steps
+    bool is_published = false;       // its model was imported from a Hugging Face folder
     nlohmann::json options;          // the form of options_to_json() or model_options_to_json()
     std::vector<std::string> notes;  // for the header: newer checkpoints that were passed over, and why
     std::vector<std::string> gone;   // its options that name files which are missing here

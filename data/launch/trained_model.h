@@ -33,6 +33,11 @@ struct TrainedModel {
             name = stored.tokenizer;
         }
         tokenizer = Tokenizer::load_if_any(name);
-        if (tokenizer) check_tokenizer(*tokenizer, name, options, stored.checkpoint);
+        if (!tokenizer) return;
+        check_tokenizer(*tokenizer, name, options, stored.checkpoint);
+        if (stored.is_published) tokenizer->begin_prompts();
     }
+
+    // An import has done no steps until a run has trained it.
+    bool is_trained_here() const { return reader.index().step() > 0; }
 };

@@ -133,6 +133,9 @@ public:
                dropped_spaces_ > 0;
     }
 
+    // The tokens that the library puts before a text, such as the one that begins it.
+    const std::vector<int>& before_text() const { return before_text_; }
+
     const TokenizerParts& parts() const { return *parts_; }
 
 private:
@@ -254,13 +257,27 @@ private:
         } else if (type == "ByteLevel") {
             for (const char* name : {"add_prefix_space", "trim_offsets", "use_regex"}) object.ignore(name);
         } else if (type == "TemplateProcessing") {
-            // encode() adds no tokens around a text
-            for (const char* name : {"single", "pair", "special_tokens"}) object.ignore(name);
+            object.ignore("pair");
+            read_template(object.get("single"), object.get("special_tokens"), where);
         } else {
             fail("%s: %s is not supported; use TemplateProcessing or ByteLevel", where.c_str(),
                  printable(type).c_str());
         }
         object.done(unsupported_remedy);
+    }
+
+    // Finds the tokens that a template puts before a text. encode() adds none.
+    void read_template(const nlohmann::json& single, const nlohmann::json& special,
+                       const std::string& where) {
+        if (!single.is_array()) return;
+        for (const nlohmann::json& piece : single) {
+            JsonObject object(piece, where + ": single");
+            if (!object.has("SpecialToken")) return;  // the text
+            JsonObject ids(special, where + ": special_tokens");
+            JsonObject token = ids.child(object.child("SpecialToken").string("id"));
+            for (const nlohmann::json& id : token.array("ids"))
+                before_text_.push_back((int)json_integer(id, 0, vocab_size() - 1, token.where("ids")));
+        }
     }
 
     // in the order in which a file must list them
@@ -283,4 +300,5 @@ private:
     std::vector<Decoding> decoding_;
     std::vector<std::pair<std::string, std::string>> replacements_;
     int dropped_spaces_ = 0;
+    std::vector<int> before_text_;
 };

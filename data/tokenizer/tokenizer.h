@@ -84,6 +84,17 @@ public:
         return tokens;
     }
 
+    // Prompts begin as the tokenizer's file says, such as with a token that begins a text: for models that
+    // others trained on such texts. Our own data has none.
+    void begin_prompts() {
+        if (hf_) before_prompt_ = hf_->before_text();
+    }
+    std::vector<int> encode_prompt(std::string_view text) const {
+        std::vector<int> tokens = before_prompt_, of_text = encode(text);
+        tokens.insert(tokens.end(), of_text.begin(), of_text.end());
+        return tokens;
+    }
+
     // Returns the bytes that a token adds to a text; for a special token, its name.
     std::string token_bytes(int token) const {
         if (hf_) return hf_->token_bytes(token);
@@ -105,6 +116,8 @@ public:
 
     // Returns whether a token exists: ids below vocab_size() may be unused.
     bool has(int token) const { return hf_ ? hf_->has(token) : token >= 0 && token < byte_vocab_size; }
+
+    bool is_special(int token) const { return hf_ ? hf_->is_special(token) : token == byte_end_of_text; }
 
     // The token that ends a document; -1: none.
     int end_of_text() const { return end_of_text_; }
@@ -203,6 +216,7 @@ private:
     std::string file_;
     int end_of_text_ = byte_end_of_text;
     bool can_cut_ = true;
+    std::vector<int> before_prompt_;
 };
 
 // Converts tokens to text one by one, as they arrive. A character may span several tokens: its bytes are held

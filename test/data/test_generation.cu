@@ -272,6 +272,31 @@ TEST_CASE("generation: what a text starts from") {
     CHECK(prompt_tokens(o, &bytes, "ab") == std::vector<int>{97, 98});
     o.document_end = -1;
     CHECK(prompt_tokens(o, nullptr, "") == std::vector<int>{0});
+    Tokenizer llama3 = Tokenizer::load("test/golden/tokenizers/llama3.json");
+    std::vector<int> tokens = llama3.encode("ab");
+    CHECK(prompt_tokens(o, &llama3, "ab") == tokens);
+    llama3.begin_prompts();
+    CHECK(llama3.encode("ab") == tokens);
+    std::vector<int> first = prompt_tokens(o, &llama3, "");
+    REQUIRE(first.size() == 1);
+    CHECK(llama3.token_bytes(first[0]) == "<s>");
+    tokens.insert(tokens.begin(), first[0]);
+    CHECK(prompt_tokens(o, &llama3, "ab") == tokens);
+}
+
+TEST_CASE("generation: the end of a document is hidden from all tokens of the next but the first") {
+    for (bool cached : {false, true}) {
+        FakeGenerator generator(Texts{{3}, {4}, {3, 5}}, cached ? 8 : 0, 8);
+        generator.hide_first(3);
+        for (std::vector<int> tokens : Texts{{1, 1, 1}, {2, 2, 2}}) {
+            generator.next();
+            generator.add(tokens);
+        }
+        generator.next();
+        std::vector<std::vector<int>> last(generator.seen.end() - 3, generator.seen.end());
+        for (const std::vector<int>& seen : Texts{{1, 2}, {4, 1, 2}, {3, 5, 1, 2}})
+            CHECK(std::ranges::count(last, seen) == 1);
+    }
 }
 
 TEST_CASE("generation: commands between prompts") {

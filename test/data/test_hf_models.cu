@@ -200,10 +200,11 @@ Options options_of(const ModelConfig& config) {
 }
 
 // A run whose checkpoint holds values_of().
-void make_run(const std::string& run_dir, const ModelConfig& config) {
+void make_run(const std::string& run_dir, const ModelConfig& config,
+              const nlohmann::ordered_json& published = nlohmann::ordered_json::object()) {
     Options options = options_of(config);
     auto tensors = tensors_of(options);
-    ImportedRun run(run_dir, options, false, 7, tensors);
+    ImportedRun run(run_dir, options, false, 7, tensors, published);
     for (size_t t = 0; t < tensors.size(); t++) {
         auto values = values_of(t, tensors[t].size());
         run.checkpoint.append((int)t, Slot::weight, 0, values.size(), values.data());
@@ -299,6 +300,7 @@ TEST_CASE("published configs of Yuan 2.0") {
     };
     refuse("rms_norm_eps", 1e-5, "rms_norm_eps 1e-05 is not supported; only 1e-06 is");
     refuse("causal_mask", false, "causal_mask false is not supported; ");
+    refuse("is_causal", false, "is_causal false is not supported; ");
     refuse("use_shareqk", true, "use_shareqk is true, which is not supported; ");
     refuse("use_moe", true, "use_moe is true, which is not supported; ");
     refuse("moe_config", {{"moe_num_experts", 32}}, "moe_config");
@@ -764,6 +766,25 @@ TEST_CASE("what a model was published with goes out as it came in") {
     CHECK(model.json(model.folder / "other", "tokenizer_config.json")["tokenizer_class"] ==
           "PreTrainedTokenizerFast");
     CHECK(!fs::exists(model.folder / "other/chat_template.jinja"));
+}
+
+TEST_CASE("documents end as the tokenizer says, and the config's own end goes out again") {
+    PublishedModel model(bytes_model(), R"({"eos_token_id": 9})");
+    model.go_through();
+    CheckpointReader reader(newest_checkpoint(model.run));
+    CHECK(reader.index().about["options"]["document_end"] == 256);
+    CHECK(model.json(model.again, "config.json") == model.json(model.out, "config.json"));
+    CHECK(model.json(model.again, "generation_config.json")["eos_token_id"] == 9);
+}
+
+TEST_CASE("fp16 weights that were trained since are not called fp16") {
+    TemporaryFolder folder;
+    nlohmann::ordered_json config = hf_config_json(completed(llama_model()), "float16", -1);
+    make_run(folder / "run", llama_model(), {{"config.json", config.dump()}});
+    CheckpointReader reader(newest_checkpoint(folder / "run"));
+    export_hf(reader, options_of(llama_model()), "", folder / "out", Dtype::fp32, true);
+    auto exported = nlohmann::json::parse(read_text(folder / "out/config.json"));
+    CHECK(exported["torch_dtype"] == "float32");
 }
 
 TEST_CASE("a sample ends at every token that a model was published with") {

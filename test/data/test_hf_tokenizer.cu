@@ -148,6 +148,16 @@ TEST_CASE("hf tokenizer: a byte that is no text is neither letter, digit nor spa
     CHECK(qwen.decode(qwen.encode("e\xff\u0301 e\u0301")) == "e\xff\u0301 é");
 }
 
+TEST_CASE("hf tokenizer: the tokens that a template puts before a text") {
+    HfTokenizer llama3 = HfTokenizer::read(golden_path("llama3"));
+    CHECK(llama3.before_text() == std::vector<int>{llama3.id_of("<s>").value()});
+    CHECK(HfTokenizer::read(golden_path("gpt2")).before_text().empty());
+    json file = golden_file("llama3");
+    json& single = file["post_processor"]["processors"][1]["single"];
+    single = {single[1], single[0]};  // now after the text
+    CHECK(parse_tokenizer_json(file.dump(), "tokenizer.json").before_text().empty());
+}
+
 TEST_CASE("hf tokenizer: many threads share one") {
     HfTokenizer tokenizer = HfTokenizer::read(golden_path("qwen"));
     std::vector<std::string> texts;
@@ -190,6 +200,12 @@ TEST_CASE("hf tokenizer: what is not supported is refused by name") {
         {"padding is an object",
          [](json& f) {
              f["padding"] = {{"length", 5}};
+         }},
+        {"post_processor: special_tokens: <x> is null",
+         [](json& f) {
+             f["post_processor"] = {{"type", "TemplateProcessing"},
+                                    {"single", {{{"SpecialToken", {{"id", "<x>"}}}}}},
+                                    {"special_tokens", json::object()}};
          }},
         {"model \"Unigram\"", [](json& f) { f["model"]["type"] = "Unigram"; }},
         {"model: dropout is 0.5", [](json& f) { f["model"]["dropout"] = 0.5; }},

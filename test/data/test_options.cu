@@ -147,6 +147,7 @@ TEST_CASE("explicit options come over the preset, in any order, and the rest fol
     CHECK(train({"--micro-batch", "1024", "--sequence-length", "256", "--global-batch", "1M"}).global_batch ==
           1 << 20);
     CHECK(train({"--document-end", "-1"}).document_end == -1);
+    CHECK(train({"--tokenizer", "none"}).document_end == -1);  // not the end of the model's own
     CHECK(train({"--beta1", "0.999999"}).beta1 == 0.999999f);
 }
 
