@@ -38,6 +38,6 @@ struct TrainedModel {
         if (stored.is_published) tokenizer->begin_prompts();
     }
 
-    // An import has done no steps until a run has trained it.
-    bool is_trained_here() const { return reader.index().step() > 0; }
+    // An import has seen no samples until a run has trained it.
+    bool is_trained_here() const { return reader.index().samples() > 0; }
 };
