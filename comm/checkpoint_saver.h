@@ -294,7 +294,14 @@ private:
         std::vector<std::string> tables = thread_world_->exchange(to_each);
         note(do_shared_work(*thread_world_, [&](std::string& remark) {
             if (!world_.is_root()) return;
-            new_checkpoint_->commit(index_of(tables));
+            try {
+                new_checkpoint_->commit(index_of(tables));
+            } catch (const DiskFull&) {
+                throw;
+            } catch (...) {
+                last_.reset();  // its files may be damaged: the next checkpoint shares none of them
+                throw;
+            }
             if (!scope_.weights_alone) last_ = {report_.folder, scope_.id};
             note_error(remark, [&] {
                 if (!scope_.weights_alone) remove_weights(run_dir_, report_.step);

@@ -99,7 +99,7 @@ public:
             }
         }
         own_.begin_copies(scope.in_background);
-        if (scope.in_background) note_saved();
+        note_saved();
         own_.snapshot().begin(saving_);
     }
 
@@ -137,14 +137,20 @@ public:
 
     void end_save(bool published) override {
         own_.snapshot().end();
-        if (!published || scope_.weights_alone)
-            return scope_.in_background ? own_.changed().insert(saving_) : void();
-        if (!scope_.in_background) note_saved();
-        parts_ = saved_parts_;
-        if (parts_.size() <= 2) written_since_base_ = 0;
-        if (parts_.size() > 1) written_since_base_ += written_;
+        const bool counts = published && !scope_.weights_alone;
         std::string error;
-        if (PageFile* file = own_.file()) note_error(error, [&] { file->forget_before(scope_.id); });
+        if (PageFile* file = own_.file())
+            note_error(error, [&] {
+                std::lock_guard lock(own_.snapshot().mutex());  // updates write to the same log
+                counts ? file->forget_before(scope_.id) : file->forget_newest(scope_.id);
+            });
+        if (!counts) {
+            own_.changed().insert(saving_);
+        } else {
+            parts_ = saved_parts_;
+            if (parts_.size() <= 2) written_since_base_ = 0;
+            if (parts_.size() > 1) written_since_base_ += written_;
+        }
         if (!error.empty()) screen.warn("tables: " + error + " (the next save tries again)");
     }
 

@@ -91,8 +91,9 @@ public:
         std::string weights = failed.lack != Lack::none ? save_weights() : "";
         bool limited = failed.lack == Lack::quota || failed.lack == Lack::file_size;
         if (!limited && options_.disk_wait > 0) failed = try_again(failed);
-        bool deleting_helps = failed.lack == Lack::disk || failed.lack == Lack::quota;
-        if (deleting_helps && make_room()) failed = save_();
+        bool is_short = world_.largest(world_.is_root() && is_short_of_room(failed)),
+             deleting_helps = failed.lack == Lack::quota || is_short;
+        if (deleting_helps && make_room(failed.lack)) failed = save_();
         if (failed.error.empty()) return failed.folder;
         if (weights.empty() && failed.lack != Lack::none) weights = save_weights();
         if (weights.empty()) throw CommonError(failed.error);
@@ -130,24 +131,21 @@ private:
     // or Ctrl-C is pressed.
     SaveReport try_again(SaveReport failed) {
         double end = seconds_now() + options_.disk_wait, pause = 1, next = 0;
-        std::string folder = checkpoints_folder(options_.run_dir);
-        auto missing = [&] { return bytes_ - std::min(bytes_, free_space(folder + "/")); };
+        const bool is_short = is_short_of_room(failed);
         std::string remedy = "check the disk";
-        if (failed.lack == Lack::disk) {
-            uint64_t bytes = missing();
-            remedy = text("free %sB in %s", human((double)(bytes ? bytes : bytes_)).c_str(), folder.c_str());
-        }
+        if (is_short)
+            remedy = text("free %sB in %s", human((double)missing()).c_str(),
+                          checkpoints_folder(options_.run_dir).c_str());
         if (world_.is_root())
-            screen.warn(
-                text("checkpoint after step %lld: %s; retrying for %s, or until Ctrl-C%s",
-                     (long long)failed.step, remedy.c_str(), duration(options_.disk_wait).c_str(),
-                     failed.lack == Lack::disk && options_.keep > 0 ? "; then older ones are deleted" : ""));
+            screen.warn(text("checkpoint after step %lld: %s; retrying for %s, or until Ctrl-C%s",
+                             (long long)failed.step, remedy.c_str(), duration(options_.disk_wait).c_str(),
+                             is_short && options_.keep > 0 ? "; then older ones are deleted" : ""));
         waits_for_user = true;
         for (;;) {
             std::this_thread::sleep_for(std::chrono::milliseconds(200));
             double now = seconds_now();
             if (world_.largest(!waits_for_user || (world_.is_root() && now > end))) break;
-            bool worth_it = world_.is_root() && now > next && (failed.lack != Lack::disk || missing() == 0);
+            bool worth_it = world_.is_root() && now > next && !is_short_of_room(failed);
             if (!world_.largest(worth_it)) continue;
             failed = save_();
             if (failed.error.empty()) break;
@@ -158,22 +156,30 @@ private:
         return failed;
     }
 
+    // Returns the bytes that the checkpoints' disk lacks for a new one, and whether that is why a save
+    // failed: what is full may also be another disk, such as that of tables.
+    uint64_t missing() const {
+        return bytes_ - std::min(bytes_, free_space(checkpoints_folder(options_.run_dir) + "/"));
+    }
+    bool is_short_of_room(const SaveReport& failed) const {
+        return failed.lack == Lack::disk && missing() > 0;
+    }
+
     // For all ranks: deletes older checkpoints, the oldest first, until a new one fits; deletes none if all
     // of them together would not free enough. Returns whether this succeeded.
-    bool make_room() {
+    bool make_room(Lack lack) {
         bool deleted = false;
         world_.on_all_ranks([&] {
             if (!world_.is_root()) return;
             std::string error;
-            note_error(error, [&] { deleted = delete_spare(); });
+            note_error(error, [&] { deleted = delete_spare(lack); });
             if (!error.empty()) screen.warn(one_line(error));
         });
         return world_.largest(deleted);
     }
 
-    bool delete_spare() const {
-        uint64_t room = free_space(checkpoints_folder(options_.run_dir) + "/"), more = 0;
-        if (room >= bytes_) room = 0;                     // the disk has room, so a quota is full
+    bool delete_spare(Lack lack) const {
+        uint64_t room = lack == Lack::quota ? 0 : bytes_ - missing(), more = 0;
         std::vector<std::pair<int64_t, uint64_t>> spare;  // step and bytes
         for (int64_t step : spare_steps()) {
             spare.emplace_back(step, folder_bytes(step));

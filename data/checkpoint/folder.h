@@ -117,10 +117,18 @@ inline void share_file(const std::string& from, const std::string& to) {
     bool can_copy =
         errno == EXDEV || errno == EPERM || errno == EMLINK || errno == EOPNOTSUPP || errno == ENOSYS;
     if (!can_copy) fail_with_errno(from, "link it");
-    std::error_code error;
-    std::filesystem::copy_file(from, to, error);
-    if (error) fail_with_code(error, to, "copy it");
-    sync_file(open_file(to, O_RDONLY), to);
+    // not by std::filesystem, which reports a full disk as an I/O error
+    struct stat status;
+    FileHandle source = open_regular(from, &status), copy = open_to_write(to, O_WRONLY | O_CREAT | O_EXCL);
+    if (!copy) fail_with_errno(to, "create it");
+    std::vector<char> piece(1 << 20);
+    for (uint64_t at = 0, n, size = (uint64_t)status.st_size; at < size; at += n) {
+        n = std::min<uint64_t>(size - at, piece.size());
+        if (!read_at(source, from, at, piece.data(), n))
+            fail("%s: was truncated while it was copied; use another checkpoint", from.c_str());
+        write_at(copy, to, at, piece.data(), n);
+    }
+    sync_file(copy, to);
 }
 
 inline void remove_checkpoint(const std::string& run_dir, int64_t step) {

@@ -233,9 +233,11 @@ public:
         if (is_alive(record_.keeper) || is_alive(record_.launcher)) return -1;
         if (std::optional<JobRecord> now = JobRecord::read(run_dir_); now && now->number == record_.number)
             record_.code = now->code;
-        if (record_.code < 0) record_.code = not_known;
+        if (record_.code < 0) record_.code = not_known, is_lost_ = true;
         return record_.code;
     }
+    // Returns whether it ended together with its keeper, as in a power failure.
+    bool is_lost() const { return is_lost_; }
 
     // mpirun and srun forward the signal to all ranks, which save and exit.
     void ask_to_stop() const { signal_launcher(SIGUSR1, false); }
@@ -279,7 +281,8 @@ private:
     const std::string run_dir_;
     JobRecord record_;
     bool is_ours_ = true;  // its processes were found to be a keeper and its launcher
-    pid_t keeper_ = 0;     // a child of this process; 0: not a child, or reaped
+    bool is_lost_ = false;
+    pid_t keeper_ = 0;  // a child of this process; 0: not a child, or reaped
     FileHandle log_;
     uint64_t read_to_ = 0, shown_to_ = 0;
     std::string buffer_;

@@ -300,7 +300,8 @@ private:
                 attempt_.end =
                     ending_ == Ending::hung ? JobEnd::hung : end_of_job(code, !words_.reason().empty());
                 // A launcher that cannot start any rank the first time is not set up correctly.
-                bool no_rank = state_.number == 1 && agents_.last_sign() == 0 && !stepped_;
+                bool no_rank = state_.number == 1 && agents_.last_sign() == 0 && !stepped_ &&
+                               attempt_.last_step <= state_.first_step && !job_->is_lost();
                 if (attempt_.end == JobEnd::launcher && no_rank) attempt_.end = JobEnd::bad_input;
                 return attempt_.end;
             }

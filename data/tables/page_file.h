@@ -98,7 +98,7 @@ public:
 
     // Sets all pages to zeros, and forgets all marks.
     void clear() {
-        log_.reset();
+        log_.reset(), before_.reset();
         logs_.clear();
         set_size(0);  // until the logs are gone: if this run ends here, the next one clears the rest
         sync_file(file_, file_path_);
@@ -121,13 +121,7 @@ public:
 
     // Call before write(), with the current content of the same pages: logs those not logged since the mark.
     void log_pages(const std::vector<uint64_t>& numbers, const char* pages) {
-        std::vector<uint64_t> first_time;
-        std::vector<const char*> contents;
-        for (size_t i = 0; log_ && i < numbers.size(); i++)
-            if (!is_logged(numbers[i]))
-                first_time.push_back(numbers[i]), contents.push_back(pages + i * page_bytes_);
-        if (!first_time.empty()) log_->append(first_time, contents);
-        for (uint64_t page : first_time) logged_[page / 64] |= (uint64_t)1 << page % 64;
+        if (log_) log_first(*log_, logged_, numbers, pages);
     }
     // Writes these pages, in ascending order, and sets their checksums.
     void write(const std::vector<uint64_t>& numbers, char* pages) {
@@ -150,8 +144,24 @@ public:
         begin_log(logs_.empty() ? 1 : logs_.rbegin()->first + 1, save_id);
     }
 
+    // Forgets the newest mark, if it is this save's, which failed. Its log is added to the one before it,
+    // which lacks only pages that had not changed before that mark. So failed saves make logs no longer.
+    void forget_newest(uint64_t save_id) {
+        if (!before_ || logs_.rbegin()->second.save_id != save_id) return;
+        auto newest = std::prev(logs_.cend());
+        bool whole = UndoLog::each_batch(newest->second.path, page_bytes_,
+                                         [&](const std::vector<uint64_t>& numbers, const char* pages) {
+                                             log_first(*before_, logged_before_, numbers, pages);
+                                         });
+        if (!whole) fail("%s: is damaged; check the disk", newest->second.path.c_str());
+        log_ = std::exchange(before_, std::nullopt);
+        logged_ = logged_before_;
+        remove_log(newest);
+    }
+
     // Forgets all marks before this checkpoint's, if it has one.
     void forget_before(uint64_t save_id) {
+        before_.reset();
         while (can_return_to(save_id) && logs_.begin()->second.save_id != save_id) remove_log(logs_.begin());
     }
 
@@ -189,9 +199,21 @@ private:
         UndoLog log(path,
                     {.number = number, .save_id = save_id, .identity = identity_, .page_bytes = page_bytes_});
         sync_folder(folder());
-        log_ = std::move(log);
+        before_ = std::exchange(log_, std::move(log));
         logs_[number] = {path, save_id};
+        logged_before_ = logged_;
         std::ranges::fill(logged_, 0);
+    }
+    // Adds those of the pages that the log does not have yet.
+    void log_first(UndoLog& log, std::vector<uint64_t>& logged, const std::vector<uint64_t>& numbers,
+                   const char* pages) const {
+        std::vector<uint64_t> first_time;
+        std::vector<const char*> contents;
+        for (size_t i = 0; i < numbers.size(); i++)
+            if (!(logged[numbers[i] / 64] >> numbers[i] % 64 & 1))
+                first_time.push_back(numbers[i]), contents.push_back(pages + i * page_bytes_);
+        if (!first_time.empty()) log.append(first_time, contents);
+        for (uint64_t page : first_time) logged[page / 64] |= (uint64_t)1 << page % 64;
     }
     std::string companion_of(uint64_t number) const { return path_ + ".sets." + std::to_string(number); }
 
@@ -232,9 +254,6 @@ private:
                 }
             });
     }
-
-    // Returns whether the page has been logged since the mark.
-    bool is_logged(uint64_t page) const { return logged_[page / 64] >> page % 64 & 1; }
 
     uint64_t hash_of(uint64_t number, const char* page) const {
         return XXH3_64bits_withSeed(page, payload(page_bytes_), number);
@@ -294,7 +313,7 @@ private:
     FileHandle file_;
     bool direct_ = true;
     Logs logs_;
-    std::optional<UndoLog> log_;    // begins at the last mark
-    std::vector<uint64_t> logged_;  // a bit for each page: whether log_ contains it
+    std::optional<UndoLog> log_, before_;           // begin at the last mark, and at the one before it
+    std::vector<uint64_t> logged_, logged_before_;  // a bit for each page: whether these logs contain it
     uint64_t bytes_read_ = 0, bytes_written_ = 0;
 };

@@ -491,6 +491,7 @@ TEST_CASE("a job whose keeper was killed is followed to its end, which nobody ca
     CHECK(job.code() == -1);
     kill(job.record().launcher.id, SIGKILL);
     CHECK(code_of(job) == Job::not_known);
+    CHECK(job.is_lost());
 }
 
 TEST_CASE("what others write in a run's directory ends no process and reaches no other host") {

@@ -325,6 +325,32 @@ TEST_CASE("a return reads the pages that have changed, not the file") {
     CHECK(fills_of(file, 1100) == Fills(1100));
 }
 
+TEST_CASE("marks of failed saves are forgotten, and add to the log before them only what it lacks") {
+    TemporaryFolder folder;
+    PageFile file(folder / "rows", page_count, page_bytes, 5);
+    file.mark(1);
+    fill_pages(file, {3, 4}, 1);
+    for (uint64_t save : {2, 3, 4}) {
+        file.mark(save);
+        fill_pages(file, {4, 10 + save}, (int)save);
+        file.forget_newest(save + 1);  // no such mark: nothing is forgotten
+        CHECK(file.can_return_to(save));
+        file.forget_newest(save);
+        CHECK_FALSE(file.can_return_to(save));
+        fill_pages(file, {3, 20}, (int)save + 1);
+    }
+    uint64_t read = file.bytes_read();
+    REQUIRE(file.return_to(1));
+    CHECK(file.bytes_read() - read == 6 * page_bytes);  // pages 3, 4, 12, 13, 14 and 20
+    CHECK(fills_of(file) == Fills(page_count));
+    file.mark(5);
+    fill_pages(file, {7}, 1);
+    file.mark(6);
+    file.forget_before(6);
+    file.forget_newest(6);  // published: it stays
+    CHECK(file.can_return_to(6));
+}
+
 TEST_CASE("what others left makes a file empty: other pages, another size, damaged logs") {
     TestFile test;
     auto prepare = [&] {

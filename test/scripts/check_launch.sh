@@ -10,7 +10,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/text.sh
 . test/support/jobs.sh
 . test/support/launches.sh
-plan 45
+plan 46
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs faults=$PWD/build/cpu-fp32/fault_injection.so
 command -v mpirun >/dev/null || { skip "no mpirun here" 45; exit; }
 at_end() {
@@ -126,6 +126,12 @@ check "a job trains on without its supervisor" wait_for 20 is_past orphan "$seen
 launch orphan "${two[@]}" -- "${job[@]}" "${slow[@]}"
 check "which takes it up again" eval 'launched orphan 60 && [ $code = 0 ] && [ "$(starts_of orphan)" = 1 ] && grep -qE "takes over start 1, process [0-9]+" orphan.out'
 check "with the bits of a run without failures, as ever" agrees orphan plain
+launch power "${two[@]}" -- "${job[@]}" "${slow[@]}"
+wait_for 60 is_past power 30
+pkill -9 -f -- "$work/power"
+wait "$supervisor" 2>/dev/null
+launch power "${two[@]}" -- "${job[@]}" "${slow[@]}"
+check "a job that ended with its supervisor and its keeper is started again" eval 'launched power 60 && [ $code = 0 ] && agrees power plain'
 launch orphan "${two[@]}" -- "${job[@]}" "${slow[@]}"
 check "a run that is done is done at once" eval 'launched orphan 30 && [ $code = 0 ] && agrees orphan plain'
 
