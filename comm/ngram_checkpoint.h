@@ -9,10 +9,11 @@ that has ever had a gradient, and the seed that all other rows follow from:
     ngram.hash                    (1 + tokens) uint64  the seed, and what each token counts as (NgramHash)
 
 The first save writes these rows as a base. A later one writes the rows that have changed since the last save,
-as changes, and shares the files of the older parts. After `most_changes` parts with changes, a save replaces
-all changes by one part, with every row that has changed since the base; and once the changes would have more
-rows than a base, a save writes a new base. If several parts have a row, the one with the highest number
-counts.
+as changes, and shares the files of the older parts; those of a table on disk include the rows that are newer
+in the cache than in the file, which a return takes from there. After `most_changes` parts with changes, a
+save replaces all changes by one part, with every row that has changed since the base; and once the changes
+would have more rows than a base, a save writes a new base. If several parts have a row, the one with the
+highest number counts.
 
 Owners write their rows, and any number of owners can load them. If all owners have a table on disk that can
 return to the checkpoint (data/tables/page_file.h), only the checkpoint's last changes are read.
