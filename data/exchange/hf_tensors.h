@@ -111,19 +111,10 @@ private:
     }
 
     uint64_t head_rows() const {
-        switch (order) {
-        case HfOrder::by_head:
-            return 3 * head_size;
-        case HfOrder::paired:
-            return 2 * head_size;
-        case HfOrder::interleaved:
-            return head_size;
-        case HfOrder::straight:
-        case HfOrder::transposed:
-        case HfOrder::taps:
-            return 1;
-        }
-        __builtin_unreachable();
+        return order == HfOrder::by_head       ? 3 * head_size
+               : order == HfOrder::paired      ? 2 * head_size
+               : order == HfOrder::interleaved ? head_size
+                                               : 1;
     }
 };
 

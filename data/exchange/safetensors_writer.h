@@ -1,15 +1,14 @@
 /*
 Writes the weights of a Hugging Face model: model.safetensors or, if that would exceed the size of a shard,
 model-00001-of-00003.safetensors and so on with model.safetensors.index.json. Offsets follow from the names
-and shapes, so the elements can be written in pieces and in any order, and memory holds one piece. Each tensor
-is in one shard. No file gets its final name before all are complete.
+and shapes, so tensors can be written in any order, each in pieces from its first element on, and memory holds
+one piece. Each tensor is in one shard. No file gets its final name before all are complete.
 */
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -20,31 +19,6 @@ is in one shard. No file gets its final name before all are complete.
 #include "data/base/error.h"
 #include "data/base/file.h"
 #include "data/exchange/safetensors_header.h"
-
-// A set of finished ranges, which may be added in any order.
-class Ranges {
-public:
-    // Adds [begin, end). Returns false if part of it was added before.
-    bool add(uint64_t begin, uint64_t end) {
-        if (begin == end) return true;
-        auto next = end_of_.lower_bound(begin);
-        if (next != end_of_.end() && next->first < end) return false;
-        auto before = next == end_of_.begin() ? end_of_.end() : std::prev(next);
-        if (before != end_of_.end() && before->second > begin) return false;
-        if (next != end_of_.end() && next->first == end) {
-            end = next->second;
-            end_of_.erase(next);
-        }
-        if (before != end_of_.end() && before->second == begin)
-            before->second = end;
-        else
-            end_of_[begin] = end;
-        return true;
-    }
-
-private:
-    std::map<uint64_t, uint64_t> end_of_;  // the end of each contiguous range, by its beginning
-};
 
 struct NamedShape {
     std::string name;
@@ -70,7 +44,7 @@ public:
     SafetensorsWriter(const SafetensorsWriter&) = delete;
     SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
-    // Writes elements [first, first + count) of a tensor. Each element must be written once.
+    // Writes elements [first, first + count) of a tensor, which follow those written before.
     void append(const std::string& name, uint64_t first, uint64_t count, const float* values) {
         auto row = places_.find(name);
         if (row == places_.end())
@@ -79,10 +53,10 @@ public:
         Shard& shard = shards_[shard_number];
         const SafeTensor& tensor = shard.tensors[tensor_number];
         uint64_t size = tensor.size();
-        if (first > size || count > size - first || !written.add(first, first + count)) {
-            fail("%s: tensor %s: elements from %llu on are beyond its end or written twice; write each once",
+        if (first != written || count > size - first)
+            fail("%s: tensor %s: elements from %llu on are beyond its end or out of order; write each once",
                  folder_.c_str(), name.c_str(), (unsigned long long)first);
-        }
+        written += count;
         open_shard(shard);
         uint64_t at = shard.data_begin + tensor.begin + first * dtype_size(dtype_);
         write_values(*shard.file, at, count, values);
@@ -127,7 +101,7 @@ private:
     };
     struct TensorPlace {
         size_t shard, tensor;
-        Ranges written;  // elements
+        uint64_t written = 0;  // elements
     };
 
     // Refuses a folder with another model's files, because a reader could pick the wrong ones.

@@ -151,14 +151,6 @@ public:
         return {turn.source, sample / length * share_[turn.source] + turn.before};
     }
 
-    // The number of draws from a source among the first `samples` samples.
-    uint64_t drawn(size_t source, uint64_t samples) const {
-        const std::vector<uint32_t>& turns = turns_[source];
-        uint64_t length = round_.size();
-        auto rest = std::lower_bound(turns.begin(), turns.end(), samples % length) - turns.begin();
-        return samples / length * share_[source] + (uint64_t)rest;
-    }
-
     size_t sources() const { return share_.size(); }
     // A round has round() draws; draws_in_round(source) of them are from that source.
     uint64_t round() const { return round_.size(); }
@@ -206,7 +198,6 @@ private:
         Queue waiting, allowed;  // ordered by first position, by deadline
         for (uint32_t source = 0; source < share_.size(); source++) waiting.push({0, source});
         round_.reserve(length);
-        turns_.resize(share_.size());
         for (uint64_t place = 0; place < length; place++) {
             while (!waiting.empty() && waiting.top().place <= place) {
                 uint32_t source = waiting.top().source;
@@ -216,7 +207,6 @@ private:
             }
             uint32_t source = allowed.top().source;
             allowed.pop();
-            turns_[source].push_back((uint32_t)place);
             round_.push_back({source, drawn[source]++});
             waiting.push({drawn[source] * length / share_[source], source});
         }
@@ -224,7 +214,6 @@ private:
 
     std::vector<uint64_t> share_;  // draws from each source per round
     std::vector<Turn> round_;
-    std::vector<std::vector<uint32_t>> turns_;  // each source's positions in the round
 };
 
 // The order of all samples. Each source has its own order and epochs: in an epoch, each of its samples is

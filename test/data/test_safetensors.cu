@@ -103,10 +103,10 @@ TEST_CASE("shards of huggingface_hub are read") {
     CHECK(floats(single, "wte.weight") == ramp(20));
 }
 
-// Writes a tensor in pieces, the last one first.
+// Writes a tensor in pieces.
 static void append(SafetensorsWriter& writer, const std::string& name, int size, int piece = 3) {
     std::vector<float> values = ramp(size);
-    for (int first = (size - 1) / piece * piece; first >= 0; first -= piece) {
+    for (int first = 0; first < size; first += piece) {
         int count = std::min(piece, size - first);
         writer.append(name, (uint64_t)first, (uint64_t)count, values.data() + first);
     }
@@ -189,10 +189,10 @@ TEST_CASE("nothing is left of what was not finished") {
         writer.append("b", 0, 3, values);
         CHECK_REFUSED(writer.append("c", 0, 1, values), "tensor c is not in the table; ");
         CHECK_REFUSED(writer.append("b", 2, 2, values),
-                      "tensor b: elements from 2 on are beyond its end or writ");
+                      "tensor b: elements from 2 on are beyond its end or out of order; ");
         CHECK_REFUSED(writer.append("b", 3, 2, values),
-                      "tensor b: elements from 3 on are beyond its end or writ");
-        CHECK_REFUSED(writer.append("b", UINT64_MAX, 2, values), "are beyond its end or written twice; ");
+                      "tensor b: elements from 3 on are beyond its end or out of order; ");
+        CHECK_REFUSED(writer.append("b", UINT64_MAX, 2, values), "are beyond its end or out of order; ");
         CHECK_REFUSED(writer.commit(), "model-00002-of-00002.safetensors: 1 elements were not written; ");
         CHECK(!fs::exists(folder / "model/model-00001-of-00002.safetensors"));
     }
