@@ -153,7 +153,6 @@ private:
             state_.command = line_.job;
         } else {
             state_ = *left;
-            state_.stopping = false;
             if (!is_checkpoint_of_run(state_.resume)) state_.resume.clear();
             for (const Host& host : state_.aside) {
                 for (Host& here : line_.hosts) {
@@ -344,11 +343,7 @@ private:
             tell("asked to stop: the job saves and ends (Ctrl-C again: without saving)");
             job_->ask_to_stop();
             ending_ = Ending::saving;
-        } else {
-            return;
         }
-        state_.stopping = true;
-        write_state();
     }
 
     void end_job(Ending ending, int signal) {
@@ -382,9 +377,10 @@ private:
 
     void after(JobEnd end) {
         agents_.stop();
-        job_.reset();
         attempt_.ended = unix_seconds();
-        attempt_.why = why(end);
+        attempt_.why =
+            job_->is_lost() ? "it ended together with its keeper, as in a power failure" : why(end);
+        job_.reset();
         state_.trained = progress_.trained_since(state_.first_step);
         bool asked = stop_asked;
         // Until training begins, the request to stop ends the job.

@@ -59,7 +59,6 @@ struct SupervisorState {
     int number = 0;             // number of the attempt that is running, or ran last; 0: none
     std::string resume;         // the checkpoint that the next start resumes from; empty: the newest
     int64_t resumed_step = -1;  // step of the newest checkpoint when `resume` was set
-    bool stopping = false;      // it was asked to stop
     std::string result;         // how the job ended; empty: it has not
     int code = 0;               // the supervisor's exit code at its end
     std::vector<Attempt> attempts;
@@ -94,7 +93,6 @@ struct SupervisorState {
                                         {"number", number},
                                         {"resume", resume},
                                         {"resumed_step", resumed_step},
-                                        {"stopping", stopping},
                                         {"result", result},
                                         {"code", code},
                                         {"trained_seconds", trained},
@@ -114,7 +112,6 @@ struct SupervisorState {
         s.number = whole_in(json, "number");
         s.resume = json.at("resume");
         s.resumed_step = whole_in<int64_t>(json, "resumed_step");
-        s.stopping = json.at("stopping");
         s.result = json.at("result");
         s.code = whole_in(json, "code");
         s.trained = json.at("trained_seconds");

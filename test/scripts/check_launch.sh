@@ -131,7 +131,7 @@ wait_for 60 is_past power 30
 pkill -9 -f -- "$work/power"
 wait "$supervisor" 2>/dev/null
 launch power "${two[@]}" -- "${job[@]}" "${slow[@]}"
-check "a job that ended with its supervisor and its keeper is started again" eval 'launched power 60 && [ $code = 0 ] && agrees power plain'
+check "a job that ended with its supervisor and its keeper is started again" eval 'launched power 60 && [ $code = 0 ] && grep -q "ended together with its keeper" power.out && agrees power plain'
 launch orphan "${two[@]}" -- "${job[@]}" "${slow[@]}"
 check "a run that is done is done at once" eval 'launched orphan 30 && [ $code = 0 ] && agrees orphan plain'
 
