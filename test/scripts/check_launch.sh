@@ -128,8 +128,7 @@ check "which takes it up again" eval 'launched orphan 60 && [ $code = 0 ] && [ "
 check "with the bits of a run without failures, as ever" agrees orphan plain
 launch power "${two[@]}" -- "${job[@]}" "${slow[@]}"
 wait_for 60 is_past power 30
-pkill -9 -f -- "$work/power"
-wait "$supervisor" 2>/dev/null
+{ pkill -9 -f -- "$work/power"; wait "$supervisor"; } 2>/dev/null
 launch power "${two[@]}" -- "${job[@]}" "${slow[@]}"
 check "a job that ended with its supervisor and its keeper is started again" eval 'launched power 60 && [ $code = 0 ] && grep -q "ended together with its keeper" power.out && agrees power plain'
 launch orphan "${two[@]}" -- "${job[@]}" "${slow[@]}"
