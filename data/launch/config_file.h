@@ -23,6 +23,7 @@ Each line counts as an option on the command line, so all rules of the command l
 #include "data/base/strings.h"
 #include "data/base/utf8.h"      // is_utf8
 #include "data/launch/resume.h"  // GivenOption, is_said
+#include "data/options/rules.h"  // is_derived
 #include "data/options/synonyms.h"
 #include "data/options/values.h"
 
@@ -42,10 +43,19 @@ inline bool follows(const OptionRow& row, const std::string& from) {
         {"--context", {"sequence_length"}},
         {"--channels", {"head_size", "mlp_width", "rope_dims"}},
         {"--heads", {"kv_heads", "head_size", "rope_dims"}},
-        {"--head-size", {"rope_dims"}}};
+        {"--head-size", {"rope_dims"}},
+        {"--tp", {"tp_overlap"}},
+        {"--pp-schedule", {"pp_chunks"}}};
     if (from == "--model") return describes_model(row) && row.field != std::string_view("model");
     auto found = followers.find(from);
     return found != followers.end() && std::ranges::count(found->second, row.field) > 0;
+}
+
+// Returns whether a run has derived the value of an option from its number of ranks or its layout. Such a value
+// is not taken from one run to another, which derives its own.
+inline bool is_of_layout(const OptionRow& row, const Options& run) {
+    bool may_follow = row.resume == Resume::layout || &row == find_option("--global-batch", command_train);
+    return follows_ranks(row) || (may_follow && is_derived(row, row.standard(command_train), run));
 }
 
 // Returns --learning-rate for learning_rate or learning-rate.
@@ -101,20 +111,22 @@ inline std::string config_value(std::string_view rest) {
 }
 
 // Returns the options in the record of a run's start, without those that apply only to that start, and
-// without those that depend on the number of ranks.
+// without those that follow from its ranks and its layout.
 inline GivenOptions options_of_record(const std::string& file, const std::string& content) {
     GivenOptions given;
+    Options run;
     const nlohmann::json record = in_todays_form(parse_json(content, file), file);
     for (const auto& [key, value] : record.items()) {
         std::string name = name_of_key(key);
         const OptionRow* row = find_option(name, command_train);
-        bool of_one_start = row && row->resume == Resume::not_stored && name != "--init";
-        if (row && (of_one_start || follows_ranks(*row))) continue;
+        if (row && row->resume == Resume::not_stored && name != "--init") continue;
         size_t at = std::min(content.find('"' + key + '"'), content.size());
         long line = 1 + std::count(content.begin(), content.begin() + (std::ptrdiff_t)at, '\n');
         given.push_back(
             config_option(file, line, name, [&](const OptionRow& row) { return text_of_json(row, value); }));
     }
+    set_values(given, run);
+    std::erase_if(given, [&](const GivenOption& option) { return is_of_layout(*option.row, run); });
     return given;
 }
 
@@ -159,13 +171,14 @@ inline GivenOptions with_config(const GivenOptions& given) {
     return all;
 }
 
-// Returns all options, except those that depend on the number of ranks, in the form that read_config() reads.
+// Returns all options, except those that follow from the ranks and the layout, in the form that read_config()
+// reads.
 inline std::string config_text(const Options& options) {
     constexpr std::string_view plain =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+.,:/*=%@~";
     std::string lines;
     for (const OptionRow& row : option_table()) {
-        if (!is_in_config(row) || follows_ranks(row)) continue;
+        if (!is_in_config(row) || is_of_layout(row, options)) continue;
         std::string value = value_text(row, options);
         if (!is_utf8(value))
             fail("%s %s: is not valid UTF-8, which an options file requires; rename it",

@@ -353,16 +353,8 @@ inline bool is_left_out(const OptionRow& row, const Options& options) {
         usual.tokenizer = name_of(preset->tokenizer);
         usual.document_end = preset->document_end;
     }
-    std::string value = value_text(row, options);
-    if (value_text(row, usual) == value) return true;
-    Options without = options;
-    row.set(without, row.get(usual));
-    try {
-        complete_options(without, (int)options.ranks());
-    } catch (const Error&) {
-        return false;  // the other options are not valid without it
-    }
-    return value_text(row, without) == value;
+    bool is_usual = value_text(row, usual) == value_text(row, options);
+    return is_usual || is_derived(row, row.get(usual), options);
 }
 
 // The options of a run that differ from their defaults, one paragraph for each group.

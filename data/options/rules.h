@@ -215,6 +215,20 @@ inline void complete_options(Options& options, int processes, const LayoutChoice
     complete_training(options, processes, choose);
 }
 
+// Returns whether the value of an option follows from the others, which are complete: it is not `usual`, but
+// complete_options() puts it in the place of `usual`.
+inline bool is_derived(const OptionRow& row, const OptionValue& usual, const Options& options) {
+    Options without = options;
+    row.set(without, usual);
+    try {
+        complete_options(without, (int)options.ranks());
+    } catch (const Error&) {
+        return false;  // the other options are not valid without it
+    }
+    std::string value = value_text(row, options);
+    return value != value_text(usual) && value == value_text(row, without);
+}
+
 // ----------------------------------------------------------------------------
 // the other commands
 

@@ -239,10 +239,12 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(config), "Run", own, any_text,
          "File with values for options that the command line leaves out: lines such as learning-rate = 3e-4, "
          "as printed by --print-config (# begins a comment), or a run's options.json, except for options "
-         "that depend on the number of ranks or apply to one start.",
+         "that apply to one start, or that the run derived from its number of ranks and its layout.",
          not_stored},
         {FIELD(print_config), "Run", alike, on_off,
-         "Print all options that the run would have, in the form that --config reads, and do not train.",
+         "Print all options that the run would have, in the form that --config reads, and do not train. "
+         "Those "
+         "that it derives from its number of ranks and its layout are left out.",
          not_stored},
         {FIELD_OF(Options, run_dir), "Run", own, any_text,
          "Folder for the log, the options, the samples and the checkpoints. Empty: that of the run that "

@@ -667,6 +667,49 @@ TEST_CASE("a run's own record is a file of options, but for what held for its st
     CHECK(options_to_json(again) == options_to_json(o));
 }
 
+TEST_CASE("what a run derived from its ranks and its layout is derived anew from its record") {
+    const struct {
+        const char* run;    // on one process
+        const char* given;  // with its record, on two
+    } rows[] = {
+        {"", ""},
+        {"", "--micro-batch 8"},
+        {"--micro-batch 2", "--pp 2 --pp-schedule interleaved"},
+        {"--layers 4", "--tp 2"},
+        {"--layers 4", "--pp 2 --pp-schedule interleaved"},
+        {"--batch-ramp 2k:8k:10", ""},
+        {"--global-batch 8k", "--tp 2 --micro-batch 1"},
+        {"--zero 1 --batch-ramp 2k:8k:10", "--batch-ramp 2k:4k:10"},
+        {"--pp-schedule interleaved", "--pp 2 --pp-schedule 1f1b"},
+    };
+    for (auto [run, given] : rows) {
+        CAPTURE(run);
+        CAPTURE(given);
+        Options o = train_line(run);
+        Options fresh = train_line(std::string(run) + " " + given, 2);
+        for (const std::string& content : {options_to_json(o).dump(2), config_text(o)}) {
+            ConfigFile file(content);
+            Options again = train_line("--config " + file.path + " " + given, 2);
+            for (const OptionRow& row : option_table()) {
+                CAPTURE(row.field);
+                if (row.belongs_to(command_train) && row.resume != Resume::not_stored)
+                    CHECK(value_text(row, again) == value_text(row, fresh));
+            }
+        }
+    }
+    // what was given stays, unless it has no meaning any more
+    Options o = train_line("--layers 8 --pp 2 --pp-schedule interleaved --pp-chunks 4 --global-batch 4k", 2);
+    ConfigFile file(options_to_json(o).dump(2));
+    auto with = [&](const std::string& given) {
+        return train_line("--config " + file.path + " " + given, 2);
+    };
+    CHECK(with("").pp_chunks == 4);
+    CHECK(with("").global_batch == 4096);
+    CHECK(with("--pp-schedule 1f1b").pp_chunks == 1);
+    CHECK_REFUSED(with("--pp 1 --micro-batch 16 --pp-schedule 1f1b"),
+                  "--global-batch 4096: less than a micro-batch for each of 2 data ranks");
+}
+
 TEST_CASE("options that were printed are read back, whatever is in them") {
     for (auto [line, processes] : {std::pair{"--model tiny --prompt '' --val-data a,b*.bin", 1},
                                    {"--model qwen3-0.6B --save-every auto --trace-steps 1:2", 1},
