@@ -51,8 +51,8 @@ inline bool follows(const OptionRow& row, const std::string& from) {
     return found != followers.end() && std::ranges::count(found->second, row.field) > 0;
 }
 
-// Returns whether a run has derived the value of an option from its number of ranks or its layout. Such a value
-// is not taken from one run to another, which derives its own.
+// Returns whether a run has derived the value of an option from its number of ranks or its layout. Another
+// run does not take over such a value, but derives its own.
 inline bool is_of_layout(const OptionRow& row, const Options& run) {
     bool may_follow = row.resume == Resume::layout || &row == find_option("--global-batch", command_train);
     return follows_ranks(row) || (may_follow && is_derived(row, row.standard(command_train), run));

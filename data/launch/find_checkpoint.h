@@ -89,7 +89,23 @@ inline StoredRun checkpoint_at(const std::string& folder) {
     return run;
 }
 
+// Returns the run's folder in the --fallback-dir that a run's record names; empty: there is none.
+inline std::string recorded_fallback(const std::string& run_dir) {
+    if (access(options_path(run_dir).c_str(), F_OK) != 0) return "";
+    const nlohmann::json record = run_options_json(run_dir);
+    auto folder = record.is_object() ? record.find("fallback_dir") : record.end();
+    std::string shared = folder != record.end() && folder->is_string() ? folder->get<std::string>() : "";
+    return shared.empty() ? "" : shared_run_dir(shared, run_dir);
+}
+
+// place: a checkpoint, a run directory, or the record in a run directory. The record stands for the run's
+// folder in the --fallback-dir that it names, because only the rank that looks for checkpoints may see it.
 inline std::optional<StoredRun> find_checkpoint(const std::string& place) {
+    if (std::filesystem::path record = place; record.filename() == "options.json") {
+        std::string fallback = recorded_fallback(record.parent_path());
+        check_own_folder(fallback);
+        return fallback.empty() ? std::nullopt : find_checkpoint(fallback);
+    }
     if (place.ends_with(".partial")) {
         fail("%s: may be incomplete; name its run directory, and --resume uses this checkpoint if it is "
              "complete",

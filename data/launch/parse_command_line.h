@@ -171,35 +171,39 @@ inline std::string resumed_place(const Options& asked) {
     return asked.run_dir.empty() ? default_run_dir(asked.model) : asked.run_dir;
 }
 
-// Returns the run's folder in --fallback-dir, which may hold its last checkpoint; empty if --resume auto does
-// not look there.
-inline std::string fallback_place(const Options& asked) {
-    bool looks = resumes_newest(asked) && !asked.fallback_dir.empty();
-    return looks ? shared_run_dir(asked.fallback_dir, resumed_place(asked)) : "";
+// Returns where --resume auto looks besides the run directory: in the run's folders in the --fallback-dir
+// that its record names and in the given one, which may hold its last checkpoint.
+inline std::vector<std::string> fallback_places(const Options& asked) {
+    if (!resumes_newest(asked)) return {};
+    std::string run_dir = resumed_place(asked);
+    std::vector<std::string> places = {options_path(run_dir)};
+    if (!asked.fallback_dir.empty()) places.push_back(shared_run_dir(asked.fallback_dir, run_dir));
+    return places;
 }
 
-// Returns the newest usable checkpoint of a run, from its directory or from --fallback-dir.
+// Returns the newest usable checkpoint of a run, from its directory or from a --fallback-dir.
 inline std::optional<StoredRun> newest_of_run(const Options& asked, const FindCheckpoint& find) {
-    std::string run_dir = resumed_place(asked), fallback = fallback_place(asked), error;
-    std::optional<StoredRun> own, last;
-    note_error(error, [&] { own = find(run_dir); });
-    note_error(error, [&] {
-        if (fallback.empty()) return;
-        check_own_folder(fallback);
-        last = find(fallback);
-    });
-    if (!own && !last && !error.empty()) fail("%s", error.c_str());
-    if (last && (!own || last->step > own->step)) {
+    std::string run_dir = resumed_place(asked), error;
+    std::optional<StoredRun> newest;
+    note_error(error, [&] { newest = find(run_dir); });
+    for (const std::string& fallback : fallback_places(asked)) {
+        std::optional<StoredRun> last;
+        note_error(error, [&] {
+            if (fallback != options_path(run_dir)) check_own_folder(fallback);
+            last = find(fallback);
+        });
+        if (!last || (newest && newest->step >= last->step)) continue;
         last->run_dir = run_dir;
         if (access(tokenizer_path(run_dir).c_str(), F_OK) == 0) last->tokenizer = tokenizer_path(run_dir);
-        if (own) {
-            last->older = std::move(own->older);
-            last->older.insert(last->older.begin(), own->checkpoint);
+        if (newest) {
+            last->older = std::move(newest->older);
+            last->older.insert(last->older.begin(), newest->checkpoint);
         }
-        own = std::move(last);
+        newest = std::move(last);
     }
-    if (own && !error.empty()) own->notes.push_back("passed over: " + error);
-    return own;
+    if (!newest && !error.empty()) fail("%s", error.c_str());
+    if (newest && !error.empty()) newest->notes.push_back("passed over: " + error);
+    return newest;
 }
 
 // Finds the run's origin. With --resume auto, --init applies only to the first start of the run.
@@ -296,7 +300,8 @@ inline Options asked_options(const GivenOptions& given) {
 // Returns the places where parse_training() may look for a checkpoint. asked: the result of asked_options(),
 // because the places depend on the command line only.
 inline std::vector<std::string> origin_places(const Options& asked) {
-    std::vector<std::string> places = {resumed_place(asked), fallback_place(asked), asked.init};
+    std::vector<std::string> places = {resumed_place(asked), asked.init};
+    std::ranges::copy(fallback_places(asked), std::back_inserter(places));
     std::erase(places, "");
     return places;
 }

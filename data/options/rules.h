@@ -206,6 +206,9 @@ inline void complete_training(Options& options, int processes, const LayoutChoic
     check_checkpoint_options(options);
     if (options.matmul_tuning.empty()) fail("--matmul-tuning: empty; give on, off or a file");
     if (options.run_dir.empty()) options.run_dir = default_run_dir(options.model);
+    // A run that is resumed elsewhere looks there too.
+    if (!options.fallback_dir.empty())
+        options.fallback_dir = std::filesystem::absolute(options.fallback_dir).lexically_normal();
 }
 
 // processes: the number that train together.

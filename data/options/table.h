@@ -343,9 +343,8 @@ inline const std::vector<OptionRow>& option_table() {
          "the newest complete one and those kept by --keep-every or --keep 0."},
         {FIELD(fallback_dir), "Checkpoints", alike, any_text,
          "Folder that receives the last checkpoint of a run, without delay, if it cannot be written to the "
-         "run directory; several runs may share it. --resume auto looks there too. With several machines, "
-         "use a folder that they all share.",
-         not_stored},
+         "run directory; several runs may share it. --resume auto looks there too, even if the option is not "
+         "given again. With several machines, use a folder that they all share."},
 
         {FIELD(optimizer), "Optimizer", alike, by_name,
          "Optimizer. lamb: AdamW's update, scaled for each matrix to the norm of its weights, for batches "

@@ -669,8 +669,8 @@ TEST_CASE("a run's own record is a file of options, but for what held for its st
 
 TEST_CASE("what a run derived from its ranks and its layout is derived anew from its record") {
     const struct {
-        const char* run;    // on one process
-        const char* given;  // with its record, on two
+        const char* run;    // a run of one process
+        const char* given;  // for two processes that read its record
     } rows[] = {
         {"", ""},
         {"", "--micro-batch 8"},
@@ -697,7 +697,7 @@ TEST_CASE("what a run derived from its ranks and its layout is derived anew from
             }
         }
     }
-    // what was given stays, unless it has no meaning any more
+    // a given value stays, unless it has no meaning any more
     Options o = train_line("--layers 8 --pp 2 --pp-schedule interleaved --pp-chunks 4 --global-batch 4k", 2);
     ConfigFile file(options_to_json(o).dump(2));
     auto with = [&](const std::string& given) {

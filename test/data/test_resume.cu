@@ -436,6 +436,20 @@ TEST_CASE("the last checkpoint of a run may be in --fallback-dir") {
     CHECK(line.notes.back() == "passed over: runs/a: damaged; use another");
     CHECK(parse(spare.c_str(), "runs/a").origin->step == 5);
     CHECK_REFUSED(parse("runs/a", ""), "runs/a: damaged; use another");
+
+    // without the option, too: the run has it from its checkpoint, wherever it is resumed
+    std::string absolute = fs::current_path() / "spare";
+    Checkpoints checkpoints = at_runs_a({"--run-dir", "runs/a", "--fallback-dir", "spare"});
+    auto folder_of = [&](const std::string& line) {
+        return train_line("--run-dir runs/a " + line, checkpoints).options.fallback_dir;
+    };
+    CHECK(folder_of("--resume auto") == absolute);
+    CHECK(folder_of("--resume runs/a") == absolute);
+    CHECK(folder_of("--resume auto --fallback-dir /else") == "/else");
+    CHECK(folder_of("--resume auto --fallback-dir=") == "");
+    CHECK(folder_of("--init runs/a --train-data x") == "");
+    checkpoints.at("runs/a").options.erase("fallback_dir");
+    CHECK(folder_of("--resume auto") == "");
 }
 
 TEST_CASE("ways to begin that exclude each other, or lead nowhere") {
@@ -614,10 +628,12 @@ TEST_CASE("the places where a run may begin follow from the command line") {
     CHECK(places({}) == Places{});
     CHECK(places({"--resume", "a/b"}) == Places{"a/b"});
     CHECK(places({"--init", "a"}) == Places{"a"});
-    CHECK(places({"--resume", "auto", "--model", "gpt2-124M"}) == Places{"runs/gpt2-124M"});
-    CHECK(places({"--resume", "auto", "--run-dir", "c", "--init", "a"}) == Places{"c", "a"});
+    CHECK(places({"--resume", "auto", "--model", "gpt2-124M"}) ==
+          Places{"runs/gpt2-124M", "runs/gpt2-124M/options.json"});
+    CHECK(places({"--resume", "auto", "--run-dir", "c", "--init", "a"}) ==
+          Places{"c", "a", "c/options.json"});
     CHECK(places({"--resume", "auto", "--run-dir", "c", "--fallback-dir", "d"}) ==
-          Places{"c", shared_run_dir("d", "c")});
+          Places{"c", "c/options.json", shared_run_dir("d", "c")});
     CHECK(places({"--resume", "c", "--fallback-dir", "d"}) == Places{"c"});
     CHECK_REFUSED(places({"--resume", "a", "--init", "b"}),
                   "--init b: the weights already come from --resume a");
@@ -703,6 +719,41 @@ TEST_CASE("the newest checkpoint that can be used is found") {
     CHECK_REFUSED(find_checkpoint(run), run + ": has 1 checkpoint, but none can be used; the newest: ");
     CHECK_REFUSED(find_checkpoint(run), "holds a checkpoint of step 5; ");
     CHECK_REFUSED(parse({"--resume", "auto", "--run-dir", run.c_str()}), "none can be used");
+}
+
+TEST_CASE("a run's last checkpoint is found in the --fallback-dir that its record names") {
+    TemporaryFolder folder;
+    std::string run = folder / "run", spare = folder / "spare";
+    Options options = train({"--train-data", "x", "--fallback-dir", spare}).options;
+    auto found = [&](std::vector<std::string> line) {
+        line.insert(line.begin(), {"train", "--resume", "auto", "--train-data", "x"});
+        return parse_training(read_arguments(command_train, line));
+    };
+    make_checkpoint(run, 5, options_to_json(options));
+    write_run_options(run, options_to_json(options));
+    CHECK(found({"--run-dir", run}).origin->step == 5);
+    make_checkpoint(shared_run_dir(spare, run), 6, options_to_json(options));
+    for (const std::string& written : {run, run + "/", folder / "spare/../run"}) {
+        TrainingLine line = found({"--run-dir", written});
+        CHECK(line.origin->step == 6);
+        CHECK(line.origin->older == std::vector{checkpoint_folder(written, 5)});
+        CHECK(line.options.fallback_dir == spare);
+        CHECK(line.folder == RunFolder::continued);
+        CHECK(line.notes.empty());
+    }
+    CHECK(found({"--run-dir", run, "--fallback-dir", folder / "other"}).origin->step == 6);
+    CHECK(found({"--run-dir", run, "--fallback-dir", spare}).origin->step == 6);
+    fs::remove_all(checkpoints_folder(run));
+    CHECK(found({"--run-dir", run}).origin->step == 6);
+    make_checkpoint(run, 7, options_to_json(options));
+    CHECK(found({"--run-dir", run}).origin->step == 7);
+    // records without the option, and one that cannot be read
+    for (const char* record : {"{}", "[]", "{\"fallback_dir\": 1}", "{\"fallback_dir\": \"\"}"}) {
+        write_file(options_path(run), record);
+        CHECK(found({"--run-dir", run}).notes.empty());
+    }
+    write_file(options_path(run), "{");
+    CHECK(found({"--run-dir", run}).notes.back().starts_with("passed over: options.json: not valid JSON"));
 }
 
 TEST_CASE("a checkpoint that lacks only its name gets it") {

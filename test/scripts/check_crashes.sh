@@ -288,10 +288,10 @@ if mount -t tmpfs -o "size=$((one * 3 / 2 + 64))k" tmpfs small 2>/dev/null; then
     trouble=
     if ! on_disk 15 elsewhere --fallback-dir spare; then
         trouble="exit code not 0"
-    elif ! grep -qE 'the checkpoint is spare/run-[0-9a-f]{8}/checkpoints/step_00000006$' elsewhere.out; then
+    elif ! grep -qE 'the checkpoint is /.*/spare/run-[0-9a-f]{8}/checkpoints/step_00000006$' elsewhere.out; then
         trouble="does not say where"
     elif ! mount -o remount,size=100m small || ! "$cpu" "${tiny[@]}" "${saves[@]}" --steps 8 --run-dir small/run \
-        --resume auto --fallback-dir spare >>elsewhere.out 2>>elsewhere.err || ! grep -q 'resumes after step 6$' elsewhere.out; then
+        --resume auto >>elsewhere.out 2>>elsewhere.err || ! grep -q 'resumes after step 6$' elsewhere.out; then
         trouble="does not go on from there"
     elif ! "$cpu" "${tiny[@]}" "${saves[@]}" --run-dir other --resume auto --fallback-dir spare >>elsewhere.out 2>&1 || ! agrees other plain; then
         trouble="another run takes it"
