@@ -30,7 +30,14 @@ inline TrainingPlan check_training(const TrainingLine& line, const World& world)
     TrainingPlan plan;
     plan.notes = line.notes;
     int T = o.sequence_length;
-    world.on_all_ranks([&] { check_build(o); });
+    world.on_all_ranks([&] {
+        check_build(o);
+        // A run that resumes here may have begun on a GPU.
+        bool stored = line.origin && line.origin->options.value("cuda_graphs", "") == name_of(CudaGraphs::on);
+        if (o.cuda_graphs == CudaGraphs::on && !has_own_memory && !stored)
+            fail("--cuda-graphs on: this program has no kernels for GPUs; give auto or off, or build with "
+                 "DEVICE=cuda");
+    });
     if (std::string note = choose_automatic_dtype(o, world); !note.empty()) plan.notes.push_back(note);
     if (std::string warning = attention_warning(o); !warning.empty()) plan.notes.push_back(warning);
     // Tokens of another vocabulary are refused before an earlier run is removed.

@@ -6,6 +6,7 @@ The export and import commands: from a checkpoint to a model in the format of an
 #include <cstdio>
 #include <filesystem>
 #include <string>
+#include <unistd.h>
 
 #include "data/checkpoint/files.h"
 #include "data/launch/find_checkpoint.h"
@@ -42,6 +43,11 @@ inline void export_model(const ExportOptions& command) {
                   command.dtype == ExportDtype::stored);
     print("%s: the weights of %s in %s\n", command.output.c_str(), reader.folder().c_str(),
           dtype_name(dtype));
+    bool needs_code = command.format == ExportFormat::hf && model.local_filter;  // Yuan 2.0
+    if (needs_code && access((command.output + "/yuan_hf_model.py").c_str(), F_OK) != 0)
+        print("%s: copy configuration_yuan.py and yuan_hf_model.py of a published model there, which "
+              "transformers needs\n",
+              command.output.c_str());
 }
 
 // A folder is imported as a Hugging Face model, and a file as an llm.c model.
@@ -53,6 +59,11 @@ inline void import_model(const ImportOptions& command, const ImportedRun::Tensor
     if (std::filesystem::is_directory(command.source, not_there)) {
         remarks = import_hf(command.source, command.output, command.overwrite, tensors_of);
     } else {
+        std::filesystem::path file = command.source;
+        bool is_hf = file.filename() == "config.json" || file.extension() == ".safetensors" ||
+                     command.source.ends_with(".safetensors.index.json");
+        if (is_hf && std::filesystem::exists(file, not_there))
+            fail("%s: a file of a Hugging Face model; name its folder", printable(command.source).c_str());
         LlmcImport made = import_llmc(command.source, command.output, command.overwrite, tensors_of);
         remarks = std::move(made.remarks);
         if (made.goes_on) next = text("train --resume %s --steps N --train-data FILES", run);

@@ -274,13 +274,17 @@ inline void complete_origin(TrainingLine& line, const StoredOptions& stored, con
     if (options.run_dir.empty()) options.run_dir = origin.run_dir;
 }
 
-inline void check_steps_left(const TrainingLine& line) {
+inline void check_steps_left(const TrainingLine& line, const GivenOptions& given) {
     const Options& options = line.options;
     const StoredRun& origin = *line.origin;
     if (line.weights_only || options.steps >= origin.step) return;
-    fail("--steps %d: the checkpoint %s is already at step %lld; give more steps, or resume from an earlier "
-         "checkpoint",
-         options.steps, origin.checkpoint.c_str(), (long long)origin.step);
+    std::string steps = text("--steps %d", options.steps);
+    const char* unit = "steps";
+    for (const GivenOption& option : given)
+        if (option_name(*option.row) == "--epochs")
+            steps = text("--epochs %s (%d steps)", option.value.c_str(), options.steps), unit = "epochs";
+    fail("%s: the checkpoint %s is already at step %lld; give more %s, or resume from an earlier checkpoint",
+         steps.c_str(), origin.checkpoint.c_str(), (long long)origin.step, unit);
 }
 
 // Returns the defaults, overridden by the given values.
@@ -327,7 +331,7 @@ inline TrainingLine parse_training(const GivenOptions& given, int processes = 1,
                  line.origin->checkpoint.c_str(), stored.processes(), processes, stored.processes(),
                  refusal.message.c_str());
         refusal.raise();
-        check_steps_left(line);
+        check_steps_left(line, given);
         for (std::string& change : stored.changes(options, given)) line.notes.push_back(std::move(change));
     } else {
         options.model = asked.model;
@@ -337,6 +341,7 @@ inline TrainingLine parse_training(const GivenOptions& given, int processes = 1,
         choice.check(options);
         complete_options(options, processes, choose);
     }
+    for (const GivenOption& option : given) check_effect(*option.row, options);
     for (std::string& repeated : repeated_options(given)) line.notes.push_back(std::move(repeated));
     check_run_folder(line);
     return line;
@@ -373,6 +378,7 @@ inline PlanLine parse_plan(const GivenOptions& given) {
         if (row.belongs_to(command_train) && row.belongs_to(command_plan))
             row.set(line.options, row.get(command));
     }
+    for (const GivenOption& option : given) check_effect(*option.row, line.options);
     if (command.tokens > 0)
         line.options.steps = (int)((command.tokens + command.global_batch - 1) / command.global_batch);
     return line;

@@ -8,6 +8,7 @@ Checks that options fit together, and fills in those that are left out: complete
 #include <cmath>
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 #include "data/base/error.h"
 #include "data/options/cut_rules.h"
@@ -58,17 +59,18 @@ inline void check_validation(const Options& options) {
         fail("--keep-best %d: the best are chosen by validation, but there is none; give --val-data and "
              "--val-every, or leave it out",
              options.keep_best);
-    if (options.keep_best == 0 && !options.best_set.empty())
-        fail("--best-set %s: only has an effect with --keep-best; give it too, or leave this out",
-             printable(options.best_set).c_str());
     if (options.choices_every == 0 && !options.choices.empty())
         fail("--choices %s: never evaluated with --choices-every 0; leave one of them out",
              printable(options.choices).c_str());
     std::vector<std::string> names;
-    for (const NamedList& set : sets) names.push_back(set.name);
-    if (!options.best_set.empty() && std::ranges::count(names, options.best_set) == 0)
-        fail("--best-set %s: no set of --val-data has that name%s; name one of them",
-             printable(options.best_set).c_str(), nearest_name(options.best_set, names).c_str());
+    for (const NamedList& set : sets)
+        if (!set.name.empty()) names.push_back(set.name);
+    if (options.keep_best == 0 || options.best_set.empty()) return;
+    const std::string best = printable(options.best_set);
+    if (names.empty()) fail("--best-set %s: the set of --val-data has no name; leave this out", best.c_str());
+    if (std::ranges::count(names, options.best_set) == 0)
+        fail("--best-set %s: no set of --val-data has that name%s; name one of them", best.c_str(),
+             nearest_name(options.best_set, names).c_str());
 }
 
 inline void check_checkpoint_options(const Options& options) {
@@ -87,10 +89,6 @@ inline void check_optimizer_options(const Options& options) {
     if (options.log_trust_ratios > 0 && options.optimizer != OptimizerKind::lamb) {
         fail("--log-trust-ratios %d: --optimizer %s has no trust ratios; give lamb, or leave it out",
              options.log_trust_ratios, name_of(options.optimizer));
-    }
-    if (options.muon_momentum != Options().muon_momentum && options.optimizer != OptimizerKind::muon) {
-        fail("--muon-momentum %g: --optimizer %s does not use it; give --optimizer muon, or leave it out",
-             options.muon_momentum, name_of(options.optimizer));
     }
     if (options.tie_embeddings && (options.head_lr != 1 || options.head_decay != 1)) {
         fail("--head-%s: the output matrix is the embedding; give --embedding-%s, or --tie-embeddings off",
@@ -230,6 +228,30 @@ inline bool is_derived(const OptionRow& row, const OptionValue& usual, const Opt
     }
     std::string value = value_text(row, options);
     return value != value_text(usual) && value == value_text(row, without);
+}
+
+// Refuses an option that was given although it has no effect without another. Called only for given options:
+// a run that resumes with another schedule keeps a value that it does not use anymore.
+inline void check_effect(const OptionRow& row, const Options& options) {
+    static const struct {
+        const char* fields;  // the name of a field, or the beginning of several
+        const char* needed;
+        bool (*works)(const Options& options);
+    } dependences[] = {{"ngram_", "--ngram", [](const Options& o) { return !o.ngram.empty(); }},
+                       {"choices_every", "--choices",
+                        [](const Options& o) { return !o.choices.empty() || o.choices_every == 0; }},
+                       {"decay_fraction", "--schedule wsd",
+                        [](const Options& o) { return o.schedule == LearningRateSchedule::wsd; }},
+                       {"muon_momentum", "--optimizer muon",
+                        [](const Options& o) { return o.optimizer == OptimizerKind::muon; }},
+                       {"best_set", "--keep-best", [](const Options& o) { return o.keep_best > 0; }}};
+    for (auto& [fields, needed, works] : dependences) {
+        if (!std::string_view(row.field).starts_with(fields) || works(options)) continue;
+        std::string value = value_text(row, options);
+        if (value != value_text(row.standard(command_train)))
+            fail("%s %s: only has an effect with %s; give it too, or leave this out",
+                 option_name(row).c_str(), printable(value).c_str(), needed);
+    }
 }
 
 // ----------------------------------------------------------------------------

@@ -153,14 +153,15 @@ inline std::string suffixes_text(const OptionRow& row) {
     __builtin_unreachable();
 }
 
-// "0 to 10", "at least 0", "cosine, linear or constant", or nothing for free text.
-inline std::string limits_text(const OptionRow& row) {
+// "0 to 10", "at least 0", "cosine, linear or constant", or nothing for free text. shows_type: the limit of
+// the row's type is not left out.
+inline std::string limits_text(const OptionRow& row, bool shows_type = false) {
     if (is_switch(row)) return alternatives({name_of(true), name_of(false)});
     if (const Choice* choice = std::get_if<Choice>(&row.example()))
         return alternatives({choice->names.begin(), choice->names.end()});
     if (holds<Interval>(row)) return "a number of steps, a time such as 90s, 10m or 2h, or auto";
     if (!is_number(row)) return "";
-    if (is_open_ended(row)) return "at least " + number_text((long long)row.limits.low);
+    if (is_open_ended(row) && !shows_type) return "at least " + number_text((long long)row.limits.low);
     if (is_whole(row)) return text("%lld to %lld", (long long)row.limits.low, (long long)row.limits.high);
     return number_text(row.limits.low) + " to " + number_text(row.limits.high);
 }
@@ -168,18 +169,19 @@ inline std::string limits_text(const OptionRow& row) {
 // ----------------------------------------------------------------------------
 // reading text
 
-constexpr const char* not_a_number = "not a number";
+constexpr const char *not_a_number = "not a number", *out_of_range = "out of range";
 
 [[noreturn]] inline void refuse_value(const OptionRow& row, std::string_view value, const char* reason) {
     std::string kind;
+    bool is_above = reason == std::string_view(out_of_range) && !value.starts_with('-') && value != "0";
     if (is_number(row)) {
         kind = is_whole(row) ? "a whole number " : "a number ";
-        kind += is_open_ended(row) ? "of " : "from ";
+        kind += is_open_ended(row) && !is_above ? "of " : "from ";
     }
     std::string suffixes = suffixes_text(row);
     if (!suffixes.empty()) suffixes = " (" + suffixes + ")";
     fail("%s %s: %s; give %s%s%s", option_name(row).c_str(), value.empty() ? "''" : printable(value).c_str(),
-         reason, kind.c_str(), limits_text(row).c_str(), suffixes.c_str());
+         reason, kind.c_str(), limits_text(row, is_above).c_str(), suffixes.c_str());
 }
 
 inline void check_limits(const OptionRow& row, const OptionValue& any) {
@@ -189,7 +191,7 @@ inline void check_limits(const OptionRow& row, const OptionValue& any) {
             if constexpr (std::is_arithmetic_v<Value> && !std::is_same_v<Value, bool>) {
                 // Limits are cast to Value, because 0.1 as a float exceeds 0.1 as a double.
                 bool inside = value >= (Value)row.limits.low && value <= (Value)row.limits.high;
-                if (!inside) refuse_value(row, number_text(value), "out of range");
+                if (!inside) refuse_value(row, number_text(value), out_of_range);
             }
         },
         any);
@@ -207,7 +209,7 @@ void check_limits(const O& options) {
 template <typename Number>
 std::string read_number(std::string_view source, Number& value) {
     auto [end, error] = std::from_chars(source.data(), source.data() + source.size(), value);
-    if (error == std::errc::result_out_of_range) return "out of range";
+    if (error == std::errc::result_out_of_range) return out_of_range;
     if (error != std::errc() || end != source.data() + source.size()) return not_a_number;
     if constexpr (std::is_floating_point_v<Number>) return std::isfinite(value) ? "" : "not a finite number";
     return "";
@@ -247,7 +249,7 @@ inline std::string read_time(std::string_view source, double& seconds) {
         if (end == source.npos) continue;
         int count = 0;
         if (std::string wrong = read_number(source.substr(0, end), count); !wrong.empty()) return wrong;
-        if (count < 0) return "out of range";
+        if (count < 0) return out_of_range;
         seconds += (double)count * length;
         source.remove_prefix(end + 1);
     }
@@ -262,7 +264,7 @@ std::string read_number(Suffixes kind, std::string_view source, Number& value) {
         double number = 0;
         wrong = kind == Suffixes::of_time ? read_time(source, number) : read_suffixed(kind, source, number);
         if (!wrong.empty()) return wrong;
-        if (std::abs(number) > 9e18 || !std::in_range<Number>((long long)number)) return "out of range";
+        if (std::abs(number) > 9e18 || !std::in_range<Number>((long long)number)) return out_of_range;
         value = (Number)number;
     }
     return wrong;
@@ -283,7 +285,7 @@ inline Interval parse_interval(const OptionRow& row, std::string_view source) {
     int count = 0;
     std::string wrong = read_number(is_time ? Suffixes::of_time : row.limits.suffixes, source, count);
     if (wrong == not_a_number) refuse_value(row, source, "neither steps nor a time");
-    if (!wrong.empty() || count < is_time) refuse_value(row, source, "out of range");
+    if (!wrong.empty() || count < is_time) refuse_value(row, source, out_of_range);
     return {is_time ? Interval::seconds : Interval::steps, count};
 }
 

@@ -1,6 +1,6 @@
 /*
 Exports the numbers of every step of a run for other programs, as a CSV table or as event files for
-TensorBoard. No step is dropped, and only the step being read is held in memory.
+TensorBoard. No step is dropped, and only the last few steps are held in memory.
 */
 #pragma once
 
@@ -90,11 +90,17 @@ inline std::string csv_number(double value) {
     return std::isnan(value) ? "nan" : std::isinf(value) ? (value > 0 ? "inf" : "-inf") : number_text(value);
 }
 
+struct CsvRow {
+    std::map<size_t, std::string> fields;  // by column
+    std::string time;
+};
+
 // Writes one row for each step of each run, which combines the log's lines about that step. The usual columns
 // are followed by any others that occur in the logs.
 inline void write_csv(const std::vector<std::string>& runs, const std::string& path) {
     std::vector<std::string> columns = {"loss",         "val_loss", "grad_norm",  "lr", "tokens",
                                         "tokens_per_s", "mfu",      "gemm_share", "ms"};
+    constexpr int64_t late_steps = 3;     // the timings of a step follow the line of the next step, or later
     constexpr size_t most_columns = 300;  // each row has all of them, even if most are empty
     std::map<std::string, size_t> places;
     for (size_t i = 0; i < columns.size(); i++) places[columns[i]] = i;
@@ -115,33 +121,35 @@ inline void write_csv(const std::vector<std::string>& runs, const std::string& p
     for (const std::string& column : columns) head += "," + csv_field(column);
     file.add(head + "\n");
     for (const std::string& run : runs) {
-        std::vector<std::string> row(columns.size());
-        std::string step, time;
-        bool has_row = false;
-        auto end_row = [&] {
-            if (!has_row) return;
-            std::string line = csv_field(run) + "," + step + "," + csv_field(time);
-            for (std::string& field : row) {
-                line += "," + field;
-                field.clear();
+        std::map<int64_t, CsvRow> rows;  // by step, those that are not written yet
+        auto write_rows = [&](int64_t last) {
+            for (; !rows.empty() && rows.begin()->first <= last; rows.erase(rows.begin())) {
+                auto& [step, row] = *rows.begin();
+                std::string line = csv_field(run) + "," + std::to_string(step) + "," + csv_field(row.time);
+                for (size_t i = 0; i < columns.size(); i++) line += "," + row.fields[i];
+                file.add(line + "\n");
             }
-            file.add(line + "\n");
-            time.clear();
-            has_row = false;
         };
         read_records(log_path(run), [&](const nlohmann::json& line) {
-            std::string of = std::to_string(integer_in(line, "step"));
-            if (of != step) end_row();
-            step = of;
+            CsvRow now;
             take_scalars(line, [&](const char*, const std::string& name, double value) {
                 auto place = places.find(name);
                 if (place == places.end()) return;  // the run wrote it after the columns were chosen
-                row[place->second] = csv_number(value);
-                has_row = true;
+                now.fields[place->second] = csv_number(value);
             });
-            if (has_row && line.contains("time")) time = text_in(line, "time");
+            if (now.fields.empty()) return;
+            int64_t step = integer_in(line, "step");
+            auto same = rows.find(step);
+            // A run that goes back to a checkpoint computes the loss, column 0, of a step again.
+            bool again = same != rows.end() && same->second.fields.contains(0) && now.fields.contains(0);
+            bool went_back = again || (!rows.empty() && rows.rbegin()->first - step >= late_steps);
+            write_rows(went_back ? INT64_MAX : step - late_steps);
+            CsvRow& row = rows[step];
+            now.fields.merge(row.fields);
+            row.fields = std::move(now.fields);
+            if (line.contains("time")) row.time = text_in(line, "time");
         });
-        end_row();
+        write_rows(INT64_MAX);
     }
     file.commit();
 }

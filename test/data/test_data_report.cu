@@ -146,22 +146,6 @@ static std::vector<uint16_t> stored(std::string_view text) {
     return tokens;
 }
 
-// Returns the function's output, and its error.
-template <typename F>
-static std::pair<std::string, std::string> printed_by(F&& f) {
-    TemporaryFolder folder;
-    fflush(stdout);
-    int before = dup(1);
-    FileHandle file(open((folder / "out").c_str(), O_WRONLY | O_CREAT, 0600));
-    dup2(file.get(), 1);
-    std::string error = error_of(f);
-    fflush(stdout);
-    dup2(before, 1);
-    close(before);
-    std::ifstream in(folder / "out");
-    return {std::string(std::istreambuf_iterator<char>(in), {}), error};
-}
-
 TEST_CASE("data report: a token shard") {
     TemporaryFolder folder;
     std::string path = folder / "a.bin";

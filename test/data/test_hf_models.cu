@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "data/commands/export_import.h"
 #include "data/commands/generation.h"
 #include "data/options/presets.h"
 #include "data/options/rules.h"
@@ -620,6 +621,39 @@ TEST_CASE("an export that fails leaves nothing, and its config comes last") {
     fail_next_rename_to = folder / "first/model.safetensors";
     CHECK_REFUSED(export_run(folder / "run", gpt2_model(), folder / "first"), "give the new file this name");
     CHECK(!fs::exists(folder / "first"));
+}
+
+TEST_CASE("an import of a file of a folder names the folder as what is to be given") {
+    TemporaryFolder folder;
+    auto import_file = [&](const std::string& name) {
+        ImportOptions options;
+        options.source = folder / name, options.output = folder / "run";
+        import_model(options, [](const Options& model) { return tensors_of(model); });
+    };
+    for (std::string name : {"config.json", "model.safetensors", "model.safetensors.index.json"}) {
+        CHECK_REFUSED(import_file(name), name + ": cannot open it: No such file or directory; ");
+        write_file(folder / name, "{}");
+        CHECK_REFUSED(import_file(name), name + ": a file of a Hugging Face model; name its folder");
+    }
+}
+
+TEST_CASE("an export of Yuan 2.0 asks for the published code, unless it is there") {
+    TemporaryFolder folder;
+    make_run(folder / "yuan", yuan_model());
+    make_run(folder / "llama", llama_model());
+    auto said = [&](const std::string& run, const std::string& to) {
+        ExportOptions options;
+        options.run = folder / run, options.output = folder / to;
+        auto [printed, error] = printed_by([&] { export_model(options); });
+        CHECK(error == "no error");
+        return printed;
+    };
+    const std::string files = "copy configuration_yuan.py and yuan_hf_model.py of a published model there";
+    CHECK(said("yuan", "out").find(folder / "out: " + files) != std::string::npos);
+    CHECK(said("llama", "other").find(files) == std::string::npos);
+    fs::create_directories(folder / "again");
+    write_file(folder / "again/yuan_hf_model.py", "");
+    CHECK(said("yuan", "again").find(files) == std::string::npos);
 }
 
 TEST_CASE("an import replaces a run when all of it is there") {

@@ -257,7 +257,11 @@ TEST_CASE("bad options") {
         {"--layers 12abc", "--layers 12abc: not a number; "},
         {"--layers 1.5", "--layers 1.5: not a number; "},
         {"--layers +3", "not a number; "},
-        {"--steps 99999999999999999999", "out of range; give a whole number of at least 1"},
+        {"--steps 99999999999999999999",
+         "out of range; give a whole number from 1 to 2147483647 (k, M, B, T"},
+        {"--seed 2147483648", "--seed 2147483648: out of range; give a whole number from 0 to 2147483647"},
+        {"--seed -1", "--seed -1: out of range; give a whole number of at least 0"},
+        {"--log-every 0", "--log-every 0: out of range; give a whole number of at least 1"},
         {"--steps -3", "--steps -3: out of range; give a whole number of at least 1"},
         {"--steps 1kk", "--steps 1kk: not a number; "},
         {"--max-time 50m3h", "--max-time 50m3h: not a number; give a whole number of at least 0"},
@@ -268,7 +272,7 @@ TEST_CASE("bad options") {
         {"--steps 1e-3", "--steps 1e-3: not a number; "},
         {"--steps 1.5", "--steps 1.5: not a whole number; "},
         {"--steps 1.0005k", "--steps 1.0005k: not a whole number; "},
-        {"--steps 3B", "--steps 3B: out of range; give a whole number of at least 1"},
+        {"--steps 3B", "--steps 3B: out of range; give a whole number from 1 to 2147483647"},
         {"--steps 1e999", "--steps 1e999: out of range; "},
         {"--val-tokens 2T", "--val-tokens 2000000000000: out of range; "},
         {"--layers 1k", "--layers 1k: not a number; "},
@@ -409,7 +413,19 @@ TEST_CASE("options that do not fit together") {
         {"--batch-ramp 1k:4k:9 --global-batch 8k", "ends with 4096 tokens, but --global-batch is 8192; "},
         {"--steps 5 --batch-ramp 1k:2k:9", "--batch-ramp 1k:2k:9: does not end within the run's 5 steps; "},
         {"--muon-momentum 0.9",
-         "--muon-momentum 0.9: --optimizer adamw does not use it; give --optimizer muon, "},
+         "--muon-momentum 0.9: only has an effect with --optimizer muon; give it too, or leave this out"},
+        {"--decay-fraction 0.3", "--decay-fraction 0.3: only has an effect with --schedule wsd; "},
+        {"--schedule linear --decay-fraction 0.3", "--decay-fraction 0.3: only has an effect with "},
+        {"--choices-every 50", "--choices-every 50: only has an effect with --choices; give it too, "},
+        {"--ngram-place disk", "--ngram-place disk: only has an effect with --ngram; give it too, or leave "},
+        {"--ngram-dir /x", "--ngram-dir /x: only has an effect with --ngram; "},
+        {"--ngram-cache 1M", "--ngram-cache 1048576: only has an effect with --ngram; "},
+        {"--ngram-gate off", "--ngram-gate off: only has an effect with --ngram; "},
+        {"--ngram-rows 4M", "--ngram-rows 4000000: only has an effect with --ngram; "},
+        {"--ngram-prefetch 0", "--ngram-prefetch 0: only has an effect with --ngram; "},
+        {"--ngram-staleness 1", "--ngram-staleness 1: only has an effect with --ngram; "},
+        {"--ngram-lr 0.5", "--ngram-lr 0.5: only has an effect with --ngram; "},
+        {"--ngram-dtype bf16", "--ngram-dtype bf16: only has an effect with --ngram; "},
         {"--head-lr 2", "--head-lr: the output matrix is the embedding; give --embedding-lr, or "},
         {"--head-decay 0", "--head-decay: the output matrix is the embedding; "},
         {"--log-trust-ratios 1", "--log-trust-ratios 1: --optimizer adamw has no trust ratios; "},
@@ -426,12 +442,29 @@ TEST_CASE("options that do not fit together") {
          "--steps 2x: not a number; give a whole number of at least 1 (k, M, B, T: powers of 1000; "},
         {"--val-data web=a --val-data code=b --keep-best 1 --best-set cod",
          "--best-set cod: no set of --val-data has that name, the nearest is code; "},
+        {"--val-data a --keep-best 1 --best-set b",
+         "--best-set b: the set of --val-data has no name; leave this out"},
         {"--optimizer sgd", "--optimizer sgd: not one of the choices; give adamw, lamb or muon"},
     };
     for (auto& row : rows) {
         CAPTURE(row.line);
         CHECK_REFUSED(train_line(row.line), row.words);
     }
+}
+
+TEST_CASE("options without an effect are accepted with what they need, or if they change nothing") {
+    for (std::string_view line :
+         {"--decay-fraction 0.2 --muon-momentum 0.95 --choices-every 1000 --ngram-place device --ngram-gate "
+          "on",
+          "--choices-every 0", "--schedule wsd --decay-fraction 0.3", "--choices q --choices-every 50",
+          "--optimizer muon --muon-momentum 0.9",
+          "--ngram 2 --ngram-place disk --ngram-dir /x --ngram-cache 1M --ngram-gate off --ngram-lr 0.5"}) {
+        CAPTURE(line);
+        CHECK(error_of([&] { train_line(line); }) == "no error");
+    }
+    const std::string plan = "plan --model gpt2-124M --machine h100 --gpus 8 --ngram-place host";
+    CHECK_REFUSED(typed(plan), "--ngram-place host: only has an effect with --ngram; ");
+    CHECK(std::get<PlanLine>(typed(plan + " --ngram 2,3")).options.ngram_place == TablePlace::host);
 }
 
 TEST_CASE("validation sets have names, and are one option in records and files") {

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <sstream>
 
 #include "data/report/report.h"
 #include "test/support/file_testing.h"
@@ -150,8 +151,12 @@ TEST_CASE("a log that is damaged is read as far as it goes, and the notes say wh
         CHECK(data_of(page_with(report_json({RunHistory(cut)}, "2026-02-01T00:00:00.000Z")))["runs"].size() ==
               1);
     }
-    RunHistory empty(run_with(folder, "empty", ""));
-    CHECK(holds_text(notes_of(empty), "log.jsonl: holds no record yet"));
+    std::string path = run_with(folder, "empty", "");
+    for (const char* file : {"/ranks.jsonl", "/incidents.jsonl"}) write_file(path + file, "");
+    std::string notes = notes_of(RunHistory(path));
+    CHECK(holds_text(notes, "log.jsonl: holds no record yet"));
+    CHECK(holds_text(notes, "ranks.jsonl: holds no record yet"));
+    CHECK_FALSE(holds_text(notes, "incidents.jsonl"));
 }
 
 TEST_CASE("a line that is nested deep is no record") {
@@ -469,6 +474,42 @@ TEST_CASE("a table has a row for each step, and what is no number says so") {
               a + ",0,,,7.5,,,,,,,,,,,,\n" + a + ",1,T,5.25,6,1,,,,,,,1,2,3,7,\n" + a +
               ",2,,nan,,nan,,,,,,,,,,,9\n" + quoted +
               ",9,2026-01-31T23:59:59.500Z,1,,1.5,0.001,900,1000,,,100,,,,,\n");
+}
+
+TEST_CASE(
+    "a step whose timings come after the next steps has one row, and steps that are made again have two") {
+    TemporaryFolder folder;
+    auto timings = [](int step) {
+        return "{\"step\":" + std::to_string(step) + ",\"timings\":{\"waited\":[" + std::to_string(step) +
+               "]}}\n";
+    };
+    auto loss = [](int step, int value) {
+        return "{\"step\":" + std::to_string(step) + ",\"loss\":" + std::to_string(value) + "}\n";
+    };
+    auto table = [&](const std::string& log) {
+        report({run_with(folder, "run", log)}, folder / "table.csv", ReportFormat::csv);
+        std::istringstream file(contents(folder / "table.csv"));
+        std::string rows, line;
+        std::getline(file, line);
+        while (std::getline(file, line)) {
+            std::vector<std::string> fields;
+            std::istringstream row(line + ";");
+            for (std::string field; std::getline(row, field, ',');) fields.push_back(field);
+            rows += fields[1] + ":" + fields[3] + "," + fields.back();
+        }
+        return rows;
+    };
+    std::string start = "{\"step\":4,\"start\":{}}\n",
+                save = "{\"step\":1,\"checkpoint\":\"x\",\"bytes\":5}\n";
+    std::string first = loss(1, 9) + loss(2, 8) + timings(1) + loss(3, 7) + timings(2) + loss(4, 6) +
+                        loss(5, 5) + save + timings(3) + timings(4);
+    CHECK(table(first + timings(5)) == "1:9,1;2:8,2;3:7,3;4:6,4;5:5,5;");
+    // the process ends without the timings of step 5, which is made again
+    CHECK(table(first + start + loss(5, 3) + loss(6, 2) + timings(5) + timings(6)) ==
+          "1:9,1;2:8,2;3:7,3;4:6,4;5:5,;5:3,5;6:2,6;");
+    CHECK(table(first + loss(1, 3) + loss(2, 2) + timings(1) + timings(2)) ==
+          "1:9,1;2:8,2;3:7,3;4:6,4;5:5,;1:3,1;2:2,2;");
+    CHECK(table(loss(1, 9) + loss(9, 1) + loss(10, 1)) == "1:9,;9:1,;10:1,;");
 }
 
 TEST_CASE("a log of many names makes no table that is much larger than itself") {

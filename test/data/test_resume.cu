@@ -132,8 +132,14 @@ TEST_CASE("epochs of a run that goes on are those of all of it") {
     TrainingLine line = go_on("--epochs 2");
     CHECK(line.options.steps == 300);
     CHECK(line.notes[0] == "--steps 300: the checkpoint had 200");
-    CHECK_REFUSED(go_on("--epochs 0.5"),
-                  "--steps 75: the checkpoint runs/a/checkpoints/step_00000100 is already at ");
+    CHECK_REFUSED(
+        go_on("--epochs 0.5"),
+        "--epochs 0.5 (75 steps): the checkpoint runs/a/checkpoints/step_00000100 is already at step "
+        "100; give more epochs, or ");
+    CHECK_REFUSED(
+        go_on("--steps 75"),
+        "--steps 75: the checkpoint runs/a/checkpoints/step_00000100 is already at step 100; give more "
+        "steps, or ");
 }
 
 TEST_CASE("a run that goes on validates on the tokens that it has validated on") {
@@ -244,6 +250,18 @@ TEST_CASE("every option of train has been given a thought") {
     for (const char* name :
          {"--run-dir", "--overwrite", "--resume", "--init", "--throttle-link", "--val-batches"})
         CHECK(policy(name) == Resume::not_stored);
+}
+
+TEST_CASE("a resumed run keeps values that its new options do not use; they are refused only if given") {
+    Checkpoints checkpoints = at_runs_a({"--schedule", "wsd", "--decay-fraction", "0.3", "--choices", "q",
+                                         "--choices-every", "50", "--ngram", "2", "--ngram-gate", "off"});
+    std::string line = "--resume runs/a --schedule cosine --choices= --ngram-place disk --ngram-dir /x";
+    Options options = train_line(line, checkpoints).options;
+    CHECK(options.decay_fraction == 0.3f);
+    CHECK(options.choices_every == 50);
+    CHECK(options.ngram_dir == "/x");
+    CHECK_REFUSED(train_line(line + " --decay-fraction 0.4", checkpoints),
+                  "--decay-fraction 0.4: only has an effect with --schedule wsd; ");
 }
 
 TEST_CASE("on another number of processes the run is cut anew") {

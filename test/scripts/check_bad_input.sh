@@ -133,6 +133,7 @@ rounding of bf16 in fp32             | --stochastic-rounding on: parameters are 
 products in fp8                      | --matmul-dtype fp8: this program does not multiply in fp8       | $train --matmul-dtype fp8
 fast sums without fp8                | --fp8-fast-gradients on: needs --matmul-dtype fp8; give         | $train --fp8-fast-gradients on
 attention of a GPU                   | --attention wgmma: this program has no kernels                  | $train --attention wgmma
+graphs of a GPU                      | --cuda-graphs on: this program has no kernels for GPUs;         | $train --cuda-graphs on
 algorithms for products not timed    | --matmul-tuning here.json: products are not timed               | $train --matmul-tuning here.json
 
 # models
@@ -186,6 +187,7 @@ an answer that is no choice          | questions.jsonl:2: answer is 2;          
 a report of a file that is cut       | cut.bin: is truncated: 4024 bytes,                              | data good.bin cut.bin
 tokens that the tokenizer has not    | strange.bin: has token 65535, outside                           | data strange.bin --tokenizer bytes
 an import of an empty folder         | empty/config.json: cannot open it:                              | import empty --output imported
+an import of a model's config         | config/config.json: a file of a Hugging Face model; name its      | import config/config.json --output imported
 an import of text                    | text.txt: too short for a model of llm.c;                       | import text.txt --output imported
 text that is missing                 | absent.txt: cannot read it:                                     | tokenize absent.txt --output out
 a line whose text is no text         | number.jsonl:2: the field "text" is not a string;               | tokenize number.jsonl --output out

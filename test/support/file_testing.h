@@ -9,6 +9,7 @@ small disk.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <fcntl.h>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -16,6 +17,8 @@ small disk.
 #include <sstream>
 #include <string>
 #include <sys/mount.h>
+#include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include "data/base/error.h"
@@ -75,6 +78,21 @@ inline std::string error_of(const std::function<void()>& f) {
         return error.what();
     }
     return "no error";
+}
+
+// Returns the function's output, and its error.
+template <typename F>
+std::pair<std::string, std::string> printed_by(F&& f) {
+    TemporaryFolder folder;
+    fflush(stdout);
+    int before = dup(1);
+    FileHandle file(open((folder / "out").c_str(), O_WRONLY | O_CREAT, 0600));
+    dup2(file.get(), 1);
+    std::string error = error_of(f);
+    fflush(stdout);
+    dup2(before, 1);
+    close(before);
+    return {contents(folder / "out"), error};
 }
 
 // Splits a command line into words.
