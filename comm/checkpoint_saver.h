@@ -128,8 +128,8 @@ public:
         if (scope_.in_background)
             work_.start([this] { work(); });
         else
-            work();
-        report_.stalled = seconds_now() - start;
+            work(), end_parts();
+        report_.stalled += seconds_now() - start;
     }
 
     // For all ranks: notes that the state was loaded from this checkpoint.
@@ -148,10 +148,7 @@ public:
         WaitsForOthers wait;
         double start = seconds_now();
         work_.finish();
-        for (Stateful* part : parts_) {
-            report_.stalled += part->stall();
-            part->end_save(report_.error.empty());
-        }
+        if (scope_.in_background) end_parts();
         all_bytes_ = report_.bytes;
         new_checkpoint_.reset();  // if it was not published, this removes it
         under_way_ = false;
@@ -184,6 +181,13 @@ private:
                 while (part != parts_.begin()) (*--part)->end_save(false);
                 throw;
             }
+        }
+    }
+
+    void end_parts() {
+        for (Stateful* part : parts_) {
+            report_.stalled += part->stall();
+            part->end_save(report_.error.empty());
         }
     }
 
@@ -299,7 +303,7 @@ private:
             } catch (const DiskFull&) {
                 throw;
             } catch (...) {
-                last_.reset();  // its files may be damaged: the next checkpoint shares none of them
+                last_.reset();  // its files may be the cause, so the next checkpoint shares none of them
                 throw;
             }
             if (!scope_.weights_alone) last_ = {report_.folder, scope_.id};

@@ -9,11 +9,11 @@ that has ever had a gradient, and the seed that all other rows follow from:
     ngram.hash                    (1 + tokens) uint64  the seed, and what each token counts as (NgramHash)
 
 The first save writes these rows as a base. A later one writes the rows that have changed since the last save,
-as changes, and shares the files of the older parts; those of a table on disk include the rows that are newer
-in the cache than in the file, which a return takes from there. After `most_changes` parts with changes, a
-save replaces all changes by one part, with every row that has changed since the base; and once the changes
-would have more rows than a base, a save writes a new base. If several parts have a row, the one with the
-highest number counts.
+as changes, and shares the files of the older parts. For a table on disk, changes include all rows that are
+newer in the cache than in the file, because a return to the checkpoint finds only the latter. After
+`most_changes` parts with changes, a save replaces all changes by one part, with every row that has changed
+since the base; and once the changes would have more rows than a base, a save writes a new base. If several
+parts have a row, the one with the highest number counts.
 
 Owners write their rows, and any number of owners can load them. If all owners have a table on disk that can
 return to the checkpoint (data/tables/page_file.h), only the checkpoint's last changes are read.
@@ -100,7 +100,7 @@ public:
             }
         }
         own_.begin_copies(scope.in_background);
-        note_saved();
+        if (scope.in_background) note_saved();
         own_.snapshot().begin(saving_);
     }
 
@@ -145,14 +145,14 @@ public:
                 std::lock_guard lock(own_.snapshot().mutex());  // updates write to the same log
                 counts ? file->forget_before(scope_.id) : file->forget_newest(scope_.id);
             });
-        if (!counts) {
-            own_.changed().insert(saving_);
-        } else {
+        if (!counts && scope_.in_background) own_.changed().insert(saving_);
+        if (counts) {
+            if (!scope_.in_background) note_saved();
             parts_ = saved_parts_;
             if (parts_.size() <= 2) written_since_base_ = 0;
             if (parts_.size() > 1) written_since_base_ += written_;
         }
-        if (!error.empty()) screen.warn("tables: " + error + " (the next save tries again)");
+        if (!error.empty()) screen.warn("tables: " + error + " (the next checkpoint tries again)");
     }
 
     double stall() const override { return own_.snapshot().stalled(); }

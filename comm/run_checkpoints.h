@@ -93,7 +93,7 @@ public:
         if (!limited && options_.disk_wait > 0) failed = try_again(failed);
         bool is_short = world_.largest(world_.is_root() && is_short_of_room(failed)),
              deleting_helps = failed.lack == Lack::quota || is_short;
-        if (deleting_helps && make_room(failed.lack)) failed = save_();
+        if (deleting_helps && make_room(failed.lack)) failed = save_again();
         if (failed.error.empty()) return failed.folder;
         if (weights.empty() && failed.lack != Lack::none) weights = save_weights();
         if (weights.empty()) throw CommonError(failed.error);
@@ -147,7 +147,7 @@ private:
             if (world_.largest(!waits_for_user || (world_.is_root() && now > end))) break;
             bool worth_it = world_.is_root() && now > next && !is_short_of_room(failed);
             if (!world_.largest(worth_it)) continue;
-            failed = save_();
+            failed = save_again();
             if (failed.error.empty()) break;
             next = now + pause;
             pause = std::min(2 * pause, longest_pause);
@@ -156,11 +156,17 @@ private:
         return failed;
     }
 
-    // Returns the bytes that the checkpoints' disk lacks for a new one, and whether that is why a save
-    // failed: what is full may also be another disk, such as that of tables.
+    SaveReport save_again() {
+        SaveReport report = save_();
+        bytes_ = report.bytes;
+        return report;
+    }
+
+    // Returns the bytes that the checkpoints' disk lacks for a new one.
     uint64_t missing() const {
         return bytes_ - std::min(bytes_, free_space(checkpoints_folder(options_.run_dir) + "/"));
     }
+    // Returns whether that is why a save failed: another disk may be full, such as that of tables.
     bool is_short_of_room(const SaveReport& failed) const {
         return failed.lack == Lack::disk && missing() > 0;
     }
@@ -231,7 +237,7 @@ private:
     const Contributors& parts_;
     const World& world_;
     const Options& options_;
-    const uint64_t bytes_;
+    uint64_t bytes_;  // size of the checkpoint to be saved
     const nlohmann::ordered_json about_;
     const std::function<SaveReport()> save_;
     const std::function<void(const SaveReport&)> report_;

@@ -93,8 +93,8 @@ public:
     TextGenerator(const TextGenerator&) = delete;
     TextGenerator& operator=(const TextGenerator&) = delete;
 
-    // Hides the first token of each text, if it is this one, from all tokens but the second: training hides
-    // the end of a document from the one that follows.
+    // Hides a prompt that is only this token from all tokens but the first that follows: training hides the
+    // end of a document from the next one.
     void hide_first(int document_end) { hidden_ = document_end; }
 
     // Returns the tokens of a text so far.

@@ -121,7 +121,7 @@ inline void export_hf(CheckpointReader& reader, const Options& model, const std:
     std::vector<int> ends;
     if (!theirs.is_null()) ends = hf_ends_of_text(theirs, INT_MAX);
     int document_end = model.document_end;
-    if (!ends.empty() && !tokenizer_file.empty() &&
+    if (!ends.empty() && !tokenizer_file.empty() && published.tell_of(tokenizer) &&
         Tokenizer::load(tokenizer_file).end_of_text() == document_end)
         document_end = ends[0];
     HfConfig::Json config =

@@ -269,6 +269,8 @@ inline void complete_origin(TrainingLine& line, const StoredOptions& stored, con
         check_tokenizer(*tokenizer, options.tokenizer, options, origin.checkpoint);
         if (is_given("--tokenizer", given) && !is_given("--document-end", given))
             options.document_end = tokenizer->end_of_text();
+    } else if (is_given("--tokenizer", given) && !is_given("--document-end", given)) {
+        options.document_end = -1;
     }
     if (line.weights_only) return;
     if (options.run_dir.empty()) options.run_dir = origin.run_dir;

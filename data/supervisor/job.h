@@ -122,7 +122,9 @@ public:
         sigset_t terminate;
         sigemptyset(&terminate);
         sigaddset(&terminate, SIGTERM);
-        pid_t child = fork();
+        pid_t child = fork_patiently();
+        if (child < 0)
+            fprintf(stderr, "train_gpt: %s: cannot start it: %s\n", command[0].c_str(), strerror(errno));
         if (child == 0) {
             setpgid(0, 0);
             usual_signals();
@@ -143,7 +145,7 @@ public:
             if (!written) written = try_to_write(run_dir, record);
             if (holds_back && !asked && is_pending(child, SIGTERM)) asked = kill(child, SIGUSR1) == 0;
         }
-        record.code = child < 0 ? 127 : shell_code(status);
+        record.code = child < 0 ? exit_failed_part : shell_code(status);
         constexpr int most_tries = 600;  // one per second
         // A supervisor that still exists learns the code from this process.
         for (int i = 0; i < most_tries && !try_to_write(run_dir, record) && getppid() != supervisor; i++)
@@ -236,7 +238,7 @@ public:
         if (record_.code < 0) record_.code = not_known, is_lost_ = true;
         return record_.code;
     }
-    // Returns whether it ended together with its keeper, as in a power failure.
+    // Returns whether its keeper ended before it could record the exit code.
     bool is_lost() const { return is_lost_; }
 
     // mpirun and srun forward the signal to all ranks, which save and exit.

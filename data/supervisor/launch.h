@@ -378,8 +378,9 @@ private:
     void after(JobEnd end) {
         agents_.stop();
         attempt_.ended = unix_seconds();
-        attempt_.why =
-            job_->is_lost() ? "it ended together with its keeper, as in a power failure" : why(end);
+        const bool lost = job_->is_lost();
+        attempt_.why = why(end, lost);
+        attempt_.exchanged = lost;
         job_.reset();
         state_.trained = progress_.trained_since(state_.first_step);
         bool asked = stop_asked;
@@ -401,7 +402,7 @@ private:
             std::vector<HostRanks> before = places_;
             check_hosts();
             attempt_.exchanged =
-                names_of(place_ranks(line_.hosts, line_.ranks, line_.unit)) != names_of(before);
+                lost || names_of(place_ranks(line_.hosts, line_.ranks, line_.unit)) != names_of(before);
         }
         state_.aside.clear();
         for (const Host& host : line_.hosts) {
@@ -427,11 +428,12 @@ private:
         for (double until = seconds_now() + next.wait; seconds_now() < until && !stop_asked;) usleep(50000);
     }
 
-    std::string why(JobEnd end) const {
+    std::string why(JobEnd end, bool lost) const {
         if (ending_ == Ending::unsaved) return "ended without saving, as asked";
         if (end == JobEnd::hung) return diagnosis_.sentence;
         if (!words_.reason().empty()) return words_.reason();
         if (!words_.launcher_reason().empty()) return words_.launcher_reason();
+        if (lost) return "nobody saw how it ended, because its keeper ended too, as in a power failure";
         if (end == JobEnd::killed)
             return text("signal %d killed a process of the job", attempt_.code - shell_signals);
         return text("the launcher ended with exit code %d: %s", attempt_.code, words_.last().c_str());
@@ -598,7 +600,7 @@ private:
     HangDiagnosis diagnosis_;
     double last_sign_ = 0;       // seconds_now()
     double last_step_time_ = 0;  // unix_seconds()
-    double ending_since_ = 0;    // likewise
+    double ending_since_ = 0;    // seconds_now()
     double next_write_ = 0;
     bool stepped_ = false;  // since this start
     Ending ending_ = Ending::none;

@@ -9,8 +9,9 @@ The decision about a job that has ended, as a function of how it ended and of wh
                                    two restarts without progress
                                    more restarts in the window than allowed
 
-Progress is a step beyond all earlier ones. A failure after which a host was replaced is not evidence against
-the data or the program, so the count of failures starts again after it.
+Progress is a step beyond all earlier ones. A failure after which a host was replaced, or one that ended the
+job's keeper too, is not evidence against the data or the program, so the count of failures starts again after
+it.
 */
 #pragma once
 
@@ -54,7 +55,7 @@ struct Attempt {
     double begun = 0;        // seconds since 1970
     double ended = 0;
     int ranks = 0;
-    bool exchanged = false;  // hosts were replaced after it
+    bool exchanged = false;  // hosts were replaced after it, or its keeper ended too
     std::string why = {};    // one line
 };
 

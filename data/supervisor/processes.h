@@ -71,9 +71,9 @@ inline void usual_signals() {
     sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-// Forks. A machine that is short of memory or processes has a minute to recover.
+// Forks. If the machine is short of memory or processes, this waits some seconds for it to recover.
 inline pid_t fork_patiently() {
-    constexpr double patience = 60;
+    constexpr double patience = 10;
     for (double limit = seconds_now() + patience;; usleep(200000)) {
         pid_t id = fork();
         if (id >= 0 || seconds_now() > limit) return id;

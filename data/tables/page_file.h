@@ -145,7 +145,7 @@ public:
     }
 
     // Forgets the newest mark, if it is this save's, which failed. Its log is added to the one before it,
-    // which lacks only pages that had not changed before that mark. So failed saves make logs no longer.
+    // which lacks only pages that had not changed before that mark. So logs do not pile up while saves fail.
     void forget_newest(uint64_t save_id) {
         if (!before_ || logs_.rbegin()->second.save_id != save_id) return;
         auto newest = std::prev(logs_.cend());

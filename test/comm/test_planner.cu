@@ -309,7 +309,8 @@ TEST_CASE("products in fp8 are planned where there are some") {
     nlohmann::json best = planned(line + "h100 --matmul-dtype fp8")["layouts"];
     REQUIRE(!best.empty());
     for (auto& layout : best) CHECK(layout["zero"] < 3);
-    CHECK_REFUSED(planned_text(line + "h100 --matmul-dtype fp8 --zero 3"), "--matmul-dtype fp8: weights must stay at one address, and --zero 3");
+    CHECK_REFUSED(planned_text(line + "h100 --matmul-dtype fp8 --zero 3"),
+                  "--matmul-dtype fp8: weights must stay at one address, and --zero 3");
     CHECK_REFUSED(planned_text(line + "h100 --matmul-dtype fp8 --mlp-width 14344"), "no layout divides");
     CHECK_REFUSED(planned_text(line + "a100 --matmul-dtype fp8"),
                   "--matmul-dtype fp8: the machine does not multiply in fp8");

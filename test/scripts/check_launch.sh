@@ -12,7 +12,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/launches.sh
 plan 46
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs faults=$PWD/build/cpu-fp32/fault_injection.so
-command -v mpirun >/dev/null || { skip "no mpirun here" 45; exit; }
+command -v mpirun >/dev/null || { skip "no mpirun here" 46; exit; }
 at_end() {
     local out
     for out in "$work"/*.out; do
@@ -130,7 +130,7 @@ launch power "${two[@]}" -- "${job[@]}" "${slow[@]}"
 wait_for 60 is_past power 30
 { pkill -9 -f -- "$work/power"; wait "$supervisor"; } 2>/dev/null
 launch power "${two[@]}" -- "${job[@]}" "${slow[@]}"
-check "a job that ended with its supervisor and its keeper is started again" eval 'launched power 60 && [ $code = 0 ] && grep -q "ended together with its keeper" power.out && agrees power plain'
+check "a job that ended with its supervisor and its keeper is started again" eval 'launched power 60 && [ $code = 0 ] && grep -q "its keeper ended too" power.out && agrees power plain'
 launch orphan "${two[@]}" -- "${job[@]}" "${slow[@]}"
 check "a run that is done is done at once" eval 'launched orphan 30 && [ $code = 0 ] && agrees orphan plain'
 
