@@ -243,8 +243,7 @@ inline const std::vector<OptionRow>& option_table() {
          not_stored},
         {FIELD(print_config), "Run", alike, on_off,
          "Print all options that the run would have, in the form that --config reads, and do not train. "
-         "Those "
-         "that it derives from its number of ranks and its layout are left out.",
+         "Those that it derives from its number of ranks and its layout are left out.",
          not_stored},
         {FIELD_OF(Options, run_dir), "Run", own, any_text,
          "Folder for the log, the options, the samples and the checkpoints. Empty: that of the run that "
