@@ -142,8 +142,11 @@ check "Ctrl-C leaves a whole log" test "$(grep -c '}$' stopped/log.jsonl)" = "$(
 # a run whose time has elapsed, on a slow machine perhaps after one step
 limited=("${tiny[@]}" --steps 100000000 --max-time 2s --log-every 100000 --micro-batch 1)
 "$cpu" "${limited[@]}" --run-dir limited1 >limited1.out 2>&1 &
+pid=$!
 ranks 2 "$cpu" "${limited[@]}" --run-dir limited2 >limited2.out 2>&1
-codes="$? $(wait $!; echo $?)"
+codes=$?
+wait $pid
+codes+=" $?"
 for n in 1 2; do
     check "--max-time 2s ends a run of -np $n as one that is asked to stop" eval \
         '[ "$codes" = "0 0" ] && step=$(sed -nE "s/^--max-time: stopping after step ([0-9]+), then saving$/\1/p" limited$n.out) &&
