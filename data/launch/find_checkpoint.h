@@ -98,13 +98,14 @@ inline std::string recorded_fallback(const std::string& run_dir) {
     return shared.empty() ? "" : shared_run_dir(shared, run_dir);
 }
 
-// place: a checkpoint, a run directory, or the record in a run directory. The record stands for the run's
-// folder in the --fallback-dir that it names, because only the rank that looks for checkpoints may see it.
+// place: a checkpoint, a run directory, or the options.json of a run. That file means the run's folder in the
+// --fallback-dir that it names: all ranks agree on places, but only the one that looks there reads the file.
 inline std::optional<StoredRun> find_checkpoint(const std::string& place) {
     if (std::filesystem::path record = place; record.filename() == "options.json") {
         std::string fallback = recorded_fallback(record.parent_path());
+        if (fallback.empty()) return std::nullopt;
         check_own_folder(fallback);
-        return fallback.empty() ? std::nullopt : find_checkpoint(fallback);
+        return find_checkpoint(fallback);
     }
     if (place.ends_with(".partial")) {
         fail("%s: may be incomplete; name its run directory, and --resume uses this checkpoint if it is "

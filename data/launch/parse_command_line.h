@@ -36,12 +36,10 @@ public:
     // Loads the given tokenizer, or else that of the model.
     TokenizerChoice(Options& options, const std::string& asked_for) {
         auto tokenizer = Tokenizer::load_if_any(asked_for.empty() ? options.tokenizer : asked_for);
-        if (!tokenizer && !asked_for.empty()) options.document_end = -1;
+        if (!asked_for.empty()) options.document_end = tokenizer ? tokenizer->end_of_text() : -1;
         if (!tokenizer) return;
         needed_ = tokenizer->vocab_size();
-        if (asked_for.empty()) return;
-        options.vocab_size = needed_;
-        options.document_end = tokenizer->end_of_text();
+        if (!asked_for.empty()) options.vocab_size = needed_;
     }
 
     void check(const Options& options) const {
@@ -265,13 +263,10 @@ inline void complete_origin(TrainingLine& line, const StoredOptions& stored, con
     std::string cut = stored.fit_cut(options, given, processes);
     if (!cut.empty()) line.notes.push_back(cut);
     stored.take_layout(options, given, processes);
-    if (auto tokenizer = Tokenizer::load_if_any(options.tokenizer)) {
-        check_tokenizer(*tokenizer, options.tokenizer, options, origin.checkpoint);
-        if (is_given("--tokenizer", given) && !is_given("--document-end", given))
-            options.document_end = tokenizer->end_of_text();
-    } else if (is_given("--tokenizer", given) && !is_given("--document-end", given)) {
-        options.document_end = -1;
-    }
+    auto tokenizer = Tokenizer::load_if_any(options.tokenizer);
+    if (tokenizer) check_tokenizer(*tokenizer, options.tokenizer, options, origin.checkpoint);
+    if (is_given("--tokenizer", given) && !is_given("--document-end", given))
+        options.document_end = tokenizer ? tokenizer->end_of_text() : -1;
     if (line.weights_only) return;
     if (options.run_dir.empty()) options.run_dir = origin.run_dir;
 }

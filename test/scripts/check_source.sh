@@ -32,7 +32,7 @@ comm            data/base data/checkpoint data/commands data/launch data/options
 train_gpt.cu    comm data/base data/commands data/run data/tokens kernels
 '
 # The most lines of code (no blanks, no comments) in all rooms. Raising it needs a reason in the commit, too.
-most=48389
+most=48384
 files=$(git ls-files -co --exclude-standard train_gpt.cu comm data kernels | sort -u | grep -vE '\.(html|png|md)$' | while read -r file; do [ -f "$file" ] && echo "$file"; done)
 # "FILE INCLUDED" for each file of the program that one of them includes
 includes=$(grep -HoE '^ *# *include "(comm|data|kernels)/[^"]+"' $files | sed -E 's/: *# *include "/ /; s/"$//')
